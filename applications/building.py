@@ -1,0 +1,146 @@
+"""What the networks share: argument checks, widths, input and output ends."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_equiattn.groups import Group
+
+WEIGHTS_FOLDER = Path(__file__).parent / "weights"
+Statistics = tuple[float | Sequence[float], float | Sequence[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShippedWeights:
+    """Trained weights in the package, and the input scaling they expect."""
+
+    file: str
+    normalization: Statistics
+    classes: int
+
+    @property
+    def path(self) -> Path:
+        return WEIGHTS_FOLDER / self.file
+
+
+def group_width(planar_width: int, group: Group, multiple: int = 1) -> int:
+    """Channels per group element that keep the number of parameters.
+
+    The planar width over `sqrt(order)`, rounded to the nearest multiple, at
+    least one multiple.
+    """
+    width = planar_width / math.sqrt(group.order)
+    return max(1, round(width / multiple)) * multiple
+
+
+def check_positive(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not (isinstance(value, int) and value > 0):
+        raise ValueError(
+            f"`{name}` must be a positive integer. Received: {value!r}"
+        )
+    return value
+
+
+def check_image_shape(input_shape: Any) -> tuple[int, int, int]:
+    """An image shape `(height, width, channels)` of positive integers."""
+    shape = tuple(input_shape)
+    if len(shape) != 3 or not all(
+        isinstance(n, int) and n > 0 for n in shape
+    ):
+        raise ValueError(
+            "`input_shape` must be (height, width, channels), positive "
+            f"integers. Received: {input_shape!r}"
+        )
+    return shape
+
+
+def check_normalization(
+    normalization: Statistics | None, channels: int
+) -> tuple[list[float], list[float]] | None:
+    """Mean and standard deviation per channel as two lists, or None."""
+    if normalization is None:
+        return None
+    try:
+        mean, std = (
+            [float(v) for v in (part if isinstance(part, Sequence) else [part])]
+            for part in normalization
+        )
+    except (TypeError, ValueError):
+        mean, std = [], []
+    if (
+        len(mean) not in (1, channels)
+        or len(std) != len(mean)
+        or not all(math.isfinite(v) for v in mean + std)
+        or min(std) <= 0
+    ):
+        raise ValueError(
+            "`normalization` must be (mean, std), numbers or one number per "
+            f"channel ({channels}), std positive. Received: {normalization!r}"
+        )
+    return [list(v) * (channels // len(v)) for v in (mean, std)]  # type: ignore[return-value]
+
+
+def normalize(
+    x: Any, statistics: tuple[list[float], list[float]] | None
+) -> Any:
+    """`(x - mean) / std` as a layer, or x itself."""
+    if statistics is None:
+        return x
+    mean, std = statistics
+    return keras.layers.Normalization(
+        axis=-1, mean=mean, variance=[s * s for s in std], name="normalization"
+    )(x)
+
+
+def load_weights(
+    model: keras.Model,
+    weights: str | Path | None,
+    shipped: Mapping[str, ShippedWeights],
+) -> None:
+    """Loads shipped weights by name, or a file by path."""
+    if weights is None:
+        return
+    path = shipped[str(weights)].path if weights in shipped else weights
+    model.load_weights(path)
+
+
+def check_weights(
+    weights: str | Path | None,
+    shipped: Mapping[str, ShippedWeights],
+    network: str,
+    classes: int,
+) -> ShippedWeights | None:
+    """Finds out what `weights` means before a network is built.
+
+    Args:
+        weights: None, the name of shipped weights or a path.
+        shipped: what is shipped for this network, by name.
+        network: what to call the network in messages.
+        classes: number of classes asked for.
+
+    Returns:
+        The shipped weights that were named, or None.
+    """
+    if weights is None:
+        return None
+    if weights in shipped:
+        found = shipped[str(weights)]
+        if found.classes != classes:
+            raise ValueError(
+                f"weights={weights!r} were trained with "
+                f"classes={found.classes}. Received: classes={classes}"
+            )
+        return found
+    if not Path(weights).is_file():
+        names = ", ".join(map(repr, shipped)) or "none for this network"
+        raise ValueError(
+            f"`weights` of {network} must be None, the name of shipped "
+            f"weights ({names}) or the path of a .weights.h5 or .keras file "
+            f"that exists. Received: {str(weights)!r}"
+        )
+    return None

@@ -1,0 +1,11 @@
+"""Group-equivariant convolution and self-attention as Keras 3 layers."""
+
+from importlib.metadata import version
+
+from keras_equiattn import groups
+from keras_equiattn import layers
+from keras_equiattn import ops
+from keras_equiattn import testing
+
+__version__ = version("keras-equiattn")
+__all__ = ["groups", "layers", "ops", "testing"]

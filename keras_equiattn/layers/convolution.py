@@ -1,0 +1,347 @@
+"""Lifting and group convolution layers."""
+
+from typing import Any
+
+import keras
+
+from keras_equiattn import groups
+from keras_equiattn.layers.base import GroupLayer
+from keras_equiattn.layers.base import pair
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.convolution import group_conv
+from keras_equiattn.ops.convolution import lifting_conv
+from keras_equiattn.ops.exactness import effective_window
+from keras_equiattn.ops.exactness import output_size
+
+
+class BaseGroupConv2D(GroupLayer):
+    """What `LiftingConv2D` and `GroupConv2D` share; see there.
+
+    Subclasses say which inputs they take, the shape of their kernel and the
+    operation.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int],
+        strides: int | tuple[int, int] = (1, 1),
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | tuple[int, int] = (1, 1),
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        group: str | groups.Group = "p4",
+        exact: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group=group,
+            data_format=data_format,
+            activity_regularizer=activity_regularizer,
+            **kwargs,
+        )
+        if isinstance(filters, bool) or not (
+            isinstance(filters, int) and filters > 0
+        ):
+            raise ValueError(
+                f"`filters` must be a positive integer. Received: {filters!r}"
+            )
+        self.filters = filters
+        self.kernel_size = pair(kernel_size, "kernel_size")
+        self.strides = pair(strides, "strides")
+        self.dilation_rate = pair(dilation_rate, "dilation_rate")
+        self.padding = str(padding).lower()
+        if self.padding not in ("valid", "same"):
+            raise ValueError(
+                f"`padding` must be 'valid' or 'same'. Received: {padding!r}"
+            )
+        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
+            raise ValueError(
+                "Strides above 1 and dilation rates above 1 cannot be "
+                f"combined. Received: strides={strides}, "
+                f"dilation_rate={dilation_rate}"
+            )
+        if (
+            self.group.quarter_turns
+            and self.kernel_size[0] != self.kernel_size[1]
+        ):
+            raise ValueError(
+                f"Group '{self.group.name}' holds quarter turns, which need a "
+                f"square kernel. Received: kernel_size={kernel_size}"
+            )
+        self.activation = keras.activations.get(activation)
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+        self.exact = exact
+
+    def build(self, input_shape: Shape) -> None:
+        shape = self.check_shape(input_shape)
+        self.output_shape_channels_last(shape)
+        # (height, width, [order,] channels): the kernel covers all but height
+        # and width. On the group a fan-in counted over the leading axes of
+        # the kernel thus includes the input order.
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(*self.kernel_size, *shape[3:], self.filters),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+        self.bias = None
+        if self.use_bias:
+            # One value per filter, the same for every group element.
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(self.filters,),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                constraint=self.bias_constraint,
+            )
+        axis = 1 if self.data_format == "channels_first" else -1
+        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
+        self.built = True
+
+    def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__}.convolve")
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        y = self.convolve(
+            x,
+            self.kernel,
+            strides=self.strides,
+            padding=self.padding,
+            dilation_rate=self.dilation_rate,
+        )
+        if self.bias is not None:
+            y = y + keras.ops.convert_to_tensor(self.bias)
+        return self.activation(y)
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        size = shape[1:3]
+        window = {
+            "window": self.kernel_size,
+            "strides": self.strides,
+            "dilation": self.dilation_rate,
+            "padding": self.padding,
+        }
+        outputs = []
+        for n, k, s, d in zip(
+            size,
+            self.kernel_size,
+            self.strides,
+            self.dilation_rate,
+            strict=True,
+        ):
+            outputs.append(output_size(n, k, s, d, self.padding))
+            if outputs[-1] is not None and outputs[-1] < 1:
+                raise ValueError(
+                    f"{self._label()}: a kernel that covers "
+                    f"{effective_window(k, d)} pixels does not fit an input "
+                    f"of size {tuple(size)} with padding 'valid'."
+                )
+        if self.exact:
+            self.require_exact(size, **window)
+        return (shape[0], *outputs, self.group.order, self.filters)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "dilation_rate": self.dilation_rate,
+            "activation": keras.activations.serialize(self.activation),
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(
+                self.kernel_initializer
+            ),
+            "bias_initializer": keras.initializers.serialize(
+                self.bias_initializer
+            ),
+            "kernel_regularizer": keras.regularizers.serialize(
+                self.kernel_regularizer
+            ),
+            "bias_regularizer": keras.regularizers.serialize(
+                self.bias_regularizer
+            ),
+            "activity_regularizer": keras.regularizers.serialize(
+                self.activity_regularizer
+            ),
+            "kernel_constraint": keras.constraints.serialize(
+                self.kernel_constraint
+            ),
+            "bias_constraint": keras.constraints.serialize(
+                self.bias_constraint
+            ),
+            "exact": self.exact,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class LiftingConv2D(BaseGroupConv2D):
+    """Convolution from images to feature maps on a group.
+
+    `y(x, h) = sum_d f(x + d) K(h^-1 d) + b`: every filter is applied in all
+    its rotated (and mirrored) copies, one for each element `h` of the group.
+    It is the first layer of an equivariant network.
+
+    Args:
+        filters: number of filters; the output has `order * filters` values
+            per pixel.
+        kernel_size: rows and columns of the filters, an integer or a pair.
+            Groups with quarter turns need square filters.
+        strides: an integer or a pair.
+        padding: "valid" or "same" (zeros).
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        dilation_rate: an integer or a pair.
+        activation: applied to the output; None is the identity.
+        use_bias: whether to add a bias, one value per filter.
+        kernel_initializer, bias_initializer: initialisers. Those that scale
+            with the fan-in see `rows * columns * channels`.
+        kernel_regularizer, bias_regularizer, activity_regularizer:
+            regularisers.
+        kernel_constraint, bias_constraint: constraints.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        exact: refuse sizes on which the layer would not be exactly
+            equivariant; False accepts them.
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: images.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)`;
+        "channels_first": `(batch, channels, height, width)`. Height and width
+        may be None where the strides are 1.
+
+    Output shape:
+        "channels_last": `(batch, new_height, new_width, order, filters)`;
+        "channels_first": `(batch, filters, new_height, new_width, order)`.
+        Rank 5 also for `"z2"`, with order 1.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input that the layer
+        accepts with `exact=True` (see `ops.is_exact`). For groups that do not
+        act on the grid (p8, p12, p16) this holds for the turns by 90 degrees
+        and the mirrors that go with them; in between the layer is
+        approximate, since filters are interpolated.
+
+    Variables:
+        `kernel (rows, columns, channels, filters)`, `bias (filters,)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit or would not be exact, in `build` and in the call.
+
+    Example:
+
+    >>> layer = LiftingConv2D(8, 3, padding="same", group="p4m")
+    >>> layer(keras.ops.ones((2, 28, 28, 1))).shape
+    (2, 28, 28, 8, 8)
+
+    References:
+        - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576), eq. 10
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), eq. 5. Their
+          code multiplies group convolutions by a constant, the area of a group
+          element; here it is part of the kernel.
+    """
+
+    takes = "image"
+
+    def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        return lifting_conv(x, kernel, self.group, **options)
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class GroupConv2D(BaseGroupConv2D):
+    """Convolution from feature maps on a group to feature maps on it.
+
+    `y(x, h) = sum_j sum_d f(x + d, j) K(h^-1 d, h^-1 j) + b`: the filters are
+    functions on the group, transformed in space and permuted along the group
+    axis for each output element `h`. It is one ordinary convolution with
+    `order` times the channels, and costs as much.
+
+    Args:
+        filters: number of filters; the output has `order * filters` values
+            per pixel.
+        kernel_size: rows and columns of the filters, an integer or a pair.
+            Groups with quarter turns need square filters.
+        strides: an integer or a pair.
+        padding: "valid" or "same" (zeros).
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        dilation_rate: an integer or a pair.
+        activation: applied to the output; None is the identity.
+        use_bias: whether to add a bias, one value per filter.
+        kernel_initializer, bias_initializer: initialisers. Those that scale
+            with the fan-in see `rows * columns * order * channels`.
+        kernel_regularizer, bias_regularizer, activity_regularizer:
+            regularisers.
+        kernel_constraint, bias_constraint: constraints.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        exact: refuse sizes on which the layer would not be exactly
+            equivariant; False accepts them.
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. Height and
+        width may be None where the strides are 1. With `"z2"` also images of
+        rank 4, which give rank 4.
+
+    Output shape:
+        "channels_last": `(batch, new_height, new_width, order, filters)`;
+        "channels_first": `(batch, filters, new_height, new_width, order)`.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input that the layer
+        accepts with `exact=True` (see `ops.is_exact`). For groups that do not
+        act on the grid (p8, p12, p16) this holds for the turns by 90 degrees
+        and the mirrors that go with them; in between the layer is
+        approximate, since filters are interpolated.
+
+    Variables:
+        `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit or would not be exact, in `build` and in the call.
+
+    Example:
+
+    >>> x = LiftingConv2D(8, 3, group="p4")(keras.ops.ones((2, 28, 28, 1)))
+    >>> GroupConv2D(16, 3, group="p4")(x).shape
+    (2, 24, 24, 4, 16)
+
+    References:
+        - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576), eq. 11
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), eq. 7. Their
+          code multiplies group convolutions by a constant, the area of a group
+          element; here it is part of the kernel.
+    """
+
+    takes = "group"
+
+    def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        return group_conv(x, kernel, self.group, **options)

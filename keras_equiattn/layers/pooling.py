@@ -1,0 +1,200 @@
+"""Pooling over space, with checked exactness, and over the group."""
+
+from typing import Any
+
+import keras
+
+from keras_equiattn import groups
+from keras_equiattn.layers.base import check_data_format
+from keras_equiattn.layers.base import GroupLayer
+from keras_equiattn.layers.base import pair
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.pooling import group_pool
+from keras_equiattn.ops.pooling import MODES
+from keras_equiattn.ops.pooling import spatial_pool
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class SpatialPooling2D(GroupLayer):
+    """Maximum or mean over windows in space, for every group element alone.
+
+    `y(x, h) = max_d f(s x + d, h)`, or the mean. Keras' own pooling layers do
+    the same but say nothing on sizes where it is not equivariant: there rows
+    and columns are left over at one side.
+
+    Args:
+        pool_size: an integer or a pair.
+        strides: an integer or a pair; None is the pool size.
+        mode: "max" or "mean".
+        group: the group whose exactness is checked, also for images.
+        exact: refuse sizes on which the layer would not be exactly
+            equivariant; False accepts them.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`.
+
+    Call arguments:
+        inputs: images or feature maps on the group.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)` or
+        `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width)` or
+        `(batch, channels, height, width, order)`.
+
+    Output shape:
+        As the input, with new height and width. There is no padding.
+
+    Symmetry:
+        Equivariant under the group to rounding ("max": to the bit) on every
+        size accepted with `exact=True`: (size - pool size) must be divisible
+        by the strides, see `ops.is_exact`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit or would not be exact, when they are first seen.
+
+    Example:
+
+    >>> x = keras.ops.ones((2, 24, 24, 4, 10))
+    >>> SpatialPooling2D(2, group="p4")(x).shape
+    (2, 12, 12, 4, 10)
+
+    References:
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix C
+    """
+
+    takes = "any"
+
+    def __init__(
+        self,
+        pool_size: int | tuple[int, int],
+        strides: int | tuple[int, int] | None = None,
+        mode: str = "max",
+        group: str | groups.Group = "p4",
+        exact: bool = True,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group=group, data_format=data_format, **kwargs)
+        self.pool_size = pair(pool_size, "pool_size")
+        self.strides = (
+            self.pool_size if strides is None else pair(strides, "strides")
+        )
+        self.mode = check_mode(mode)
+        self.exact = exact
+
+    def build(self, input_shape: Shape) -> None:
+        self.output_shape_channels_last(self.check_shape(input_shape))
+        self.built = True
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        planar = len(x.shape) == 4
+        if planar:
+            x = keras.ops.expand_dims(x, axis=3)
+        y = spatial_pool(x, self.pool_size, self.strides, self.mode)
+        return keras.ops.squeeze(y, axis=3) if planar else y
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        size = shape[1:3]
+        outputs = [
+            output_size(n, k, s)
+            for n, k, s in zip(size, self.pool_size, self.strides, strict=True)
+        ]
+        if any(n is not None and n < 1 for n in outputs):
+            raise ValueError(
+                f"{self._label()}: a window of {self.pool_size} does not fit "
+                f"an input of size {tuple(size)}."
+            )
+        if self.exact:
+            self.require_exact(
+                size, window=self.pool_size, strides=self.strides
+            )
+        return (shape[0], *outputs, *shape[3:])
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "pool_size": self.pool_size,
+            "strides": self.strides,
+            "mode": self.mode,
+            "exact": self.exact,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class GroupPooling(keras.layers.Layer):
+    """Maximum or mean over the group axis: from feature maps to images.
+
+    `y(x) = max_h f(x, h)`, or the mean.
+
+    Args:
+        mode: "max" or "mean".
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`.
+
+    Call arguments:
+        inputs: feature maps on any group.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`.
+
+    Output shape:
+        "channels_last": `(batch, height, width, channels)`;
+        "channels_first": `(batch, channels, height, width)`.
+
+    Symmetry:
+        `L_g` of the feature map gives `L_g` of the image, exactly, for every
+        group and size. On a 1 x 1 map the output is invariant.
+
+    Example:
+
+    >>> GroupPooling()(keras.ops.ones((2, 1, 1, 4, 10))).shape
+    (2, 1, 1, 10)
+
+    References:
+        - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576),
+          section 6.3
+    """
+
+    def __init__(
+        self, mode: str = "max", data_format: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.mode = check_mode(mode)
+        self.data_format = check_data_format(data_format)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        self.compute_output_shape(inputs.shape)
+        return group_pool(inputs, self.mode, self._group_axis)
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
+        shape = list(input_shape)
+        if len(shape) != 5:
+            raise ValueError(
+                "GroupPooling takes feature maps on a group, of rank 5. "
+                f"Received: input_shape={tuple(shape)}"
+            )
+        del shape[self._group_axis]
+        return tuple(shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "mode": self.mode,
+            "data_format": self.data_format,
+        }
+
+    @property
+    def _group_axis(self) -> int:
+        return 4 if self.data_format == "channels_first" else 3
+
+
+def check_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise ValueError(f"`mode` must be 'max' or 'mean'. Received: {mode!r}")
+    return mode
