@@ -67,11 +67,11 @@ class Group:
         exact = (self.matrices == rounded).all(axis=(1, 2))
         return np.flatnonzero(exact)
 
-    def relative(self, element: int) -> np.ndarray:
+    def relative(self, element: int | np.integer) -> np.ndarray:
         """`relative(g)[h]` is `g^-1 h`: where `L_g[f](x, h)` reads `f`."""
         return self.product_table[self.inverse[element]]
 
-    def check_element(self, element: int) -> int:
+    def check_element(self, element: int | np.integer) -> int:
         """Returns `element` as an int, or raises `ValueError`."""
         if (
             isinstance(element, bool)

@@ -12,10 +12,8 @@ from keras_equiattn.ops.interpolation import rotation_table
 
 
 def group_action(
-    x: Shaped[Tensor, "batch height width *group_and_channels"],
-    group: str | Group,
-    element: int,
-) -> Shaped[Tensor, "batch new_height new_width *group_and_channels"]:
+    x: Shaped[Tensor, "..."], group: str | Group, element: int | np.integer
+) -> Shaped[Tensor, "..."]:
     """Applies one element of a group to a batch of images or feature maps.
 
     `L_g[f](x) = f(g^-1 x)` on an image, `L_g[f](x, h) = f(g^-1 x, g^-1 h)` on

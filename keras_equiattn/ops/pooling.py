@@ -34,5 +34,7 @@ def group_pool(
     x: Float[Tensor, "a b c d e"], mode: str = "max", axis: int = 3
 ) -> Float[Tensor, "p q r s"]:
     """Maximum or mean over the group axis of feature maps."""
-    pool: Any = {"max": ops.max, "mean": ops.mean}[mode]
-    return pool(x, axis=axis)
+    if mode == "max":
+        return ops.max(x, axis=axis)
+    # Not `ops.mean`: under PyTorch it would pass float64 through float32.
+    return ops.sum(x, axis=axis) / x.shape[axis]

@@ -1,0 +1,218 @@
+"""Keras callbacks of a training run that survives being killed.
+
+They act at the end of an epoch in the order log, backup, checkpoints. What a
+kill leaves behind between two of them is set right when the run resumes: the
+log is cut to the epochs of the backup, the checkpoints are written again.
+"""
+
+import csv
+import os
+import pathlib
+import shutil
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+Row = dict[str, float]
+
+
+class EpochBackup(keras.callbacks.Callback):
+    """Keeps the state after the last completed epoch, and restores it.
+
+    The state is that of :class:`keras.callbacks.BackupAndRestore` (weights,
+    optimiser, epoch), which writes in place and leaves out the states of
+    random generators. Here each epoch gets a folder of its own that only
+    takes its final name once it is complete, so that a kill during the
+    writing costs nothing, and the states of dropout are kept with it.
+
+    Args:
+        directory: Folder of the backups.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        super().__init__()
+        self.directory = directory
+        self._expected: int | None = None
+
+    @property
+    def completed(self) -> int:
+        """Number of epochs completed before the newest backup, or 0."""
+        names = [path.name for path in self.directory.glob("epoch-*")]
+        return max((int(name.partition("-")[2]) for name in names), default=0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the newest backup, where there is one."""
+        self._expected = self.completed
+        if not self._expected:
+            return
+        folder = self._folder(self._expected)
+        backup = keras.callbacks.BackupAndRestore(str(folder))
+        backup.set_model(self.model)
+        backup.on_train_begin()
+        with np.load(folder / "random_states.npz") as states:
+            for index, variable in enumerate(random_states(self.model)):
+                variable.assign(states[f"arr_{index}"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Makes sure that training goes on where the backup ends."""
+        if self._expected is not None and epoch != self._expected:
+            raise RuntimeError(
+                f"The backup holds {self._expected} epochs, but training "
+                f"goes on with epoch {epoch + 1}."
+            )
+        self._expected = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes a backup and removes those of earlier epochs."""
+        partial = self.directory / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        backup = keras.callbacks.BackupAndRestore(str(partial))
+        backup.set_model(self.model)
+        backup.on_epoch_end(epoch)
+        np.savez(
+            partial / "random_states.npz",
+            *map(keras.ops.convert_to_numpy, random_states(self.model)),
+        )
+        os.replace(partial, self._folder(epoch + 1))
+        for path in self.directory.glob("epoch-*"):
+            if path != self._folder(epoch + 1):
+                shutil.rmtree(path)
+
+    def _folder(self, completed: int) -> pathlib.Path:
+        return self.directory / f"epoch-{completed:05d}"
+
+
+def random_states(model: keras.Model) -> list[Any]:
+    """States of the random generators of ``model``.
+
+    They are variables, but no weights: Keras saves them nowhere.
+    """
+    others = {id(v) for v in model.weights + model.metrics_variables}
+    return [v for v in model.non_trainable_variables if id(v) not in others]
+
+
+class EpochLog(keras.callbacks.Callback):
+    """CSV file with one row per epoch, the first epoch being 1.
+
+    Beside the metrics a row holds the learning rate at the start of the
+    epoch, its seconds, and the seconds of the whole run so far.
+
+    Args:
+        path: The file.
+        completed: Epochs of the run that is resumed. Later rows are removed.
+    """
+
+    def __init__(self, path: pathlib.Path, completed: int = 0) -> None:
+        super().__init__()
+        self.path = path
+        self.rows = [row for row in read_log(path) if row["epoch"] <= completed]
+        if [row["epoch"] for row in self.rows] != list(range(1, completed + 1)):
+            raise ValueError(
+                f"{path} lacks rows of the {completed} completed epochs."
+            )
+        self._run_start = time.monotonic()
+        if self.rows:
+            self._run_start -= self.rows[-1]["wall_time"]
+        self._epoch_start = self._rate = 0.0
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds of the run so far, those of resumed parts included."""
+        return time.monotonic() - self._run_start
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Median seconds of an epoch: compilation does not count."""
+        return float(np.median([row["seconds"] for row in self.rows]))
+
+    @property
+    def best(self) -> Row | None:
+        """The row of the best validation accuracy; of equals the lower loss."""
+        rows = [row for row in self.rows if "val_accuracy" in row]
+        key = lambda row: (row["val_accuracy"], -row["val_loss"])  # noqa: E731
+        return max(rows, key=key, default=None)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Writes the rows of the completed epochs anew."""
+        self._write()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Starts the clock."""
+        self._epoch_start = time.monotonic()
+        rate = self.model.optimizer.learning_rate
+        # 0.001 rather than its float32 neighbour.
+        self._rate = float(f"{float(keras.ops.convert_to_numpy(rate)):.7g}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the row of this epoch."""
+        metrics = {name: float(value) for name, value in (logs or {}).items()}
+        self.rows.append(
+            {"epoch": epoch + 1}
+            | metrics
+            | {
+                "learning_rate": self._rate,
+                "seconds": time.monotonic() - self._epoch_start,
+                "wall_time": self.wall_time,
+            }
+        )
+        self._write()
+
+    def _write(self) -> None:
+        partial = self.path.with_name(self.path.name + ".partial")
+        with partial.open("w", newline="") as file:
+            if self.rows:
+                writer = csv.DictWriter(file, list(self.rows[0]))
+                writer.writeheader()
+                writer.writerows(self.rows)
+        os.replace(partial, self.path)
+
+
+def read_log(path: pathlib.Path) -> list[Row]:
+    """Rows of a file of :class:`EpochLog`; none where it is missing."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            {name: float(value) for name, value in row.items()}
+            | {"epoch": int(row["epoch"])}
+            for row in csv.DictReader(file)
+        ]
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves the model of the last and of the best validation epoch.
+
+    Args:
+        directory: Folder for ``last.keras`` and ``best.keras``.
+        log: The run's log, which comes before in the list of callbacks and
+            says which epoch is the best. Without validation metrics no
+            ``best.keras`` is written.
+    """
+
+    def __init__(self, directory: pathlib.Path, log: EpochLog) -> None:
+        super().__init__()
+        self.directory = directory
+        self.log = log
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Writes again what a kill may have prevented."""
+        self._save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes what this epoch changed."""
+        self._save()
+
+    def _save(self) -> None:
+        if not self.log.rows:
+            return
+        self._write("last.keras")
+        if self.log.best is self.log.rows[-1]:
+            self._write("best.keras")
+
+    def _write(self, name: str) -> None:
+        partial = self.directory / f"partial.{name}"
+        self.model.save(partial)
+        os.replace(partial, self.directory / name)

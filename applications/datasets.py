@@ -1,0 +1,585 @@
+"""Datasets of the applications, for every Keras backend.
+
+`load` gives a `tf.data.Dataset` and `load_pydataset` a `keras.utils.PyDataset`
+of the same batches, bit for bit: float32 images in [0, 1] (or normalised) and
+int32 labels. The order and the augmentation of epoch `e` depend on the seed
+and on `e` alone, so that a resumed run sees the batches that it would have
+seen; give `fit` an `EpochCounter` to make the two agree on `e`.
+
+`digits` (scikit-learn's real digits, each at four uniform angles) and
+`digits_upright` (the same, not rotated) are embedded; their splits share no
+digit, but may share writers. The others are prepared once: `rot_mnist` (the
+files `mnist_all_rotation_normalized_float_*.amat` of 2007 where the data
+directory has them, otherwise the same built from MNIST), `cifar10`,
+`cifar100` and `pcam`. Any dataset exports to one .npz file, which trains
+without TensorFlow:
+
+    python -m keras_equiattn.applications.datasets list
+    python -m keras_equiattn.applications.datasets prepare rot_mnist
+    python -m keras_equiattn.applications.datasets export rot_mnist out.npz
+"""
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from typing import TypeAlias
+
+import keras
+import numpy as np
+
+from keras_equiattn.applications import _sources
+from keras_equiattn.applications._batches import Augmentation
+from keras_equiattn.applications._batches import Batch
+from keras_equiattn.applications._batches import Batches
+from keras_equiattn.applications._batches import check_augment
+from keras_equiattn.applications._batches import check_integer
+from keras_equiattn.applications._batches import check_normalization
+from keras_equiattn.applications._batches import PerChannel
+from keras_equiattn.applications._batches import StreamedBatches
+from keras_equiattn.applications._sources import DatasetInfo
+from keras_equiattn.applications._sources import DatasetNotPreparedError
+
+__all__ = [
+    "ArrayDataset",
+    "Augmentation",
+    "Batches",
+    "DatasetInfo",
+    "DatasetNotPreparedError",
+    "EpochCounter",
+    "export",
+    "info",
+    "list_datasets",
+    "load",
+    "load_pydataset",
+    "prepare",
+]
+
+Name: TypeAlias = str | os.PathLike[str]
+
+SPLITS = ("train", "validation", "test", "train+validation")
+TRAINING_SPLITS = ("train", "train+validation")
+
+
+class _Clock:
+    """Says which epoch the next iteration over a dataset is.
+
+    Keras may fetch the first batches once more to build the model, so an
+    iteration counts only when it reached its last batch; and tf.data may run
+    an abandoned iteration on, so only the latest one counts.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._lock = threading.Lock()
+        self._epoch = epoch
+        self._latest: object = None
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def set(self, epoch: int) -> None:
+        """Makes `epoch` the next one."""
+        with self._lock:
+            self._epoch = epoch
+            self._latest = None
+
+    def begin(self) -> tuple[int, object]:
+        """Starts an iteration: its epoch and a token for `finish`."""
+        with self._lock:
+            self._latest = object()
+            return self._epoch, self._latest
+
+    def finish(self, token: object) -> None:
+        """Counts the iteration, unless another one began since."""
+        with self._lock:
+            if token is self._latest:
+                self._epoch += 1
+                self._latest = None
+
+
+def _iterate(
+    batches: Batches | StreamedBatches, clock: _Clock
+) -> Iterator[Batch]:
+    """Yields the epoch that the clock shows, and counts it."""
+    epoch, token = clock.begin()
+    last = len(batches) - 1
+    for index, batch in enumerate(batches.epoch(epoch)):
+        # Keras does not ask for more after the last one.
+        if index == last:
+            clock.finish(token)
+        yield batch
+
+
+class ArrayDataset(keras.utils.PyDataset):
+    """`Batches` as a `keras.utils.PyDataset`, which needs no TensorFlow.
+
+    Args:
+        batches: The batches; `fit` starts with their `initial_epoch`.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__()
+        self.batches = batches
+        self.clock = _Clock(batches.initial_epoch)
+        self._token: object = None
+        self._position: int | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Returns batch `index` of the current epoch.
+
+        `fit` visits the indices in an order of its own unless it gets
+        `shuffle=False`. The batches are shuffled already, so within an epoch
+        of `fit` they come in their order, whatever the index.
+        """
+        with self._lock:
+            if self._position is not None and self._position < len(self):
+                index = self._position
+                self._position += 1
+        return self.batches.batch(self.clock.epoch, index)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the next epoch, as iterating over `load`'s result does."""
+        return _iterate(self.batches, self.clock)
+
+    def on_epoch_begin(self) -> None:
+        """Keras starts to iterate."""
+        with self._lock:
+            self._position = 0
+            self._token = self.clock.begin()[1]
+
+    def on_epoch_end(self) -> None:
+        """Keras stops to iterate, perhaps after a first look."""
+        with self._lock:
+            if self._position == len(self):
+                self.clock.finish(self._token)
+            self._position = None
+
+
+class EpochCounter(keras.callbacks.Callback):
+    """Tells datasets which epoch `fit` is in.
+
+    With it, epoch `e` of `fit` always sees epoch `e` of the data: also with
+    `initial_epoch`, after `keras.callbacks.BackupAndRestore` resumed a run,
+    and when Keras looked at the data before the first epoch.
+
+    Args:
+        *datasets: What `load` and `load_pydataset` returned for training.
+    """
+
+    def __init__(self, *datasets: Any) -> None:
+        super().__init__()
+        self._clocks: list[_Clock] = []
+        for dataset in datasets:
+            clock = getattr(dataset, "clock", None)
+            if not isinstance(clock, _Clock):
+                raise TypeError(
+                    "EpochCounter takes what load or load_pydataset returned, "
+                    f"before any further transformation, got {dataset!r}."
+                )
+            self._clocks.append(clock)
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Sets the epoch of the datasets before `fit` iterates them."""
+        for clock in self._clocks:
+            clock.set(epoch)
+
+
+def list_datasets() -> list[str]:
+    """Returns the names of the datasets."""
+    return list(_sources.INFOS)
+
+
+def info(name: Name) -> DatasetInfo:
+    """Returns the facts about a dataset.
+
+    Args:
+        name: Name of a dataset, or path of an .npz file that `export` wrote.
+    """
+    source = _sources.resolve(name)
+    return _sources.npz_info(source) if isinstance(source, Path) else source
+
+
+def load(
+    name: Name,
+    split: str = "train",
+    batch_size: int = 128,
+    augment: bool | Augmentation | None = None,
+    seed: int = 0,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    validation_size: int | None = None,
+    normalization: tuple[PerChannel, PerChannel] | None = None,
+    initial_epoch: int = 0,
+) -> Any:
+    """Loads a dataset as `tf.data`, for models of any Keras backend.
+
+    Each iteration over the result is one epoch, the next one each time, from
+    `initial_epoch` on. An iteration that stops before the last batch does not
+    count. Use `EpochCounter` in `fit`.
+
+    Args:
+        name: Name of a dataset (see `list_datasets`), or path of an .npz file
+            that `export` wrote.
+        split: `"train"`, `"validation"`, `"test"` or `"train+validation"`, the
+            whole training pool. The training splits are shuffled.
+        batch_size: Images per batch; the last batch may have fewer.
+        augment: None, True for `Augmentation()`, or an `Augmentation`; of the
+            training splits only.
+        seed: Seed of the order and of the augmentation. The splits do not
+            depend on it.
+        data_dir: Folder of the prepared datasets; by default the environment's
+            `TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
+        validation_size: Images cut from the end of the training pool for
+            validation; by default the dataset's own.
+        normalization: None for images in [0, 1], or `(mean, std)`, such as
+            `info(name).normalization`.
+        initial_epoch: The epoch with which iterating starts.
+
+    Returns:
+        A `tf.data.Dataset` of float32 images, `(b, height, width, channels)`,
+        and int32 labels, `(b,)`, with a known number of batches.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has the wrong value.
+        DatasetNotPreparedError: The data is not on disk.
+        ImportError: An optional package is missing.
+    """
+    tf = _sources.optional_import(
+        "tensorflow",
+        "datasets",
+        ", or use load_pydataset, which reads .npz files without it.",
+    )
+    batches = _batches(
+        name,
+        split,
+        batch_size,
+        augment,
+        seed,
+        data_dir,
+        validation_size,
+        normalization,
+        initial_epoch,
+        stream=True,
+    )
+    clock = _Clock(initial_epoch)
+    dataset = tf.data.Dataset.from_generator(
+        lambda: _iterate(batches, clock),
+        output_signature=(
+            tf.TensorSpec((None, *batches.shape), "float32"),
+            tf.TensorSpec((None,), "int32"),
+        ),
+    )
+    dataset = dataset.apply(
+        tf.data.experimental.assert_cardinality(len(batches))
+    )
+    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    dataset.clock = clock
+    return dataset
+
+
+def load_pydataset(
+    name: Name,
+    split: str = "train",
+    batch_size: int = 128,
+    augment: bool | Augmentation | None = None,
+    seed: int = 0,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    validation_size: int | None = None,
+    normalization: tuple[PerChannel, PerChannel] | None = None,
+    initial_epoch: int = 0,
+) -> ArrayDataset:
+    """Loads a dataset as `keras.utils.PyDataset`: the batches of `load`.
+
+    The embedded digits, .npz files and a rotated MNIST that was built before
+    need no TensorFlow; the whole split is held in memory.
+
+    Args:
+        name: As in `load`, and so are the other arguments.
+        split: See `load`.
+        batch_size: See `load`.
+        augment: See `load`.
+        seed: See `load`.
+        data_dir: See `load`.
+        validation_size: See `load`.
+        normalization: See `load`.
+        initial_epoch: See `load`.
+
+    Returns:
+        A dataset of float32 images, `(b, height, width, channels)`, and int32
+        labels, `(b,)`.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has the wrong value.
+        DatasetNotPreparedError: The data is not on disk.
+        ImportError: An optional package is missing.
+    """
+    batches = _batches(
+        name,
+        split,
+        batch_size,
+        augment,
+        seed,
+        data_dir,
+        validation_size,
+        normalization,
+        initial_epoch,
+        stream=False,
+    )
+    assert isinstance(batches, Batches)
+    return ArrayDataset(batches)
+
+
+def _batches(
+    name: Name,
+    split: str,
+    batch_size: int,
+    augment: bool | Augmentation | None,
+    seed: int,
+    data_dir: str | os.PathLike[str] | None,
+    validation_size: int | None,
+    normalization: tuple[PerChannel, PerChannel] | None,
+    initial_epoch: int,
+    *,
+    stream: bool,
+) -> Batches | StreamedBatches:
+    """Checks every argument, then reads one split of a dataset."""
+    source = _sources.resolve(name)
+    if split not in SPLITS:
+        raise ValueError(
+            f"split must be one of {', '.join(SPLITS)}, got {split!r}."
+        )
+    check_integer("batch_size", batch_size, 1)
+    augment = check_augment(augment)
+    training = split in TRAINING_SPLITS
+    if augment is not None and not training:
+        raise ValueError(
+            f"augment is for the training splits, not for {split!r}."
+        )
+    check_integer("seed", seed, 0)
+    check_integer("initial_epoch", initial_epoch, 0)
+    folder = _sources.resolve_data_dir(data_dir)
+    facts = info(name)
+    check_normalization(normalization, facts.shape[2])
+    size = _check_validation_size(validation_size, facts)
+
+    options: dict[str, Any] = {
+        "shuffle": training,
+        "augment": augment,
+        "seed": seed,
+        "normalization": normalization,
+        "initial_epoch": initial_epoch,
+    }
+    if facts.validation_size is None:
+        parts = split.split("+")
+        if stream and _too_large(source, folder, parts):
+            return StreamedBatches(
+                facts.name, folder, parts, batch_size, **options
+            )
+        pieces = [_sources.read_arrays(source, folder, part) for part in parts]
+        images, labels = pieces[0]
+        if len(pieces) > 1:
+            images = np.concatenate([piece[0] for piece in pieces])
+            labels = np.concatenate([piece[1] for piece in pieces])
+    else:
+        part = "test" if split == "test" else "train"
+        images, labels = _sources.read_arrays(source, folder, part)
+        if part == "train" and size >= len(images):
+            raise ValueError(
+                f"validation_size must be less than the {len(images)} images "
+                f"of the training pool of {facts.name!r}, got {size}."
+            )
+        cut = len(images) - size
+        if split == "train":
+            images, labels = images[:cut], labels[:cut]
+        elif split == "validation":
+            images, labels = images[cut:], labels[cut:]
+    return Batches(images, labels, batch_size, **options)
+
+
+def export(
+    name: Name,
+    path: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+) -> Path:
+    """Writes a dataset into one .npz file, which needs no TensorFlow.
+
+    The file has `train_images` and `train_labels` (the training pool in source
+    order), `validation_images` and `validation_labels` when the dataset has
+    its own validation split, `test_images`, `test_labels`, and `metadata`, the
+    dataset's facts as JSON.
+
+    Args:
+        name: Name of a dataset.
+        path: The file to write; it must end in `.npz`.
+        data_dir: Folder of the prepared datasets.
+        force: Whether an existing file is overwritten.
+
+    Returns:
+        The absolute path of the file.
+
+    Raises:
+        ValueError: An argument has the wrong value.
+        FileExistsError: The file exists and `force` is not set.
+        FileNotFoundError: The file's folder does not exist.
+        DatasetNotPreparedError: The data is not on disk.
+    """
+    source = _sources.resolve(name)
+    if isinstance(source, Path):
+        raise ValueError(f"name must be a dataset's name, got {str(name)!r}.")
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be a path, got {type(path).__name__}.")
+    target = Path(path).expanduser().absolute()
+    if target.suffix != ".npz":
+        raise ValueError(f"path must end in .npz, got {str(path)!r}.")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"The folder {target.parent} does not exist.")
+    if target.exists() and not force:
+        raise FileExistsError(
+            f"{target} exists. Overwrite it with --force (force=True)."
+        )
+    folder = _sources.resolve_data_dir(data_dir)
+    arrays = {"metadata": _sources.npz_metadata(source)}
+    parts = ["train", "test"]
+    if source.validation_size is None:
+        parts.insert(1, "validation")
+    for part in parts:
+        images, labels = _sources.read_arrays(source, folder, part)
+        arrays[f"{part}_images"] = images
+        arrays[f"{part}_labels"] = labels
+    size = sum(array.nbytes for array in arrays.values())
+    # Compressing photographs by the gigabyte costs far more than it saves.
+    _sources.save_npz(target, arrays, compress=size < _sources.MEMORY_LIMIT)
+    return target
+
+
+def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
+    """Downloads a dataset with tensorflow_datasets and builds its cache.
+
+    This is the only function that uses the network.
+
+    Args:
+        name: Name of a dataset.
+        data_dir: Folder that receives the data.
+
+    Returns:
+        A sentence that says where the data is.
+
+    Raises:
+        ValueError: There is no such dataset.
+        ImportError: An optional package is missing.
+        RuntimeError: The download failed.
+    """
+    source = _sources.resolve(name)
+    if isinstance(source, Path):
+        raise ValueError(f"name must be a dataset's name, got {str(name)!r}.")
+    return _sources.prepare(source.name, _sources.resolve_data_dir(data_dir))
+
+
+def _too_large(
+    source: DatasetInfo | Path, data_dir: Path, parts: Sequence[str]
+) -> bool:
+    """Whether parts of a dataset should be streamed."""
+    if isinstance(source, Path):
+        return False
+    splits = _sources.tfds_builder(source.name, data_dir).info.splits
+    count = sum(splits[part].num_examples for part in parts)
+    return bool(count * np.prod(source.shape) >= _sources.MEMORY_LIMIT)
+
+
+def _check_validation_size(size: int | None, facts: DatasetInfo) -> int:
+    """Returns the number of images to cut from the training pool."""
+    if facts.validation_size is None:
+        if size is not None:
+            raise ValueError(
+                f"validation_size cannot be set: {facts.name!r} has its own "
+                "validation split."
+            )
+        return 0
+    if size is None:
+        return facts.validation_size
+    check_integer("validation_size", size, 1)
+    if size % facts.views:
+        raise ValueError(
+            f"validation_size must be a multiple of {facts.views}, got {size}: "
+            f"{facts.name!r} has {facts.views} images of each source image, "
+            "which belong in one split."
+        )
+    return size
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0, or 1 after an error that it printed.
+    """
+    parser = argparse.ArgumentParser(
+        prog=_sources.COMMAND,
+        description="Lists, prepares and exports the datasets.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    helps = {
+        "list": "list the datasets and whether they are on disk",
+        "prepare": "download a dataset and build its cache",
+        "export": "write a dataset into one .npz file",
+    }
+    for command, text in helps.items():
+        sub = commands.add_parser(command, help=text, description=text)
+        if command != "list":
+            sub.add_argument("name", help="name of the dataset")
+        if command == "export":
+            sub.add_argument("path", help="the .npz file to write")
+            sub.add_argument(
+                "--force", action="store_true", help="overwrite the file"
+            )
+        sub.add_argument(
+            "--data-dir",
+            help="folder of the prepared datasets (default: TFDS_DATA_DIR, "
+            "else ~/tensorflow_datasets)",
+        )
+    options = parser.parse_args(argv)
+    try:
+        if options.command == "list":
+            folder = _sources.resolve_data_dir(options.data_dir)
+            for name, facts in _sources.INFOS.items():
+                shape = "x".join(map(str, facts.shape))
+                state = _sources.state(name, folder)
+                print(f"{name:15}{shape:10}{facts.classes:4} classes  {state}")
+        elif options.command == "prepare":
+            print(prepare(options.name, options.data_dir))
+        else:
+            path = export(
+                options.name,
+                options.path,
+                options.data_dir,
+                force=options.force,
+            )
+            print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB).")
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What a training run tells of itself: versions, hardware, lines, curves."""
+
+import importlib.metadata
+import math
+import os
+import pathlib
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+_BACKENDS = {
+    "tensorflow": ("tensorflow-cpu", "tensorflow"),
+    "jax": ("jax", "jaxlib"),
+    "torch": ("torch",),
+}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of Keras and its backend, and of this package."""
+    backend = keras.backend.backend()
+    found = {"python": platform.python_version(), "backend": backend}
+    names = ("keras-equiattn", "keras", "numpy", *_BACKENDS.get(backend, ()))
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, usable cores, memory, and the device of the backend."""
+    usable = getattr(os, "sched_getaffinity", None)
+    memory = None
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": _processor(),
+        "cores": len(usable(0)) if usable else os.cpu_count(),
+        "memory_gib": None if memory is None else round(memory / 2**30, 1),
+        "device": device(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def device() -> str:
+    """The device that the backend computes on: a GPU's name, or "CPU"."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_name()
+    elif backend == "jax":
+        import jax
+
+        if jax.default_backend() != "cpu":
+            return str(jax.devices()[0].device_kind)
+    elif backend == "tensorflow":
+        import tensorflow as tf
+
+        for gpu in tf.config.list_physical_devices("GPU"):
+            details = tf.config.experimental.get_device_details(gpu)
+            return str(details.get("device_name", "GPU"))
+    return "CPU"
+
+
+def count_parameters(model: keras.Model) -> int:
+    """Number of trainable parameters, which is what papers count."""
+    return sum(math.prod(v.shape) for v in model.trainable_weights)
+
+
+def group_of(model: keras.Model) -> str:
+    """Name of the group of the first layer that has one; else "z2"."""
+    for layer in model.layers:
+        if hasattr(layer, "group"):
+            return str(layer.group.name)
+    return "z2"
+
+
+def model_line(model: keras.Model) -> str:
+    """One line about a model: parameters, group, backend and device."""
+    return (
+        f"{model.name}: {count_parameters(model):,} parameters, "
+        f"group {group_of(model)}, backend {keras.backend.backend()}, "
+        f"device {device()}"
+    )
+
+
+def result_line(results: dict[str, Any]) -> str:
+    """One line about the end of a run."""
+    parts = [f"{results['model']}: {results['epochs']} epochs"]
+    for split in ("validation", "test"):
+        if results[split] is not None:
+            error = results[split]["error_percent"]
+            parts.append(f"{split} error {error:.2f} %")
+    error = results["equivariance"]["error"]
+    group = results["equivariance"]["group"]
+    parts.append(f"equivariance error {error:.1e} ({group})")
+    parts.append(f"{results['wall_time_seconds']:.0f} s")
+    return ", ".join(parts)
+
+
+def plot_curves(
+    rows: Sequence[dict[str, float]], path: pathlib.Path, title: str
+) -> None:
+    """Draws loss and error rate per epoch; needs matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"{path} is not drawn: matplotlib is not installed.")
+        return
+    # A figure by itself takes the Agg canvas and leaves pyplot alone.
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    loss, error = figure.subplots(1, 2)
+    epochs = [row["epoch"] for row in rows]
+    for prefix, label in (("", "training"), ("val_", "validation")):
+        if f"{prefix}loss" not in rows[0]:
+            continue
+        loss.plot(epochs, [row[f"{prefix}loss"] for row in rows], label=label)
+        rates = [100 * (1 - row[f"{prefix}accuracy"]) for row in rows]
+        error.plot(epochs, rates, label=label)
+    for axes, name in ((loss, "cross-entropy"), (error, "error (%)")):
+        values = [value for line in axes.lines for value in line.get_ydata()]
+        # A logarithmic axis tells nothing within a factor of ten.
+        if 0 < 10 * min(values) < max(values):
+            axes.set_yscale("log")
+        axes.set(xlabel="epoch", ylabel=name)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,357 @@
+"""What ``examples/train.py`` trains with: options, their checks, the set-up."""
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+from typing import Literal
+
+import keras
+import numpy as np
+
+from keras_equiattn import applications
+from keras_equiattn import groups
+from keras_equiattn import testing
+from keras_equiattn.applications import datasets
+from keras_equiattn.applications import recipes
+from keras_equiattn.applications import reporting
+
+DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+IMAGENET_NORMALIZATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+# What makes a run, beside its recipe; a resumed run has the same.
+_FIXED = ("model", "seed", "train_on_all", "dtype_policy", "weights")
+
+
+class OptionsError(ValueError):
+    """An option that cannot be, told before any data is loaded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """Trains a network; what is left out is taken from its recipe.
+
+    Args:
+        model: Name of the network.
+        out: Folder of the run.
+        dataset: Name of the dataset, or the path of an .npz file.
+        data_dir: Folder where the datasets lie.
+        epochs: Number of epochs.
+        batch_size: Examples per update.
+        learning_rate: Learning rate before any milestone.
+        weight_decay: Coupled weight decay.
+        padding: Zero padding for random crops, 0 for none.
+        flip: Whether images are mirrored at random.
+        validation_size: Training examples that are held out.
+        seed: Seed of the initial weights, the order of the data and dropout.
+        train_on_all: Train on the validation examples too. There are no
+            validation metrics and no best epoch then.
+        test: Evaluate on the test set at the end. Choices between settings
+            are made without.
+        dtype_policy: Keras' dtype policy.
+        weights: Weights to start from, as the network takes them.
+        resume: Go on with the run in `out`, or start it where there is none.
+        verbose: Keras' progress bar: 1 bar, 2 line per epoch, 0 silent.
+    """
+
+    model: str
+    out: pathlib.Path
+    dataset: str | None = None
+    data_dir: pathlib.Path | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    padding: int | None = None
+    flip: bool | None = None
+    validation_size: int | None = None
+    seed: int = 0
+    train_on_all: bool = False
+    test: bool = True
+    dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16"] = (
+        "float32"
+    )
+    weights: str | None = None
+    resume: bool = False
+    verbose: Literal[0, 1, 2] = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options as JSON holds them."""
+        return {
+            name: os.fspath(value)
+            if isinstance(value, pathlib.PurePath)
+            else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+
+def resolve(options: TrainOptions) -> recipes.Recipe:
+    """Checks the options and fills them in: the protocol of this run.
+
+    Raises:
+        OptionsError: If an option cannot be; no data is loaded before.
+    """
+    models = applications.list_models()
+    if options.model not in models:
+        raise OptionsError(_unknown("model", options.model, models))
+    if options.dtype_policy not in DTYPE_POLICIES:
+        raise OptionsError(
+            _unknown("dtype policy", options.dtype_policy, DTYPE_POLICIES)
+        )
+    if not 0 <= options.seed < 2**32:
+        raise OptionsError(
+            f"`seed` must be in [0, 2**32). Received: seed={options.seed}"
+        )
+    if options.verbose not in (0, 1, 2):
+        raise OptionsError(
+            f"`verbose` must be 0, 1 or 2. Received: verbose={options.verbose}"
+        )
+    given: dict[str, Any] = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(recipes.Recipe)
+        if getattr(options, field.name, None) is not None
+    }
+    try:
+        recipe = recipes.get_recipe(options.model)
+        if options.dataset not in (None, recipe.dataset):
+            # The number held out of the recipe's dataset says nothing here.
+            given.setdefault("validation_size", None)
+        recipe = dataclasses.replace(recipe, **given)
+    except ValueError as error:
+        raise OptionsError(str(error)) from None
+    _check_dataset(recipe.dataset)
+    return recipe
+
+
+def _check_dataset(name: str) -> None:
+    if name.endswith(".npz"):
+        if not pathlib.Path(name).is_file():
+            raise OptionsError(f"There is no file {name}.")
+    elif name not in datasets.list_datasets():
+        raise OptionsError(_unknown("dataset", name, datasets.list_datasets()))
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"Unknown {what} {name!r}.{hint} Known: {', '.join(known)}."
+
+
+def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
+    """Checks that the folder of the run is free, or to be resumed.
+
+    Raises:
+        OptionsError: If the folder holds a run already, or one with other
+            options than those of the run to resume.
+    """
+    path = options.out / "options.json"
+    if options.out.exists() and not options.out.is_dir():
+        raise OptionsError(f"{options.out} is no folder.")
+    if not path.exists():
+        return
+    if not options.resume:
+        raise OptionsError(
+            f"{options.out} holds a run already: go on with it by --resume, "
+            "or choose another --out."
+        )
+    started = json.loads(path.read_text())
+    for name, value in _identity(options, recipe).items():
+        if started.get(name) != value:
+            raise OptionsError(
+                f"The run in {options.out} was started with "
+                f"{name}={started.get(name)!r}, not with {name}={value!r}."
+            )
+
+
+def open_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
+    """Makes the folder of the run and writes down what it is."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "options.json", _identity(options, recipe))
+
+
+def _identity(options: TrainOptions, recipe: recipes.Recipe) -> dict[str, Any]:
+    """What must be the same when a run is resumed, as JSON gives it back."""
+    own = {name: getattr(options, name) for name in _FIXED}
+    protocol = dataclasses.asdict(recipe)
+    del protocol["source"]
+    identity = {**own, **protocol, "backend": keras.backend.backend()}
+    return json.loads(json.dumps(identity))
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file that is complete at any time."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(partial, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The splits of a run, as ``fit`` and ``evaluate`` take them."""
+
+    info: datasets.DatasetInfo
+    train: Any
+    validation: Any
+    test: Any
+    pipeline: Literal["tf.data", "PyDataset"]
+
+    def images(self, count: int) -> np.ndarray:
+        """The first images of a split that is not shuffled, if there is one."""
+        split = next(
+            data
+            for data in (self.test, self.validation, self.train)
+            if data is not None
+        )
+        if self.pipeline == "PyDataset":
+            images = split[0][0]
+        else:
+            images = next(iter(split))[0]
+        return np.asarray(images)[:count]
+
+
+def load_data(
+    options: TrainOptions, recipe: recipes.Recipe, initial_epoch: int
+) -> Data:
+    """Opens the splits: by ``tf.data``, or as PyDatasets for .npz files.
+
+    Without TensorFlow the PyDatasets serve the datasets by name too.
+
+    Raises:
+        OptionsError: If the dataset is not prepared, or has too few examples.
+    """
+    named = not recipe.dataset.endswith(".npz")
+    with_tensorflow = named and _has_tensorflow()
+    load = datasets.load if with_tensorflow else datasets.load_pydataset
+    augment = None
+    if recipe.padding or recipe.flip:
+        augment = datasets.Augmentation(recipe.padding, recipe.flip)
+
+    def split(name: str, **kwargs: Any) -> Any:
+        return load(
+            recipe.dataset,
+            name,
+            recipe.batch_size,
+            seed=options.seed,
+            data_dir=options.data_dir,
+            validation_size=recipe.validation_size,
+            **kwargs,
+        )
+
+    train = "train+validation" if options.train_on_all else "train"
+    try:
+        return Data(
+            datasets.info(recipe.dataset),
+            split(train, augment=augment, initial_epoch=initial_epoch),
+            None if options.train_on_all else split("validation"),
+            split("test") if options.test else None,
+            "tf.data" if with_tensorflow else "PyDataset",
+        )
+    except (datasets.DatasetNotPreparedError, ValueError) as error:
+        raise OptionsError(str(error)) from None
+
+
+def _has_tensorflow() -> bool:
+    try:
+        import tensorflow as tf
+    except ImportError:
+        return False
+    if keras.backend.backend() != "tensorflow":
+        # It only feeds data and must not claim the GPU's memory. Where it
+        # runs already it has made its claim.
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+    return True
+
+
+def build_model(options: TrainOptions, recipe: recipes.Recipe) -> keras.Model:
+    """The network for the dataset, its seed set before.
+
+    Raises:
+        OptionsError: If the network cannot take the dataset or the weights.
+    """
+    keras.config.set_dtype_policy(options.dtype_policy)
+    keras.utils.set_random_seed(options.seed)
+    try:
+        info = datasets.info(recipe.dataset)
+        overrides: dict[str, Any] = {}
+        if recipe.normalization == "dataset":
+            overrides["normalization"] = info.normalization
+        elif recipe.normalization == "imagenet":
+            overrides["normalization"] = IMAGENET_NORMALIZATION
+        if recipe.dropout is not None:
+            overrides["dropout"] = recipe.dropout
+        if options.weights is not None:
+            overrides["weights"] = options.weights
+        return applications.get_model(
+            options.model,
+            input_shape=tuple(info.shape),
+            classes=info.classes,
+            **overrides,
+        )
+    except ValueError as error:
+        raise OptionsError(str(error)) from None
+
+
+def compile_model(
+    model: keras.Model, recipe: recipes.Recipe, steps_per_epoch: int
+) -> None:
+    """Compiles with the recipe's optimiser and cross-entropy from logits."""
+    model.compile(
+        optimizer=recipes.make_optimizer(recipe, steps_per_epoch),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+
+
+def save_weights(model: keras.Model, path: pathlib.Path) -> None:
+    """Saves the weights alone; Keras adds those of an optimiser."""
+    bare = type(model).from_config(model.get_config())
+    bare.set_weights(model.get_weights())
+    bare.save_weights(path)
+
+
+def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
+    """How much the output depends on the pose of images of the dataset.
+
+    Of the group's elements those are tried that map the pixel grid onto
+    itself. A network without symmetry is measured under quarter turns.
+
+    Returns:
+        The group, and the largest relative error over its elements.
+    """
+    group = groups.get(reporting.group_of(model))
+    if group.order == 1:
+        group = groups.get("p4")
+    errors = testing.equivariance_error(
+        model, group, data.images(16), elements=group.grid_elements.tolist()
+    )
+    return {"group": group.name, "error": float(errors.max())}
+
+
+def evaluate_test(
+    model: keras.Model, data: Data, verbose: int
+) -> dict[str, float] | None:
+    """Metrics on the test set; None where it is left alone."""
+    if data.test is None:
+        return None
+    metrics = model.evaluate(data.test, verbose=verbose, return_dict=True)
+    return _summary(metrics["loss"], metrics["accuracy"])
+
+
+def validation_metrics(row: dict[str, float]) -> dict[str, float] | None:
+    """Validation metrics of one row of the log; None where it has none."""
+    if "val_loss" not in row:
+        return None
+    return _summary(row["val_loss"], row["val_accuracy"])
+
+
+def _summary(loss: float, accuracy: float) -> dict[str, float]:
+    return {
+        "loss": float(loss),
+        "accuracy": float(accuracy),
+        "error_percent": round(100 * (1 - float(accuracy)), 4),
+    }

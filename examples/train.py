@@ -1,0 +1,122 @@
+r"""Trains a network of ``keras_equiattn.applications`` by its recipe.
+
+    python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist \
+        --epochs 100 --seed 0 --out runs/p4cnn
+
+``--resume`` goes on with a run that was killed. ``--train-on-all`` trains on
+the validation examples too, and the last epoch is what is tested. The backend
+is that of the environment variable ``KERAS_BACKEND``.
+
+The folder of a run holds ``log.csv``, ``last.keras``, ``best.keras`` (best
+validation accuracy), ``last.weights.h5``, ``results.json`` and ``curves.png``.
+"""
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_equiattn.applications import callbacks
+from keras_equiattn.applications import datasets
+from keras_equiattn.applications import recipes
+from keras_equiattn.applications import reporting
+from keras_equiattn.applications import training
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; see the module's documentation."""
+    import tyro
+
+    options = tyro.cli(training.TrainOptions, args=arguments)
+    try:
+        train(options)
+    except training.OptionsError as error:
+        raise SystemExit(f"train.py: error: {error}") from None
+
+
+def train(options: training.TrainOptions) -> None:
+    """Trains, tests and reports."""
+    recipe = training.resolve(options)
+    training.check_out(options, recipe)
+    if (options.out / "results.json").exists():
+        print(f"The run in {options.out} is complete.")
+        return
+    backup = callbacks.EpochBackup(options.out / "backup")
+    completed = backup.completed
+    if options.resume:
+        print(
+            f"Resuming after epoch {completed} of {recipe.epochs}."
+            if completed
+            else f"Nothing to resume in {options.out}: starting at epoch 1."
+        )
+    log = callbacks.EpochLog(options.out / "log.csv", completed)
+    model = training.build_model(options, recipe)
+    print(reporting.model_line(model), flush=True)
+    data = training.load_data(options, recipe, completed)
+    training.compile_model(model, recipe, len(data.train))
+
+    training.open_out(options, recipe)
+    actions = [log, backup, callbacks.Checkpoints(options.out, log)]
+    if completed < recipe.epochs:
+        model.fit(
+            data.train,
+            validation_data=data.validation,
+            epochs=recipe.epochs,
+            initial_epoch=completed,
+            callbacks=[datasets.EpochCounter(data.train), *actions],
+            verbose=options.verbose,
+            shuffle=False,  # the dataset does
+        )
+    else:  # killed between the last epoch and the report
+        for action in actions:
+            action.set_model(model)
+            action.on_train_begin()
+    training.save_weights(model, options.out / "last.weights.h5")
+    report(options, recipe, data, model, log)
+    shutil.rmtree(backup.directory)
+
+
+def report(
+    options: training.TrainOptions,
+    recipe: recipes.Recipe,
+    data: training.Data,
+    model: keras.Model,
+    log: callbacks.EpochLog,
+) -> None:
+    """Writes ``curves.png`` and ``results.json``, the latter last."""
+    results: dict[str, Any] = {
+        "model": options.model,
+        "group": reporting.group_of(model),
+        "parameters": reporting.count_parameters(model),
+        "options": options.as_dict(),
+        "recipe": dataclasses.asdict(recipe),
+        "dataset": dataclasses.asdict(data.info),
+        "pipeline": data.pipeline,
+        "command": ["examples/train.py", *sys.argv[1:]],
+        "versions": reporting.versions(),
+        "hardware": reporting.hardware(),
+        "epochs": len(log.rows),
+        "best": None,
+    }
+    results["validation"] = training.validation_metrics(log.rows[-1])
+    results["test"] = training.evaluate_test(model, data, options.verbose)
+    if log.best is not None:
+        best = keras.saving.load_model(options.out / "best.keras")
+        results["best"] = {
+            "epoch": log.best["epoch"],
+            "validation": training.validation_metrics(log.best),
+            "test": training.evaluate_test(best, data, options.verbose),
+        }
+    results["equivariance"] = training.equivariance(model, data)
+    results["seconds_per_epoch"] = log.seconds_per_epoch
+    results["wall_time_seconds"] = log.wall_time
+    reporting.plot_curves(log.rows, options.out / "curves.png", options.model)
+    training.write_json(options.out / "results.json", results)
+    print(reporting.result_line(results))
+
+
+if __name__ == "__main__":
+    main()

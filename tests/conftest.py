@@ -1,0 +1,43 @@
+"""Set-up of all tests."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+# PyTorch before TensorFlow: the other way round can crash the process.
+import keras
+import pytest
+import torch
+
+# Assertions in the contract explain themselves as those in tests do.
+pytest.register_assert_rewrite("layer_contract")
+
+# Two test processes on two cores: more threads only wait for each other.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras():
+    """Every test starts from the same seed and leaves no global settings."""
+    keras.utils.set_random_seed(0)
+    image_data_format = keras.config.image_data_format()
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_image_data_format(image_data_format)
+    keras.config.set_dtype_policy(policy)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden anew from the layers as they are",
+    )
+
+
+def pytest_generate_tests(metafunc):
+    """Runs the checks of a `LayerContract` on each of its cases."""
+    if "case" in metafunc.fixturenames and metafunc.cls is not None:
+        cases = metafunc.cls.cases
+        metafunc.parametrize("case", cases, ids=[case.name for case in cases])

@@ -1,0 +1,384 @@
+"""What every layer must pass, on every backend.
+
+A test module describes its layers as `LayerCase`s and subclasses
+`LayerContract`; pytest runs each check below on each case.
+"""
+
+import dataclasses
+import inspect
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.testing import assert_equivariant
+from keras_equiattn.testing import relative_difference
+
+try:  # private to Keras: this is the one place that knows where it is
+    from keras.src.testing import TestCase as KerasTestCase
+except ImportError:
+    KerasTestCase = None
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+FLOAT64_BACKENDS = ("tensorflow", "torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCase:
+    """One layer class with one set of arguments.
+
+    Attributes:
+        layer: the class.
+        arguments: of `__init__`.
+        input_shape: channels last, with the batch, at least 2.
+        output_shape: what the layer must return for it.
+        weights: number of trainable variables.
+        group: the group under which the layer is equivariant.
+        rectangle: another height and width that the layer takes, not equal.
+        reach: pixels from the border inside which a shift must show exactly.
+        unknown_size: whether height and width may be None.
+        seed_generators: number of seed generators that the layer owns.
+    """
+
+    layer: type[keras.layers.Layer]
+    arguments: dict[str, Any]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    weights: int
+    group: str
+    rectangle: tuple[int, int] | None = None
+    reach: int = 0
+    unknown_size: bool = True
+    seed_generators: int = 0
+
+    @property
+    def name(self):
+        arguments = self.arguments
+        return "-".join(
+            [self.layer.__name__, self.group]
+            + [
+                str(arguments[key])
+                for key in ("padding", "mode")
+                if key in arguments
+            ]
+        )
+
+    def make(self, **changes):
+        """The layer with weights away from zero and one, built."""
+        layer = self.layer(**{**self.arguments, **changes})
+        shape = (None, *self.input_shape[1:])
+        if layer.data_format == "channels_first":
+            shape = (None, shape[-1], *shape[1:-1])
+        layer.build(shape)
+        rng = np.random.default_rng(1)
+        for variable in layer.weights:
+            values = rng.uniform(0.2, 0.7, variable.shape)
+            variable.assign(values * rng.choice([-1, 1], variable.shape))
+        return layer
+
+    def sample(self, shape=None, dtype="float32", seed=0):
+        shape = shape or self.input_shape
+        return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+class LayerContract:
+    """The checks; subclasses say on what.
+
+    Attributes:
+        layer: the class.
+        arguments: sets of arguments that together give every argument of
+            `__init__` a value that is not its default, so that a value lost
+            on the way shows.
+        cases: what all other checks run on.
+    """
+
+    layer: type[keras.layers.Layer]
+    arguments: tuple[dict[str, Any], ...]
+    cases: tuple[LayerCase, ...] = ()
+
+    def test_keras_own_contract(self, case):
+        if KerasTestCase is None:
+            pytest.skip("this version of Keras has no layer test")
+        check_keras_contract(case)
+
+    def test_config_holds_every_argument_with_its_value(self):
+        check_config(self.layer, self.arguments)
+
+    def test_file_round_trip(self, case, tmp_path):
+        check_file_round_trip(case, tmp_path)
+
+    def test_golden_weights(self, request):
+        update = request.config.getoption("--update-golden")
+        check_golden(self.cases[0], update)
+
+    def test_equivariance(self, case):
+        check_equivariance(case)
+
+    def test_equivariance_in_training(self, case):
+        check_equivariance(case, training=True)
+
+    @pytest.mark.skipif(
+        keras.backend.backend() not in FLOAT64_BACKENDS,
+        reason="float64 is off by default on this backend",
+    )
+    def test_equivariance_float64(self, case):
+        check_equivariance(case, dtype="float64", rtol=1e-12)
+
+    def test_translation(self, case):
+        check_translation(case)
+
+    def test_data_formats_agree(self, case):
+        check_data_formats(case)
+
+    def test_dynamic_batch(self, case):
+        check_dynamic_batch(case)
+
+    def test_unknown_size(self, case):
+        if case.unknown_size:
+            check_unknown_size(case)
+        else:
+            check_unknown_size_is_refused(case)
+
+    @pytest.mark.parametrize(
+        "policy", ["float32", "float16", "bfloat16", "mixed_bfloat16"]
+    )
+    def test_dtype_policies(self, policy):
+        check_dtype_policy(self.cases[0], policy)
+
+
+def check_keras_contract(case):
+    keras_case = KerasTestCase()
+    keras_case.setUp()
+    keras_case.run_layer_test(
+        case.layer,
+        init_kwargs=case.arguments,
+        input_shape=case.input_shape,
+        expected_output_shape=case.output_shape,
+        expected_num_trainable_weights=case.weights,
+        expected_num_non_trainable_weights=0,
+        expected_num_seed_generators=case.seed_generators,
+        expected_num_losses=None,
+        supports_masking=False,
+    )
+
+
+def check_config(layer_class, argument_sets):
+    defaults = init_arguments(layer_class)
+    for key, default in defaults.items():
+        assert any(
+            plain(arguments.get(key, default)) != plain(default)
+            for arguments in argument_sets
+        ), f"the contract gives `{key}` no value but its default"
+    for arguments in argument_sets:
+        layer = layer_class(**arguments)
+        config = layer.get_config()
+        missing = set(defaults) - set(config)
+        assert not missing, f"get_config lacks {sorted(missing)}"
+        revived = layer_class.from_config(config)
+        for key, value in arguments.items():
+            given = plain(getattr(layer, key))
+            assert given == plain(value), f"`{key}` was {value}, is {given}"
+            came_back = plain(getattr(revived, key))
+            assert came_back == given, (
+                f"`{key}` was {given}, after a config round trip {came_back}"
+            )
+
+
+def check_file_round_trip(case, folder):
+    layer = case.make()
+    model = keras.Sequential([keras.Input(case.input_shape[1:]), layer])
+    x = case.sample()
+    expected = model.predict(x, verbose=0)
+    path = folder / "model.keras"
+    model.save(path)
+    revived = keras.saving.load_model(path, safe_mode=True)
+    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+def check_golden(case, update=False):
+    """Committed weights give the committed output, whatever the backend."""
+    layer = case.make(data_format="channels_last")
+    model = keras.Sequential([keras.Input(case.input_shape[1:]), layer])
+    weights = GOLDEN / f"{case.layer.__name__}.weights.h5"
+    values = GOLDEN / f"{case.layer.__name__}.npz"
+    if update:
+        model.save_weights(weights)
+        x = case.sample()
+        np.savez_compressed(values, x=x, y=as_array(model(x)))
+    for variable in layer.weights:
+        variable.assign(np.zeros(variable.shape))
+    model.load_weights(weights)
+    with np.load(values) as arrays:
+        y = as_array(model(arrays["x"]))
+        assert relative_difference(y, arrays["y"]) < 1e-5
+
+
+def check_equivariance(case, training=False, dtype="float32", rtol=1e-5):
+    layer = case.make(data_format="channels_last", dtype=dtype)
+    for shape in shapes(case):
+        assert_equivariant(
+            lambda x: (
+                layer(x, training=training)
+                if takes_training(layer)
+                else layer(x)
+            ),
+            case.group,
+            case.sample(shape, dtype),
+            rtol=rtol,
+            elements=groups.get(case.group).grid_elements,
+        )
+
+
+def check_translation(case):
+    """Shifting the input by one stride shifts the output, inside."""
+    layer = case.make(data_format="channels_last")
+    height, width = case.input_shape[1:3]
+    strides = getattr(layer, "strides", (1, 1))
+    rest = case.input_shape[3:]
+    large = case.sample((2, height + strides[0], width + strides[1], *rest))
+    first = as_array(layer(large[:, :height, :width]))
+    second = as_array(layer(large[:, strides[0] :, strides[1] :]))
+    near, far = case.reach, -case.reach or None
+    expected = first[:, near + 1 : far, near + 1 : far]
+    assert expected.size, "the case is too small for its reach"
+    last = -case.reach - 1
+    actual = second[:, near:last, near:last]
+    assert relative_difference(actual, expected) < 1e-5
+
+
+def check_data_formats(case):
+    last = case.make(data_format="channels_last")
+    first = case.make(data_format="channels_first")
+    x = case.sample()
+    expected = np.moveaxis(as_array(last(x)), -1, 1)
+    moved = np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    actual = as_array(first(moved))
+    assert relative_difference(actual, expected) < 1e-6
+    spec = first.compute_output_shape(moved.shape)
+    assert tuple(spec) == expected.shape
+
+
+def check_dynamic_batch(case):
+    layer = case.make(data_format="channels_last")
+    x = case.sample((3, *case.input_shape[1:]))
+    expected = as_array(layer(x[:2]))
+    for count in (3, 1):
+        actual = as_array(layer(x[:count]))
+        assert actual.shape == (count, *expected.shape[1:])
+        both = min(count, 2)
+        assert relative_difference(actual[:both], expected[:both]) < 1e-5
+    model = keras.Sequential([keras.Input(case.input_shape[1:]), layer])
+    assert model.output_shape == (None, *expected.shape[1:])
+    for count in (2, 1):
+        actual = model.predict(x[:count], batch_size=2, verbose=0)
+        assert relative_difference(actual, expected[:count]) < 1e-5
+
+
+def check_unknown_size(case):
+    layer = case.make(data_format="channels_last")
+    unknown = (None, None, *case.input_shape[3:])
+    model = keras.Sequential([keras.Input(unknown), layer])
+    for shape in shapes(case):
+        x = case.sample(shape)
+        expected = as_array(layer(x))
+        actual = model.predict(x, verbose=0)
+        assert relative_difference(actual, expected) < 1e-5
+
+
+def check_unknown_size_is_refused(case):
+    layer = case.layer(**{**case.arguments, "data_format": "channels_last"})
+    with pytest.raises(ValueError, match="known only at run time"):
+        layer.build((None, None, None, *case.input_shape[3:]))
+
+
+def check_dtype_policy(case, policy):
+    layer = case.make(dtype=policy, data_format="channels_last")
+    compute = keras.DTypePolicy(policy).compute_dtype
+    y = layer(case.sample())
+    assert keras.backend.standardize_dtype(y.dtype) == compute
+    values = as_array(ops.cast(y, "float32"))
+    assert np.isfinite(values).all()
+    reference = case.make(dtype="float32", data_format="channels_last")
+    tolerance = {"float32": 1e-6, "float16": 1e-2, "bfloat16": 5e-2}[compute]
+    expected = as_array(reference(case.sample()))
+    assert relative_difference(values, expected) < tolerance
+
+
+def init_arguments(layer):
+    """Arguments of `__init__` of the layer's own classes, with defaults."""
+    arguments = {}
+    for cls in layer.__mro__:
+        if cls is keras.layers.Layer:
+            break
+        if "__init__" in vars(cls):
+            for name, parameter in inspect.signature(
+                cls.__init__
+            ).parameters.items():
+                if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                    arguments.setdefault(name, parameter.default)
+    arguments.pop("self", None)
+    return arguments
+
+
+def plain(value):
+    """A value that compares by content."""
+    if isinstance(value, groups.Group):
+        return value.name
+    if hasattr(value, "get_config"):
+        return (type(value).__name__, repr(value.get_config()))
+    return getattr(value, "__name__", value)  # activations are functions
+
+
+def shapes(case):
+    yield case.input_shape
+    if case.rectangle:
+        yield (case.input_shape[0], *case.rectangle, *case.input_shape[3:])
+
+
+def takes_training(layer):
+    return "training" in inspect.signature(layer.call).parameters
+
+
+def as_array(x):
+    return np.asarray(ops.convert_to_numpy(x))
+
+
+def gradients(layer, x, cotangent):
+    """Gradients of `sum(layer(x) * cotangent)` with respect to x and weights.
+
+    Returns:
+        A list of arrays: for x, then for `layer.trainable_variables`.
+    """
+    backend = keras.backend.backend()
+    variables = layer.trainable_variables
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        x = tf.convert_to_tensor(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x) * cotangent)
+        sources = [x, *(variable.value for variable in variables)]
+        return [as_array(grad) for grad in tape.gradient(loss, sources)]
+    if backend == "jax":
+        import jax
+
+        def loss_of(x, values):
+            y, _ = layer.stateless_call(values, [], x)
+            return (y * cotangent).sum()
+
+        values = [variable.value for variable in variables]
+        of_x, of_values = jax.grad(loss_of, argnums=(0, 1))(
+            ops.convert_to_tensor(x), values
+        )
+        return [as_array(grad) for grad in (of_x, *of_values)]
+    import torch
+
+    x = torch.tensor(x, requires_grad=True)
+    loss = (layer(x) * torch.tensor(cotangent)).sum()
+    sources = [x, *(variable.value for variable in variables)]
+    return [grad.numpy() for grad in torch.autograd.grad(loss, sources)]

@@ -1,0 +1,181 @@
+"""Pooling over space and over the group."""
+
+import numpy as np
+import oracles
+import pytest
+from layer_contract import as_array
+from layer_contract import gradients
+from layer_contract import LayerCase
+from layer_contract import LayerContract
+
+from keras_equiattn import groups
+from keras_equiattn.layers import GroupPooling
+from keras_equiattn.layers import SpatialPooling2D
+from keras_equiattn.ops import is_exact
+from keras_equiattn.testing import assert_equivariant
+from keras_equiattn.testing import equivariance_error
+from keras_equiattn.testing import relative_difference
+
+
+class TestSpatialPooling2D(LayerContract):
+    cases = (
+        LayerCase(
+            SpatialPooling2D,
+            {"pool_size": 2, "group": "p4"},
+            (2, 8, 8, 4, 3),
+            (2, 4, 4, 4, 3),
+            weights=0,
+            group="p4",
+            rectangle=(6, 4),
+            unknown_size=False,
+        ),
+        LayerCase(
+            SpatialPooling2D,
+            {"pool_size": 3, "strides": 2, "mode": "mean", "group": "p4m"},
+            (2, 7, 7, 8, 2),
+            (2, 3, 3, 8, 2),
+            weights=0,
+            group="p4m",
+            rectangle=(9, 5),
+            unknown_size=False,
+        ),
+        LayerCase(
+            SpatialPooling2D,
+            {"pool_size": 2, "strides": 1, "mode": "max", "group": "z2m"},
+            (2, 6, 7, 3),
+            (2, 5, 6, 3),
+            weights=0,
+            group="z2m",
+            rectangle=(5, 8),
+        ),
+        LayerCase(
+            SpatialPooling2D,
+            {"pool_size": (2, 3), "mode": "mean", "group": "p2"},
+            (2, 6, 9, 2),
+            (2, 3, 3, 2),
+            weights=0,
+            group="p2",
+            unknown_size=False,
+        ),
+    )
+    layer = SpatialPooling2D
+    arguments = (
+        {
+            "pool_size": (3, 3),
+            "strides": (2, 2),
+            "mode": "mean",
+            "group": "p4m",
+            "exact": False,
+            "data_format": "channels_first",
+        },
+    )
+
+
+class TestGroupPooling(LayerContract):
+    cases = tuple(
+        LayerCase(
+            GroupPooling,
+            {"mode": mode},
+            (2, 6, 6, groups.get(group).order, 3),
+            (2, 6, 6, 3),
+            weights=0,
+            group=group,
+            rectangle=(5, 4),
+        )
+        for mode, group in (("mean", "p4"), ("max", "p4m"))
+    )
+    layer = GroupPooling
+    arguments = ({"mode": "mean", "data_format": "channels_first"},)
+
+
+@pytest.mark.parametrize("mode", ["max", "mean"])
+@pytest.mark.parametrize(("size", "strides"), [(2, 2), (3, 2), (3, 1)])
+def test_agrees_with_oracle(mode, size, strides):
+    x = np.random.default_rng(0).normal(size=(2, 7, 7, 4, 3))
+    x = x.astype("float32")
+    layer = SpatialPooling2D(size, strides, mode, exact=False)
+    expected = oracles.pool(x, size, strides, mode)
+    assert relative_difference(as_array(layer(x)), expected) < 1e-6
+    image = as_array(layer(x[:, :, :, 0]))
+    assert relative_difference(image, expected[:, :, :, 0]) < 1e-6
+    # The gradient of a maximum goes to its place, of a mean to everywhere.
+    cotangent = np.random.default_rng(1).normal(size=expected.shape)
+    (of_x,) = gradients(layer, x, cotangent.astype("float32"))
+    direction = np.random.default_rng(2).normal(size=x.shape)
+    step = 1e-6 * direction
+    change = oracles.pool(x + step, size, strides, mode) - oracles.pool(
+        x - step, size, strides, mode
+    )
+    np.testing.assert_allclose(
+        (of_x * direction).sum(), (change * cotangent).sum() / 2e-6, rtol=1e-3
+    )
+
+
+def test_group_pooling_agrees_with_numpy():
+    x = np.random.default_rng(0).normal(size=(2, 3, 3, 4, 5))
+    x = x.astype("float32")
+    np.testing.assert_array_equal(as_array(GroupPooling()(x)), x.max(axis=3))
+    np.testing.assert_allclose(
+        as_array(GroupPooling("mean")(x)), x.mean(axis=3), atol=1e-6
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_equivariance_sweep(group, mode):
+    verdicts = []
+    for size in ((7, 7), (8, 8), (31, 31), (32, 32), (7, 8), (31, 9)):
+        for pool, strides in ((2, 2), (3, 2), (2, 1), (3, 3), (3, 1)):
+            shape = (2, *size, groups.get(group).order, 2)
+            layer = SpatialPooling2D(pool, strides, mode, group)
+            verdicts.append(is_exact(group, size, pool, strides))
+            if verdicts[-1]:
+                assert_equivariant(layer, group, shape)
+                continue
+            with pytest.raises(ValueError, match="exactly equivariant"):
+                layer.build(shape)
+            free = SpatialPooling2D(pool, strides, mode, group, exact=False)
+            assert equivariance_error(free, group, shape).max() > 1e-3
+    assert verdicts.count(True) >= 10
+    assert verdicts.count(False) >= 5
+
+
+def test_refuses_what_is_inexact():
+    layer = SpatialPooling2D(2, group="p4", name="pool")
+    with pytest.raises(ValueError, match=r"'pool'.*size \(31, 31\).*30, 32"):
+        layer.build((None, 31, 31, 4, 1))
+    with pytest.raises(ValueError, match=r"size \(31, 31\)"):
+        layer.compute_output_shape((None, 31, 31, 1))
+    layer.build((None, 32, 32, 4, 1))
+    with pytest.raises(ValueError, match=r"size \(31, 32\)"):
+        layer(np.ones((1, 31, 32, 4, 1), "float32"))
+    SpatialPooling2D(2, group="z2").build((None, 31, 31, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pool_size": 0}, "`pool_size` must be a positive integer"),
+        ({"pool_size": 2, "strides": (1, 2, 3)}, "`strides` must be"),
+        ({"pool_size": 2, "mode": "sum"}, "'max' or 'mean'.*'sum'"),
+        ({"pool_size": 2, "group": "q4"}, "Unknown group 'q4'"),
+        ({"pool_size": 2, "data_format": "nchw"}, "`data_format` must be"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SpatialPooling2D(**arguments)
+
+
+def test_bad_shapes():
+    with pytest.raises(ValueError, match="does not fit an input of size"):
+        SpatialPooling2D(3).build((None, 2, 5, 1))
+    with pytest.raises(ValueError, match="size 5, group 'p4' has 4"):
+        SpatialPooling2D(3).build((None, 6, 6, 5, 1))
+    with pytest.raises(ValueError, match=r"takes images.*or feature maps"):
+        SpatialPooling2D(3).build((None, 6, 6))
+    with pytest.raises(ValueError, match="'max' or 'mean'"):
+        GroupPooling("median")
+    with pytest.raises(ValueError, match="of rank 5"):
+        GroupPooling()(np.ones((1, 2, 2, 1), "float32"))
