@@ -52,8 +52,7 @@ class EpochBackup(keras.callbacks.Callback):
         backup.set_model(self.model)
         backup.on_train_begin()
         with np.load(folder / "random_states.npz") as states:
-            for index, variable in enumerate(random_states(self.model)):
-                variable.assign(states[f"arr_{index}"])
+            set_random_states(self.model, dict(states))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Makes sure that training goes on where the backup ends."""
@@ -72,10 +71,7 @@ class EpochBackup(keras.callbacks.Callback):
         backup = keras.callbacks.BackupAndRestore(str(partial))
         backup.set_model(self.model)
         backup.on_epoch_end(epoch)
-        np.savez(
-            partial / "random_states.npz",
-            *map(keras.ops.convert_to_numpy, random_states(self.model)),
-        )
+        np.savez(partial / "random_states.npz", **random_states(self.model))
         os.replace(partial, self._folder(epoch + 1))
         for path in self.directory.glob("epoch-*"):
             if path != self._folder(epoch + 1):
@@ -85,11 +81,40 @@ class EpochBackup(keras.callbacks.Callback):
         return self.directory / f"epoch-{completed:05d}"
 
 
-def random_states(model: keras.Model) -> list[Any]:
-    """States of the random generators of ``model``.
+def random_states(model: keras.Model) -> dict[str, np.ndarray]:
+    """States of the random generators that training draws from, by name."""
+    states = {
+        f"seed_{index}": keras.ops.convert_to_numpy(variable)
+        for index, variable in enumerate(_seed_variables(model))
+    }
+    if keras.backend.backend() == "torch":
+        # Keras' dropout layers draw from PyTorch's own generators.
+        import torch
 
-    They are variables, but no weights: Keras saves them nowhere.
-    """
+        states["torch"] = torch.get_rng_state().numpy()
+        for index, state in enumerate(torch.cuda.get_rng_state_all()):
+            states[f"cuda_{index}"] = state.numpy()
+    return states
+
+
+def set_random_states(
+    model: keras.Model, states: dict[str, np.ndarray]
+) -> None:
+    """Sets what :func:`random_states` returned."""
+    for index, variable in enumerate(_seed_variables(model)):
+        variable.assign(states[f"seed_{index}"])
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(states["torch"]))
+        for index in range(torch.cuda.device_count()):
+            if f"cuda_{index}" in states:
+                state = torch.from_numpy(states[f"cuda_{index}"])
+                torch.cuda.set_rng_state(state, index)
+
+
+def _seed_variables(model: keras.Model) -> list[Any]:
+    """Variables that are neither weights nor metrics: Keras saves no seeds."""
     others = {id(v) for v in model.weights + model.metrics_variables}
     return [v for v in model.non_trainable_variables if id(v) not in others]
 

@@ -121,18 +121,10 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
             # The number held out of the recipe's dataset says nothing here.
             given.setdefault("validation_size", None)
         recipe = dataclasses.replace(recipe, **given)
-    except ValueError as error:
+        datasets.info(recipe.dataset)
+    except (datasets.DatasetNotPreparedError, ValueError) as error:
         raise OptionsError(str(error)) from None
-    _check_dataset(recipe.dataset)
     return recipe
-
-
-def _check_dataset(name: str) -> None:
-    if name.endswith(".npz"):
-        if not pathlib.Path(name).is_file():
-            raise OptionsError(f"There is no file {name}.")
-    elif name not in datasets.list_datasets():
-        raise OptionsError(_unknown("dataset", name, datasets.list_datasets()))
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:

@@ -104,7 +104,8 @@ class GroupLayer(keras.layers.Layer):
 
     def require_exact(self, size: Shape, **window: Any) -> None:
         """Raises unless a window of this kind is exact on this size."""
-        require_exact(self._label(), self.group, tuple(size), **window)
+        height, width = size
+        require_exact(self._label(), self.group, (height, width), **window)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -6,11 +6,24 @@ may be left over at one side only. That depends on size, window, strides and
 padding, and on nothing else, so it can be decided before anything runs.
 """
 
+from collections.abc import Iterable
+from typing import NamedTuple
+from typing import TypeAlias
+
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 
-Pair = int | tuple[int, int]
-Size = int | None | tuple[int | None, int | None]
+Pair: TypeAlias = int | tuple[int, int]
+Size: TypeAlias = int | tuple[int | None, int | None] | None
+
+
+class _Axis(NamedTuple):
+    """Windows along one axis; sizes in pixels."""
+
+    size: int | None
+    window: int
+    strides: int
+    dilation: int
 
 
 def effective_window(window: int, dilation: int) -> int:
@@ -74,19 +87,14 @@ def is_exact(
         raise ValueError(
             f"`padding` must be 'valid' or 'same'. Received: {padding!r}"
         )
-    axes = list(
-        zip(
-            *(_pair(value) for value in (size, window, strides, dilation)),
-            strict=True,
-        )
-    )
+    height, width = axes = _axes(size, window, strides, dilation)
     if group.order == 1:
         return True
     if group.name == "z2m":  # mirrors columns only
-        return _reversible(*axes[1], padding)
-    if group.quarter_turns and axes[0][1:] != axes[1][1:]:
+        return _reversible(width, padding)
+    if group.quarter_turns and height[1:] != width[1:]:
         return False
-    return all(_reversible(*axis, padding) for axis in axes)
+    return all(_reversible(axis, padding) for axis in axes)
 
 
 def require_exact(
@@ -107,76 +115,90 @@ def require_exact(
     group = groups.get(group)
     if is_exact(group, size, window, strides, dilation, padding):
         return
-    pairs = [_pair(value) for value in (size, window, strides, dilation)]
+    axes = _axes(size, window, strides, dilation)
+    sizes, windows, all_strides, dilations = zip(*axes, strict=True)
     raise ValueError(
         f"{name} would not be exactly equivariant under '{group.name}': "
-        f"window {pairs[1]}, strides {pairs[2]}, dilation {pairs[3]}, "
-        f"padding '{padding}' on an input of size {pairs[0]} do not map onto "
+        f"window {windows}, strides {all_strides}, dilation {dilations}, "
+        f"padding '{padding}' on an input of size {sizes} do not map onto "
         f"themselves when the input is turned or mirrored. "
-        f"{_advice(group, *pairs, padding)} "
+        f"{_advice(group, axes, padding)} "
         "Or pass `exact=False` to accept an approximate layer."
     )
 
 
-def _reversible(
-    size: int | None, window: int, strides: int, dilation: int, padding: str
-) -> bool:
+def _reversible(axis: _Axis, padding: str) -> bool:
     """The rule for one axis under reversal."""
-    if size is None and strides > 1:
-        return False
-    extent = effective_window(window, dilation)
-    if size is None or strides == 1:
+    extent = effective_window(axis.window, axis.dilation)
+    if axis.strides == 1:
         # No window position is left over; "same" must pad evenly.
         return padding == "valid" or extent % 2 == 1
+    if axis.size is None:
+        return False
     if padding == "valid":
-        return (size - extent) % strides == 0
-    positions = -(-size // strides)
-    total = (positions - 1) * strides + extent - size
+        return (axis.size - extent) % axis.strides == 0
+    positions = -(-axis.size // axis.strides)
+    total = (positions - 1) * axis.strides + extent - axis.size
     return total >= 0 and total % 2 == 0
 
 
-def _advice(group, size, window, strides, dilation, padding) -> str:  # type: ignore[no-untyped-def]
-    """One sentence that names what would be exact instead."""
-    if group.quarter_turns and any(
-        value[0] != value[1] for value in (window, strides, dilation)
-    ):
+def _advice(group: Group, axes: tuple[_Axis, _Axis], padding: str) -> str:
+    """What would be exact instead."""
+    height, width = axes
+    if group.quarter_turns and height[1:] != width[1:]:
         return (
             "Quarter turns need a square window and equal strides and "
             "dilation rates along both axes."
         )
-
-    def exact(n: int | None, s: tuple[int, int] = strides) -> bool:
-        return is_exact(group, n, window, s, dilation, padding)
-
-    if max(strides) == 1:
+    if height.strides == width.strides == 1:
         return "With padding 'same' use an odd window, or use padding 'valid'."
-    known = [n for n in size if n is not None]
-    around = max(known, default=32)
-    sizes = sorted(
-        (n for n in range(max(window), around + 16) if exact(n)),
-        key=lambda n: (abs(n - around), n),
-    )[:4]
+
     parts = []
+    around = max((axis.size for axis in axes if axis.size), default=32)
+    sizes = sorted(
+        (
+            n
+            for n in range(1, around + 16)
+            if n >= height.window
+            and all(_reversible(a._replace(size=n), padding) for a in axes)
+        ),
+        key=lambda n: abs(n - around),
+    )[:4]
     if sizes:
-        listed = ", ".join(map(str, sorted(sizes)))
-        parts.append(f"With these strides sizes such as {listed} are exact.")
-    if len(known) == 2:
-        fitting = [
-            s
-            for s in range(1, max(strides) + 2)
-            if is_exact(group, size, window, s, dilation, padding)
-        ]
-        if fitting:
-            listed = ", ".join(map(str, fitting))
-            parts.append(f"On this size these strides are exact: {listed}.")
-    else:
+        parts.append(
+            f"With these strides such sizes are exact: {_list(sizes)}."
+        )
+    if height.size is None or width.size is None:
         parts.append("A size known only at run time is exact with strides 1.")
+    else:
+        steps = [
+            s
+            for s in range(1, max(height.strides, width.strides) + 2)
+            if all(_reversible(a._replace(strides=s), padding) for a in axes)
+        ]
+        if steps:
+            parts.append(
+                f"On this size such strides are exact: {_list(steps)}."
+            )
     parts.append(
-        "A layer with strides 1 followed by `SpatialPooling2D` keeps more "
-        "sizes exact."
+        "Strides 1 followed by `SpatialPooling2D` keep even sizes exact."
     )
     return " ".join(parts)
 
 
-def _pair(value):  # type: ignore[no-untyped-def]
-    return (value, value) if value is None or isinstance(value, int) else value
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _axes(
+    size: Size, window: Pair, strides: Pair, dilation: Pair
+) -> tuple[_Axis, _Axis]:
+    sizes = size if isinstance(size, tuple) else (size, size)
+    windows, all_strides, dilations = (
+        value if isinstance(value, tuple) else (value, value)
+        for value in (window, strides, dilation)
+    )
+    return (
+        _Axis(sizes[0], windows[0], all_strides[0], dilations[0]),
+        _Axis(sizes[1], windows[1], all_strides[1], dilations[1]),
+    )

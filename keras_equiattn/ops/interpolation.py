@@ -20,10 +20,7 @@ def rotation_table(
         float64.
     """
     centre = (np.array([height, width]) - 1) / 2
-    position = np.stack(
-        np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), -1
-    )
-    offset = position.reshape(-1, 2) - centre
+    offset = positions(height, width) - centre
     cos, sin = np.cos(angle), np.sin(angle)
     backwards = np.array([[cos, sin], [-sin, cos]])
     source = offset @ backwards.T + centre
@@ -41,6 +38,11 @@ def rotation_table(
         indices.append(row * width + column)
         weights.append(np.where(inside, weight, 0.0))
     return np.array(indices, np.int32), np.array(weights)
+
+
+def positions(height: int, width: int) -> np.ndarray:
+    """All `(row, column)` of a grid, `(height * width, 2)`, row-major."""
+    return np.argwhere(np.ones((height, width)))
 
 
 def quarter_and_rest(step: int, rotations: int) -> tuple[int, float]:

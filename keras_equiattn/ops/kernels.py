@@ -15,6 +15,7 @@ from keras import ops
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.interpolation import positions
 from keras_equiattn.ops.interpolation import quarter_and_rest
 from keras_equiattn.ops.interpolation import rotation_table
 
@@ -76,9 +77,9 @@ def _index_table(
     group: Group, rows: int, columns: int, group_axis: bool
 ) -> np.ndarray:
     """`(order, rows * columns, order or 1)`: where copy h reads from."""
-    position = np.stack(np.indices((rows, columns)), -1).reshape(-1, 2)
     size = np.array([rows, columns])
-    doubled = 2 * position - (size - 1)  # offsets from the centre, integers
+    # Twice the offsets from the centre: integers for every size.
+    doubled = 2 * positions(rows, columns) - (size - 1)
     inverse = group.matrices[group.inverse].astype(int)
     source = (doubled @ inverse.transpose(0, 2, 1) + size - 1) // 2
     place = source[..., 0] * columns + source[..., 1]
@@ -106,8 +107,7 @@ def _interpolation_matrix(
         matrices.append(identity[turns[quarters]] @ turn @ mirror)
     matrix = np.stack(matrices)
     if mask == "disc":
-        position = np.stack(np.indices((rows, columns)), -1).reshape(-1, 2)
-        offset = position - (np.array([rows, columns]) - 1) / 2
+        offset = positions(rows, columns) - (np.array([rows, columns]) - 1) / 2
         inside = np.hypot(*offset.T) <= rows / 2
         matrix = matrix * inside[:, None] * inside
     return matrix

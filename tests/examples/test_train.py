@@ -1,6 +1,7 @@
 """``examples/train.py``: runs, resumed runs, and what it refuses."""
 
 import contextlib
+import csv
 import importlib.util
 import json
 import os
@@ -105,13 +106,13 @@ def npz(tmp_path_factory):
 
 
 def arguments(npz, out, *more, epochs=EPOCHS) -> list[str]:
-    """A run on the few digits: three batches per epoch."""
+    """A run on the few digits: four batches per epoch."""
     return [
         "--model=tiny",
         f"--dataset={npz}",
         f"--out={out}",
         f"--epochs={epochs}",
-        "--batch-size=12",
+        "--batch-size=8",
         "--validation-size=16",
         "--padding=2",
         "--flip=True",
@@ -180,7 +181,7 @@ def test_run_leaves_a_record(whole_run, npz):
     # Kernel and bias, gain and offset, dense kernel and bias.
     assert results["parameters"] == 3 * 3 * 4 + 4 + 4 + 4 + 4 * 10 + 10
     assert results["options"]["seed"] == 0
-    assert results["recipe"]["batch_size"] == 12
+    assert results["recipe"]["batch_size"] == 8
     assert results["recipe"]["weight_decay"] == 1e-4
     assert results["recipe"]["flip"] is True
     assert results["dataset"]["classes"] == 10
@@ -258,56 +259,285 @@ def test_kill_9_and_resume_lose_nothing(whole_run, train, npz, tmp_path):
 
 
 class Kill(BaseException):
-    """Stands for the kill: nothing in the script catches it."""
+    """Stands for a kill: nothing in the script catches it."""
 
 
-def kill_when(monkeypatch, owner, name, condition):
+def kill_when(patch, owner, name, condition):
     """Makes `owner.name` raise `Kill` instead, when `condition` holds."""
     original = getattr(owner, name)
 
-    def stand_in(*args, **kwargs):
-        if condition(*args, **kwargs):
+    def stand_in(*args):
+        if condition(*args):
             raise Kill
-        return original(*args, **kwargs)
+        return original(*args)
 
-    monkeypatch.setattr(owner, name, stand_in)
-
-
-def always(*args, **kwargs) -> bool:
-    return True
+    patch.setattr(owner, name, stand_in)
 
 
-def in_second_epoch(callback, epoch, logs=None) -> bool:
-    return epoch == 1
+# Where a kill leaves files that do not agree, in the order of a run.
+SEAMS = [
+    # The log has a row that the backup has not.
+    (callbacks.EpochBackup, "on_epoch_end", lambda self, epoch, logs: True),
+    # The second backup is written, but not in its place.
+    (os, "replace", lambda source, target: target.name == "epoch-00002"),
+    # The checkpoints are an epoch behind.
+    (callbacks.Checkpoints, "on_epoch_end", lambda self, epoch, logs: True),
+    # Training is over, the report is not written.
+    (reporting, "plot_curves", lambda *args: True),
+]
 
 
-def backup_is_renamed(source, target) -> bool:
-    return str(target).endswith("epoch-00002")
-
-
-def best_is_renamed(source, target) -> bool:
-    return str(target).endswith("best.keras")
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "condition"),
-    [
-        (callbacks.EpochLog, "on_epoch_end", in_second_epoch),
-        (callbacks.EpochBackup, "on_epoch_end", in_second_epoch),
-        (os, "replace", backup_is_renamed),
-        (callbacks.Checkpoints, "on_epoch_end", in_second_epoch),
-        (os, "replace", best_is_renamed),
-        (reporting, "plot_curves", always),
-    ],
-    ids=["log", "backup", "rename", "last", "best", "report"],
-)
-def test_kill_at_the_seams_loses_nothing(
-    train, whole_run, npz, tmp_path, monkeypatch, owner, name, condition
-):
+def test_kills_at_the_seams_lose_nothing(train, whole_run, npz, tmp_path):
     out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        kill_when(patch, owner, name, condition)
-        with pytest.raises(Kill):
-            train.main(arguments(npz, out))
+    for owner, name, condition in SEAMS:
+        with pytest.MonkeyPatch.context() as patch:
+            kill_when(patch, owner, name, condition)
+            with pytest.raises(Kill):
+                train.main(arguments(npz, out, "--resume"))
     train.main(arguments(npz, out, "--resume"))
     assert_same_run(out, whole_run)
+
+
+def test_best_checkpoint_is_written_after_a_kill(tmp_path):
+    """The last completed epoch is the best, but not saved as such."""
+    rows = [
+        {"epoch": 1, "val_accuracy": 0.8, "val_loss": 1.0, "wall_time": 1.0},
+        {"epoch": 2, "val_accuracy": 0.9, "val_loss": 1.0, "wall_time": 2.0},
+        {"epoch": 3, "val_accuracy": 0.9, "val_loss": 2.0, "wall_time": 3.0},
+    ]
+    with (tmp_path / "log.csv").open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for completed, expected in ((3, {"last"}), (2, {"last", "best"})):
+        log = callbacks.EpochLog(tmp_path / "log.csv", completed)
+        assert log.best == rows[1]
+        assert log.wall_time > completed
+        checkpoints = callbacks.Checkpoints(tmp_path, log)
+        checkpoints.set_model(model)
+        checkpoints.on_train_begin()
+        found = {path.stem for path in tmp_path.glob("*.keras")}
+        assert found == expected
+    with pytest.raises(ValueError, match="lacks rows of the 4 completed"):
+        callbacks.EpochLog(tmp_path / "log.csv", 4)
+
+
+def test_train_on_all_selects_nothing(train, npz, tmp_path, capfd):
+    out = tmp_path / "run"
+    train.main(arguments(npz, out, "--train-on-all", "--no-test", epochs=1))
+    assert not (out / "best.keras").exists()
+    results = results_of(out)
+    for key in ("validation", "test", "best"):
+        assert results[key] is None
+    (row,) = log_of(out)
+    assert set(row) == {"epoch", "loss", "accuracy", "learning_rate"}
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == (
+        "tiny: 98 parameters, group p4, "
+        f"backend {keras.backend.backend()}, device CPU"
+    )
+    assert lines[-1].startswith("tiny: 1 epochs, equivariance error")
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(train, npz, tmp_path, policy):
+    out = tmp_path / "run"
+    train.main(
+        arguments(npz, out, f"--dtype-policy={policy}", "--no-test", epochs=1)
+    )
+    results = results_of(out)
+    assert results["options"]["dtype_policy"] == policy
+    assert np.isfinite(results["validation"]["loss"])
+    model = keras.saving.load_model(out / "last.keras")
+    assert {layer.compute_dtype for layer in model.layers} == {
+        policy.removeprefix("mixed_"),
+        "float32",
+    }
+    assert {v.dtype for v in model.weights} == {"float32"}
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scaled == (policy == "mixed_float16")
+
+
+# As if it were not installed; a None in sys.modules would misguide Keras.
+BLOCK_TENSORFLOW = """
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+@pytest.mark.once
+def test_npz_trains_without_tensorflow(npz, tmp_path):
+    """On JAX, TensorFlow's import being blocked."""
+    out = tmp_path / "run"
+    subprocess.run(
+        subprocess_command(arguments(npz, out, epochs=1), BLOCK_TENSORFLOW),
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        check=True,
+    )
+    results = results_of(out)
+    assert results["pipeline"] == "PyDataset"
+    assert results["epochs"] == 1
+    assert results["versions"]["backend"] == "jax"
+    assert "tensorflow" not in results["versions"]
+
+
+@pytest.mark.slow
+def test_both_pipelines_train_alike(train, tmp_path):
+    """The digits by name come by tf.data, those of the file do not."""
+    exported = datasets.export("digits", tmp_path / "digits.npz")
+    outs = {}
+    for dataset in ("digits", str(exported)):
+        out = outs[dataset] = tmp_path / f"run{len(outs)}"
+        train.main(
+            [
+                "--model=tiny",
+                f"--dataset={dataset}",
+                f"--out={out}",
+                "--epochs=2",
+                "--padding=2",
+                "--verbose=0",
+            ]
+        )
+    by_name, by_file = (results_of(out) for out in outs.values())
+    assert by_name["pipeline"] == "tf.data"
+    assert by_file["pipeline"] == "PyDataset"
+    for key in ("validation", "test", "dataset"):
+        assert by_name[key] == by_file[key]
+
+
+@pytest.mark.slow
+def test_command_line_on_a_real_network(npz, tmp_path):
+    """The command of the documentation, on a few images."""
+    command = [sys.executable, str(SCRIPT), *arguments(npz, "run", epochs=1)]
+    command = [arg for arg in command if not arg.startswith("--verbose")]
+    command.append("--model=rotmnist_p4cnn")
+    process = subprocess.run(
+        command, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert "rotmnist_p4cnn: 24,610 parameters, group p4" in process.stdout
+    assert "4/4" in process.stdout  # Keras' progress bar
+    results = results_of(tmp_path / "run")
+    assert results["equivariance"]["error"] < 1e-4
+    assert results["options"]["out"] == "run"
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    """Loading any data is a failure."""
+
+    def fail(*args, **kwargs):
+        pytest.fail("Data was loaded before the options were checked.")
+
+    for name in ("load", "load_pydataset"):
+        monkeypatch.setattr(datasets, name, fail)
+
+
+def refusal(train, command, capsys) -> str:
+    """What the script says before it gives up."""
+    with pytest.raises(SystemExit) as error:
+        train.main(command)
+    assert error.value.code not in (None, 0)
+    told = capsys.readouterr()
+    return f"{error.value.code} {told.out} {told.err}"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--model=tinny", "Unknown model 'tinny'. Did you mean 'tiny'?"),
+        ("--dataset=digit", "Unknown dataset 'digit'. Did you mean 'digits'?"),
+        ("--dataset=none.npz", "none.npz does not exist"),
+        ("--epochs=0", "`epochs` must be >= 1. Received: epochs=0"),
+        ("--epochs=two", "two"),
+        ("--batch-size=0", "`batch_size` must be >= 1"),
+        ("--learning-rate=-1", "`learning_rate` must be > 0"),
+        ("--weight-decay=-1", "`weight_decay` must be >= 0"),
+        ("--padding=-1", "`padding` must be >= 0"),
+        ("--validation-size=0", "`validation_size` must be None or >= 1"),
+        ("--seed=-1", "`seed` must be in [0, 2**32). Received: seed=-1"),
+        ("--dtype-policy=float8", "float8"),
+        ("--nonsense=1", "nonsense"),
+    ],
+)
+def test_bad_options_fail_early(
+    train, npz, tmp_path, capsys, no_data, more, message
+):
+    out = tmp_path / "run"
+    assert message in refusal(train, arguments(npz, out, more), capsys)
+    assert not out.exists()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--dataset=cifar10", "`input_shape` must be (28, 28, channels)"),
+        ("--weights=none.h5", "Received: 'none.h5'"),
+    ],
+)
+def test_what_the_network_refuses_fails_early(
+    train, tmp_path, capsys, no_data, more, message
+):
+    out = tmp_path / "run"
+    command = ["--model=rotmnist_p4cnn", f"--out={out}", more]
+    assert message in refusal(train, command, capsys)
+    assert not out.exists()
+
+
+@pytest.mark.once
+def test_dataset_that_is_not_prepared(train, tmp_path, capsys):
+    command = [
+        "--model=rotmnist_p4cnn",
+        f"--data-dir={tmp_path}",
+        f"--out={tmp_path / 'run'}",
+    ]
+    told = refusal(train, command, capsys)
+    assert "'rot_mnist' is not prepared" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+def test_dataset_with_too_few_images(train, npz, tmp_path, capsys):
+    command = arguments(npz, tmp_path / "run", "--validation-size=48")
+    told = refusal(train, command, capsys)
+    assert "must be less than the 48 images" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "holds a run already: go on with it by --resume"),
+        (("--resume", "--seed=1"), "started with seed=0, not with seed=1"),
+        (("--resume", "--epochs=5"), "started with epochs=4, not with epochs"),
+        (("--resume", "--train-on-all"), "started with train_on_all=False"),
+    ],
+)
+def test_folder_with_another_run(
+    train, whole_run, npz, capsys, no_data, more, message
+):
+    told = refusal(train, arguments(npz, whole_run, *more), capsys)
+    assert message in told
+
+
+@pytest.mark.once
+def test_backend_of_a_resumed_run_is_the_same(
+    train, whole_run, npz, capsys, no_data, monkeypatch
+):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "other")
+    told = refusal(train, arguments(npz, whole_run, "--resume"), capsys)
+    assert "not with backend='other'" in told
+
+
+@pytest.mark.once
+def test_folder_that_is_a_file(train, npz, tmp_path, capsys, no_data):
+    (tmp_path / "run").write_text("")
+    told = refusal(train, arguments(npz, tmp_path / "run"), capsys)
+    assert "is no folder" in told

@@ -150,7 +150,7 @@ def test_message_names_what_would_be_exact():
     with pytest.raises(ValueError, match="exactly equivariant") as info:
         require_exact("conv 'c'", "p4", 32, 3, 2, 1, "same")
     message = str(info.value)
-    for part in ("conv 'c'", "'p4'", "(32, 32)", "31, 33", "strides", "1"):
+    for part in ("conv 'c'", "'p4'", "(32, 32)", "31, 33", "are exact: 1."):
         assert part in message
     assert "`exact=False`" in message
     assert "SpatialPooling2D" in message

@@ -1,0 +1,83 @@
+# Every target makes the environment it needs in .venv.
+#
+#   make demo        trains two small networks on digits, prints a table
+#   make test        the test suite on TensorFlow, JAX and PyTorch
+#   make test-slow   full sweeps, prepared real data, oldest Keras
+#   make lint        formatting, lint, spelling, types
+#   make docs        the documentation, in site/
+#   make bench       the benchmarks, in benchmarks/results/
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+BACKENDS ?= tensorflow jax torch
+PYTEST := $(BIN)/python -m pytest -q -n 2
+
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.PHONY: demo test test-slow test-floor lint docs bench clean
+
+demo: .venv/.demo
+	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
+
+# Tests that use no tensor, or choose a backend themselves, run once.
+test: .venv/.dev
+	@set -e; which="not slow"; \
+	for backend in $(BACKENDS); do \
+	  echo "== $$backend"; \
+	  KERAS_BACKEND=$$backend $(PYTEST) -m "$$which"; \
+	  which="not slow and not once"; \
+	done
+
+test-slow: .venv/.dev test-floor
+	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
+	KERAS_BACKEND=jax $(PYTEST) -m "slow and every_backend"
+	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
+
+# The oldest Keras that pyproject.toml allows.
+test-floor: .venv-floor/.done
+	KERAS_BACKEND=torch .venv-floor/bin/python -m pytest -q -n 2 \
+	  -m "not slow and not once" tests/ops tests/layers tests/test_testing.py \
+	  tests/applications/test_models.py
+
+lint: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+	# The type checker wants the packages where they will be installed.
+	rm -rf build/typing && mkdir -p build/typing
+	cp -r keras_equiattn build/typing/
+	cp -r applications build/typing/keras_equiattn/
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml
+
+docs: .venv/.docs
+	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/mkdocs build --strict
+
+bench: .venv/.dev
+	for backend in $(BACKENDS); do \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
+	done
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml
+	$(BIN)/pip install -q tensorflow-cpu -e ".[examples]"
+	@touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml requirements-dev.txt
+	$(BIN)/pip install -q -r requirements-dev.txt
+	@touch $@
+
+.venv/.docs: .venv/.dev
+	$(BIN)/pip install -q -e ".[docs]"
+	@touch $@
+
+.venv-floor/.done: pyproject.toml requirements-dev.txt
+	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
+	floor=$$(sed -n 's/.*"keras>=\([0-9.]*\)".*/\1/p' pyproject.toml); \
+	.venv-floor/bin/pip install -q "keras==$$floor.*" torch==2.13.0 \
+	  -e ".[dev,examples]"
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-floor build dist site

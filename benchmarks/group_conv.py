@@ -1,0 +1,131 @@
+"""Cost of a group convolution beside a plain one of the same folded width.
+
+    KERAS_BACKEND=jax python benchmarks/group_conv.py
+
+One training step each (outputs, gradients of input and weights), alternating
+in one process, in the mode that Keras compiles in by default on a CPU. Writes
+`benchmarks/results/group_conv-<backend>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_equiattn.applications import reporting
+from keras_equiattn.layers import GroupConv2D
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
+    """A function without arguments that runs one step and waits for it."""
+    layer(x[:1])
+    y = np.random.default_rng(1).normal(size=layer(x).shape).astype("float32")
+    x, y = ops.convert_to_tensor(x), ops.convert_to_tensor(y)
+    variables = layer.trainable_variables
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        sources = [x, *(variable.value for variable in variables)]
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(layer(x) * y)
+            return tape.gradient(loss, sources)
+
+        return lambda: [gradient.numpy() for gradient in step()]
+    if backend == "jax":
+        import jax
+
+        def loss(values, x):
+            outputs, _ = layer.stateless_call(values, [], x)
+            return (outputs * y).sum()
+
+        gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))
+        values = [variable.value for variable in variables]
+        return lambda: jax.block_until_ready(gradients(values, x))
+    import torch
+
+    x = x.clone().requires_grad_()
+    sources = [x, *(variable.value for variable in variables)]
+    return lambda: torch.autograd.grad((layer(x) * y).sum(), sources)
+
+
+def alternate(
+    steps: dict[str, Callable], repeats: int, warm_up: int = 5
+) -> dict[str, list[float]]:
+    """Seconds of each step, taken in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(repeats + warm_up):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if turn >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--group", default="p4")
+    parser.add_argument("--width", type=int, default=64, help="folded")
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=60)
+    options = parser.parse_args()
+
+    group = GroupConv2D(1, 1, group=options.group).group
+    channels, rest = divmod(options.width, group.order)
+    if rest:
+        parser.error(f"--width must be a multiple of {group.order}")
+    shape = (options.batch, options.size, options.size)
+    x = np.random.default_rng(0).normal(size=(*shape, options.width))
+    x = x.astype("float32")
+    common = {"padding": "same", "data_format": "channels_last"}
+    steps = {
+        "Conv2D": training_step(
+            keras.layers.Conv2D(options.width, 3, **common), x
+        ),
+        "GroupConv2D": training_step(
+            GroupConv2D(channels, 3, group=group, **common),
+            x.reshape(*shape, group.order, channels),
+        ),
+    }
+    seconds = alternate(steps, options.repeats)
+    median = {name: statistics.median(s) for name, s in seconds.items()}
+    ratios = [
+        group / plain
+        for plain, group in zip(
+            seconds["Conv2D"], seconds["GroupConv2D"], strict=True
+        )
+    ]
+    results = {
+        "benchmark": "one training step of GroupConv2D over one of Conv2D",
+        "settings": vars(options),
+        "seconds_median": median,
+        "ratio_of_medians": median["GroupConv2D"] / median["Conv2D"],
+        "median_of_ratios": statistics.median(ratios),
+        "ratio_quartiles": statistics.quantiles(ratios, n=4),
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    print(json.dumps(results, indent=2))
+    date = datetime.date.today().isoformat()
+    name = f"group_conv-{keras.backend.backend()}-{date}.json"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
