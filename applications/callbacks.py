@@ -71,7 +71,8 @@ class EpochBackup(keras.callbacks.Callback):
         backup = keras.callbacks.BackupAndRestore(str(partial))
         backup.set_model(self.model)
         backup.on_epoch_end(epoch)
-        np.savez(partial / "random_states.npz", **random_states(self.model))
+        states: dict[str, Any] = random_states(self.model)
+        np.savez(partial / "random_states.npz", **states)
         os.replace(partial, self._folder(epoch + 1))
         for path in self.directory.glob("epoch-*"):
             if path != self._folder(epoch + 1):

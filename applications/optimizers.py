@@ -64,7 +64,12 @@ class CoupledAdam(CoupledDecay, keras.optimizers.Adam):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class CoupledSGD(CoupledDecay, keras.optimizers.SGD):
-    """SGD with L2 decay in the gradient (``torch.optim.SGD``)."""
+    """SGD with L2 decay in the gradient (``torch.optim.SGD``).
+
+    Keras scales the gradient by the learning rate before it enters the
+    momentum, PyTorch after: for some steps after a change of the rate the
+    updates differ.
+    """
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

@@ -4,16 +4,20 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# Two test processes on two cores: more threads only wait for each other.
+for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+    os.environ.setdefault(variable, "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
-# PyTorch before TensorFlow: the other way round can crash the process.
+# PyTorch before TensorFlow, which Keras may import: the other way round can
+# crash the process.
+import torch  # isort: skip
 import keras
 import pytest
-import torch
 
 # Assertions in the contract explain themselves as those in tests do.
 pytest.register_assert_rewrite("layer_contract")
 
-# Two test processes on two cores: more threads only wait for each other.
 torch.set_num_threads(1)
 
 

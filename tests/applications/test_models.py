@@ -45,6 +45,7 @@ def test_registry_is_complete():
     assert applications.list_models() == sorted(PARAMETERS)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):
     model = applications.get_model(name)

@@ -16,7 +16,8 @@ def orbit(kernel, group, **options):
 
 
 def kernels(rows, columns, *rest):
-    return np.random.default_rng(0).normal(size=(rows, columns, *rest))
+    values = np.random.default_rng(0).normal(size=(rows, columns, *rest))
+    return values.astype("float32")
 
 
 @pytest.mark.parametrize("name", GRID)

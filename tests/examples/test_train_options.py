@@ -1,0 +1,124 @@
+"""``examples/train.py`` refuses what cannot be, before it loads any data."""
+
+import keras
+import pytest
+from training_run import arguments
+
+from keras_equiattn.applications import datasets
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    """Loading any data is a failure."""
+
+    def fail(*args, **kwargs):
+        pytest.fail("Data was loaded before the options were checked.")
+
+    for name in ("load", "load_pydataset"):
+        monkeypatch.setattr(datasets, name, fail)
+
+
+def refusal(train, command, capsys) -> str:
+    """What the script says before it gives up."""
+    with pytest.raises(SystemExit) as error:
+        train.main(command)
+    assert error.value.code not in (None, 0)
+    told = capsys.readouterr()
+    return f"{error.value.code} {told.out} {told.err}"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--model=tinny", "Unknown model 'tinny'. Did you mean 'tiny'?"),
+        ("--dataset=digit", "Unknown dataset 'digit'. Did you mean 'digits'?"),
+        ("--dataset=none.npz", "none.npz does not exist"),
+        ("--epochs=0", "`epochs` must be >= 1. Received: epochs=0"),
+        ("--epochs=two", "two"),
+        ("--batch-size=0", "`batch_size` must be >= 1"),
+        ("--learning-rate=-1", "`learning_rate` must be > 0"),
+        ("--weight-decay=-1", "`weight_decay` must be >= 0"),
+        ("--padding=-1", "`padding` must be >= 0"),
+        ("--validation-size=0", "`validation_size` must be None or >= 1"),
+        ("--seed=-1", "`seed` must be in [0, 2**32). Received: seed=-1"),
+        ("--dtype-policy=float8", "float8"),
+        ("--nonsense=1", "nonsense"),
+    ],
+)
+def test_bad_options_fail_early(
+    train, npz, tmp_path, capsys, no_data, more, message
+):
+    out = tmp_path / "run"
+    assert message in refusal(train, arguments(npz, out, more), capsys)
+    assert not out.exists()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--dataset=cifar10", "`input_shape` must be (28, 28, channels)"),
+        ("--weights=none.h5", "Received: 'none.h5'"),
+    ],
+)
+def test_what_the_network_refuses_fails_early(
+    train, tmp_path, capsys, no_data, more, message
+):
+    out = tmp_path / "run"
+    command = ["--model=rotmnist_p4cnn", f"--out={out}", more]
+    assert message in refusal(train, command, capsys)
+    assert not out.exists()
+
+
+@pytest.mark.once
+def test_dataset_that_is_not_prepared(train, tmp_path, capsys):
+    command = [
+        "--model=rotmnist_p4cnn",
+        f"--data-dir={tmp_path}",
+        f"--out={tmp_path / 'run'}",
+    ]
+    told = refusal(train, command, capsys)
+    assert "'rot_mnist' is not prepared" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+def test_dataset_with_too_few_images(train, npz, tmp_path, capsys):
+    command = arguments(npz, tmp_path / "run", "--validation-size=48")
+    told = refusal(train, command, capsys)
+    assert "must be less than the 48 images" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "holds a run already: go on with it by --resume"),
+        (("--resume", "--seed=1"), "started with seed=0, not with seed=1"),
+        (("--resume", "--epochs=5"), "started with epochs=4, not with epochs"),
+        (("--resume", "--train-on-all"), "started with train_on_all=False"),
+    ],
+)
+def test_folder_with_another_run(
+    train, whole_run, npz, capsys, no_data, more, message
+):
+    told = refusal(train, arguments(npz, whole_run, *more), capsys)
+    assert message in told
+
+
+@pytest.mark.once
+def test_backend_of_a_resumed_run_is_the_same(
+    train, whole_run, npz, capsys, no_data, monkeypatch
+):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "other")
+    told = refusal(train, arguments(npz, whole_run, "--resume"), capsys)
+    assert "not with backend='other'" in told
+
+
+@pytest.mark.once
+def test_folder_that_is_a_file(train, npz, tmp_path, capsys, no_data):
+    (tmp_path / "run").write_text("")
+    told = refusal(train, arguments(npz, tmp_path / "run"), capsys)
+    assert "is no folder" in told

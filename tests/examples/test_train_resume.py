@@ -1,0 +1,137 @@
+"""``examples/train.py --resume``: a kill loses nothing."""
+
+import csv
+import os
+import signal
+import subprocess
+
+import keras
+import pytest
+from training_run import arguments
+from training_run import assert_same_run
+from training_run import EPOCHS
+from training_run import results_of
+from training_run import subprocess_command
+
+from keras_equiattn.applications import callbacks
+from keras_equiattn.applications import datasets
+from keras_equiattn.applications import reporting
+
+
+def test_complete_run_is_left_alone(train, whole_run, npz, capsys):
+    before = (whole_run / "results.json").read_bytes()
+    train.main(arguments(npz, whole_run, "--resume"))
+    assert "is complete" in capsys.readouterr().out
+    assert (whole_run / "results.json").read_bytes() == before
+
+
+def killed(command, *, after) -> None:
+    """Starts a process and kills it, no clean-up, once `after` exists."""
+    # One thread, like the tests: sums depend on how they are split.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment) as process:
+        while not after.exists():
+            assert process.poll() is None, "The run ended before the kill."
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_kill_9_and_resume_lose_nothing(whole_run, train, npz, tmp_path):
+    """Killed in the middle of the second epoch, by the log of the first."""
+    out = tmp_path / "run"
+    killed(
+        subprocess_command(arguments(npz, out)),
+        after=out / "backup" / "epoch-00001",
+    )
+    assert not (out / "results.json").exists()
+    completed = callbacks.EpochBackup(out / "backup").completed
+    assert 1 <= completed < EPOCHS
+    train.main(arguments(npz, out, "--resume"))
+    assert_same_run(out, whole_run)
+
+
+class Kill(BaseException):
+    """Stands for a kill: nothing in the script catches it."""
+
+
+def kill_when(patch, owner, name, condition):
+    """Makes `owner.name` raise `Kill` instead, when `condition` holds."""
+    original = getattr(owner, name)
+
+    def stand_in(*args):
+        if condition(*args):
+            raise Kill
+        return original(*args)
+
+    patch.setattr(owner, name, stand_in)
+
+
+# Where a kill leaves files that do not agree, in the order of a run.
+SEAMS = [
+    # The log has a row that the backup has not.
+    (callbacks.EpochBackup, "on_epoch_end", lambda self, epoch, logs: True),
+    # The second backup is written, but not in its place.
+    (os, "replace", lambda source, target: target.name == "epoch-00002"),
+    # The checkpoints are an epoch behind.
+    (callbacks.Checkpoints, "on_epoch_end", lambda self, epoch, logs: True),
+    # Training is over, the report is not written.
+    (reporting, "plot_curves", lambda *args: True),
+]
+
+
+def test_kills_at_the_seams_lose_nothing(train, whole_run, npz, tmp_path):
+    out = tmp_path / "run"
+    for owner, name, condition in SEAMS:
+        with pytest.MonkeyPatch.context() as patch:
+            kill_when(patch, owner, name, condition)
+            with pytest.raises(Kill):
+                train.main(arguments(npz, out, "--resume"))
+    train.main(arguments(npz, out, "--resume"))
+    assert_same_run(out, whole_run)
+
+
+def test_best_checkpoint_is_written_after_a_kill(tmp_path):
+    """The last completed epoch is the best, but not saved as such."""
+    rows = [
+        {"epoch": 1, "val_accuracy": 0.8, "val_loss": 1.0, "wall_time": 1.0},
+        {"epoch": 2, "val_accuracy": 0.9, "val_loss": 1.0, "wall_time": 2.0},
+        {"epoch": 3, "val_accuracy": 0.9, "val_loss": 2.0, "wall_time": 3.0},
+    ]
+    with (tmp_path / "log.csv").open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for completed, expected in ((3, {"last"}), (2, {"last", "best"})):
+        log = callbacks.EpochLog(tmp_path / "log.csv", completed)
+        assert log.best == rows[1]
+        assert log.wall_time > completed
+        checkpoints = callbacks.Checkpoints(tmp_path, log)
+        checkpoints.set_model(model)
+        checkpoints.on_train_begin()
+        found = {path.stem for path in tmp_path.glob("*.keras")}
+        assert found == expected
+    with pytest.raises(ValueError, match="lacks rows of the 4 completed"):
+        callbacks.EpochLog(tmp_path / "log.csv", 4)
+
+
+@pytest.mark.slow
+def test_both_pipelines_train_alike(train, tmp_path):
+    """Digits by name, killed and resumed, and from a file in one go."""
+    exported = datasets.export("digits", tmp_path / "digits.npz")
+
+    def command(dataset, out):
+        options = {"epochs": 3, "padding": 2, "verbose": 0}
+        options |= {"model": "tiny", "dataset": dataset, "out": out}
+        return [f"--{name}={value}" for name, value in options.items()]
+
+    by_name, by_file = tmp_path / "name", tmp_path / "file"
+    train.main(command(exported, by_file))
+    with pytest.MonkeyPatch.context() as patch:
+        kill_when(patch, *SEAMS[1])
+        with pytest.raises(Kill):
+            train.main(command("digits", by_name))
+    train.main([*command("digits", by_name), "--resume"])
+    assert_same_run(by_name, by_file)
+    assert results_of(by_name)["pipeline"] == "tf.data"
+    assert results_of(by_file)["pipeline"] == "PyDataset"

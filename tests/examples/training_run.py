@@ -1,0 +1,127 @@
+"""What the tests of ``examples/train.py`` share: a tiny network, tiny runs."""
+
+import contextlib
+import importlib.util
+import json
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_equiattn import applications
+from keras_equiattn.applications import callbacks
+from keras_equiattn.applications import recipes
+from keras_equiattn.layers import GroupPooling
+from keras_equiattn.layers import LiftingConv2D
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "train.py"
+EPOCHS = 4
+
+
+def load_script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("train", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tiny_network(input_shape, classes, normalization, weights=None):
+    """An invariant network that compiles at once."""
+    mean, std = normalization
+    layers = [
+        keras.Input(input_shape),
+        keras.layers.Normalization(mean=mean, variance=np.square(std).tolist()),
+        keras.layers.AveragePooling2D(4),
+        LiftingConv2D(4, 3, group="p4"),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Dropout(0.3),
+        GroupPooling(),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(classes, dtype="float32"),
+    ]
+    model = keras.Sequential(layers, name="tiny")
+    if weights is not None:
+        model.load_weights(weights)
+    return model
+
+
+@contextlib.contextmanager
+def tiny_registered():
+    """Makes the tiny network known under the name "tiny"."""
+    models, get_model = applications.list_models(), applications.get_model
+
+    def with_tiny(name, **overrides):
+        build = tiny_network if name == "tiny" else None
+        return build(**overrides) if build else get_model(name, **overrides)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(applications, "list_models", lambda: [*models, "tiny"])
+        patch.setattr(applications, "get_model", with_tiny)
+        recipe = recipes.get_recipe("rotmnist_p4cnn")
+        patch.setitem(recipes._RECIPES, "tiny", recipe)
+        yield
+
+
+def subprocess_command(arguments, setup="") -> list[str]:
+    """Command line of a process that runs the script, "tiny" known to it."""
+    lines = [
+        "import sys",
+        setup,
+        f"sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})",
+        "import training_run",
+        "with training_run.tiny_registered():",
+        "    training_run.load_script().main()",
+    ]
+    return [sys.executable, "-c", "\n".join(lines), *arguments]
+
+
+def arguments(npz, out, *more, epochs=EPOCHS) -> list[str]:
+    """A run on the few digits: four batches per epoch."""
+    return [
+        "--model=tiny",
+        f"--dataset={npz}",
+        f"--out={out}",
+        f"--epochs={epochs}",
+        "--batch-size=8",
+        "--validation-size=16",
+        "--padding=2",
+        "--flip=True",
+        "--verbose=0",
+        *more,
+    ]
+
+
+def log_of(out) -> list[dict[str, float]]:
+    """The log without what depends on the clock."""
+    rows = callbacks.read_log(out / "log.csv")
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "wall_time")}
+        for row in rows
+    ]
+
+
+def weights_of(path) -> list[np.ndarray]:
+    """All numbers in a model file, the state of the optimiser included."""
+    model = keras.saving.load_model(path)
+    return [
+        keras.ops.convert_to_numpy(v)
+        for v in [*model.weights, *model.optimizer.variables]
+    ]
+
+
+def results_of(out) -> dict:
+    return json.loads((out / "results.json").read_text())
+
+
+def assert_same_run(out, reference):
+    assert log_of(out) == log_of(reference)
+    for name in ("last.keras", "best.keras"):
+        found, expected = weights_of(out / name), weights_of(reference / name)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    for key in ("epochs", "validation", "test", "best", "equivariance"):
+        assert results_of(out)[key] == results_of(reference)[key]
