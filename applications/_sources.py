@@ -385,7 +385,7 @@ def tfds_builder(name: str, data_dir: Path) -> Any:
     folder = tfds_folder(name, data_dir)
     if folder is None:
         raise not_prepared(name, data_dir)
-    optional_import("tensorflow", "datasets")
+    optional_import("tensorflow", "tensorflow")
     tfds = optional_import("tensorflow_datasets", "datasets")
     return tfds.builder_from_directory(str(folder))
 
@@ -425,7 +425,7 @@ def prepare(name: str, data_dir: Path) -> str:
 
 def download(name: str, data_dir: Path) -> None:
     """Downloads and prepares a dataset of tensorflow_datasets."""
-    optional_import("tensorflow", "datasets")
+    optional_import("tensorflow", "tensorflow")
     tfds = optional_import("tensorflow_datasets", "datasets")
     try:
         tfds.builder(name, data_dir=str(data_dir)).download_and_prepare()

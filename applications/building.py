@@ -49,9 +49,7 @@ def check_positive(value: Any, name: str) -> int:
 def check_image_shape(input_shape: Any) -> tuple[int, int, int]:
     """An image shape `(height, width, channels)` of positive integers."""
     shape = tuple(input_shape)
-    if len(shape) != 3 or not all(
-        isinstance(n, int) and n > 0 for n in shape
-    ):
+    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
         raise ValueError(
             "`input_shape` must be (height, width, channels), positive "
             f"integers. Received: {input_shape!r}"

@@ -22,25 +22,25 @@ without TensorFlow:
 import argparse
 import os
 import sys
-import threading
-from collections.abc import Iterator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from typing import TypeAlias
 
-import keras
 import numpy as np
 
 from keras_equiattn.applications import _sources
 from keras_equiattn.applications._batches import Augmentation
-from keras_equiattn.applications._batches import Batch
 from keras_equiattn.applications._batches import Batches
 from keras_equiattn.applications._batches import check_augment
 from keras_equiattn.applications._batches import check_integer
 from keras_equiattn.applications._batches import check_normalization
 from keras_equiattn.applications._batches import PerChannel
 from keras_equiattn.applications._batches import StreamedBatches
+from keras_equiattn.applications._epochs import ArrayDataset
+from keras_equiattn.applications._epochs import Clock
+from keras_equiattn.applications._epochs import EpochCounter
+from keras_equiattn.applications._epochs import iterate
 from keras_equiattn.applications._sources import DatasetInfo
 from keras_equiattn.applications._sources import DatasetNotPreparedError
 
@@ -63,137 +63,6 @@ Name: TypeAlias = str | os.PathLike[str]
 
 SPLITS = ("train", "validation", "test", "train+validation")
 TRAINING_SPLITS = ("train", "train+validation")
-
-
-class _Clock:
-    """Says which epoch the next iteration over a dataset is.
-
-    Keras may fetch the first batches once more to build the model, so an
-    iteration counts only when it reached its last batch; and tf.data may run
-    an abandoned iteration on, so only the latest one counts.
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self._lock = threading.Lock()
-        self._epoch = epoch
-        self._latest: object = None
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    def set(self, epoch: int) -> None:
-        """Makes `epoch` the next one."""
-        with self._lock:
-            self._epoch = epoch
-            self._latest = None
-
-    def begin(self) -> tuple[int, object]:
-        """Starts an iteration: its epoch and a token for `finish`."""
-        with self._lock:
-            self._latest = object()
-            return self._epoch, self._latest
-
-    def finish(self, token: object) -> None:
-        """Counts the iteration, unless another one began since."""
-        with self._lock:
-            if token is self._latest:
-                self._epoch += 1
-                self._latest = None
-
-
-def _iterate(
-    batches: Batches | StreamedBatches, clock: _Clock
-) -> Iterator[Batch]:
-    """Yields the epoch that the clock shows, and counts it."""
-    epoch, token = clock.begin()
-    last = len(batches) - 1
-    for index, batch in enumerate(batches.epoch(epoch)):
-        # Keras does not ask for more after the last one.
-        if index == last:
-            clock.finish(token)
-        yield batch
-
-
-class ArrayDataset(keras.utils.PyDataset):
-    """`Batches` as a `keras.utils.PyDataset`, which needs no TensorFlow.
-
-    Args:
-        batches: The batches; `fit` starts with their `initial_epoch`.
-    """
-
-    def __init__(self, batches: Batches) -> None:
-        super().__init__()
-        self.batches = batches
-        self.clock = _Clock(batches.initial_epoch)
-        self._token: object = None
-        self._position: int | None = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        """Number of batches in an epoch."""
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> Batch:
-        """Returns batch `index` of the current epoch.
-
-        `fit` visits the indices in an order of its own unless it gets
-        `shuffle=False`. The batches are shuffled already, so within an epoch
-        of `fit` they come in their order, whatever the index.
-        """
-        with self._lock:
-            if self._position is not None and self._position < len(self):
-                index = self._position
-                self._position += 1
-        return self.batches.batch(self.clock.epoch, index)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yields the next epoch, as iterating over `load`'s result does."""
-        return _iterate(self.batches, self.clock)
-
-    def on_epoch_begin(self) -> None:
-        """Keras starts to iterate."""
-        with self._lock:
-            self._position = 0
-            self._token = self.clock.begin()[1]
-
-    def on_epoch_end(self) -> None:
-        """Keras stops to iterate, perhaps after a first look."""
-        with self._lock:
-            if self._position == len(self):
-                self.clock.finish(self._token)
-            self._position = None
-
-
-class EpochCounter(keras.callbacks.Callback):
-    """Tells datasets which epoch `fit` is in.
-
-    With it, epoch `e` of `fit` always sees epoch `e` of the data: also with
-    `initial_epoch`, after `keras.callbacks.BackupAndRestore` resumed a run,
-    and when Keras looked at the data before the first epoch.
-
-    Args:
-        *datasets: What `load` and `load_pydataset` returned for training.
-    """
-
-    def __init__(self, *datasets: Any) -> None:
-        super().__init__()
-        self._clocks: list[_Clock] = []
-        for dataset in datasets:
-            clock = getattr(dataset, "clock", None)
-            if not isinstance(clock, _Clock):
-                raise TypeError(
-                    "EpochCounter takes what load or load_pydataset returned, "
-                    f"before any further transformation, got {dataset!r}."
-                )
-            self._clocks.append(clock)
-
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
-        """Sets the epoch of the datasets before `fit` iterates them."""
-        for clock in self._clocks:
-            clock.set(epoch)
 
 
 def list_datasets() -> list[str]:
@@ -259,7 +128,7 @@ def load(
     """
     tf = _sources.optional_import(
         "tensorflow",
-        "datasets",
+        "tensorflow",
         ", or use load_pydataset, which reads .npz files without it.",
     )
     batches = _batches(
@@ -274,9 +143,9 @@ def load(
         initial_epoch,
         stream=True,
     )
-    clock = _Clock(initial_epoch)
+    clock = Clock(initial_epoch)
     dataset = tf.data.Dataset.from_generator(
-        lambda: _iterate(batches, clock),
+        lambda: iterate(batches, clock),
         output_signature=(
             tf.TensorSpec((None, *batches.shape), "float32"),
             tf.TensorSpec((None,), "int32"),

@@ -213,7 +213,8 @@ def load_data(
     Without TensorFlow the PyDatasets serve the datasets by name too.
 
     Raises:
-        OptionsError: If the dataset is not prepared, or has too few examples.
+        OptionsError: If the dataset is not prepared, has too few examples, or
+            needs a package that is not installed.
     """
     named = not recipe.dataset.endswith(".npz")
     with_tensorflow = named and _has_tensorflow()
@@ -242,7 +243,7 @@ def load_data(
             split("test") if options.test else None,
             "tf.data" if with_tensorflow else "PyDataset",
         )
-    except (datasets.DatasetNotPreparedError, ValueError) as error:
+    except (FileNotFoundError, ImportError, ValueError) as error:
         raise OptionsError(str(error)) from None
 
 

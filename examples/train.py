@@ -28,8 +28,12 @@ from keras_equiattn.applications import training
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; see the module's documentation."""
-    import tyro
-
+    try:
+        import tyro
+    except ImportError:
+        raise SystemExit(
+            'train.py: tyro is missing: pip install "keras-equiattn[examples]"'
+        ) from None
     options = tyro.cli(training.TrainOptions, args=arguments)
     try:
         train(options)
