@@ -241,7 +241,7 @@ class StreamedBatches:
         return -(-self._count // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        tf = _sources.optional_import("tensorflow", "tensorflow")
+        tf = _sources.import_tensorflow()
         tfds = _sources.optional_import("tensorflow_datasets", "datasets")
         data = self._builder.as_dataset(
             split=self._parts,

@@ -7,6 +7,7 @@ that the module loads with NumPy alone, and nothing is ever downloaded except
 by `prepare`.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import Any
 from typing import TypeAlias
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -128,6 +130,16 @@ def optional_import(module: str, extra: str, hint: str = "") -> ModuleType:
             f"{package} is needed here and cannot be imported. Install it "
             f'with: pip install "keras-equiattn[{extra}]"{hint}'
         ) from error
+
+
+def import_tensorflow(hint: str = "") -> Any:
+    """Imports TensorFlow; for another backend it only feeds data."""
+    tf = optional_import("tensorflow", "tensorflow", hint)
+    if keras.backend.backend() != "tensorflow":
+        # It must not claim the GPU's memory; too late where it runs already.
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+    return tf
 
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
@@ -385,7 +397,7 @@ def tfds_builder(name: str, data_dir: Path) -> Any:
     folder = tfds_folder(name, data_dir)
     if folder is None:
         raise not_prepared(name, data_dir)
-    optional_import("tensorflow", "tensorflow")
+    import_tensorflow()
     tfds = optional_import("tensorflow_datasets", "datasets")
     return tfds.builder_from_directory(str(folder))
 
@@ -425,7 +437,7 @@ def prepare(name: str, data_dir: Path) -> str:
 
 def download(name: str, data_dir: Path) -> None:
     """Downloads and prepares a dataset of tensorflow_datasets."""
-    optional_import("tensorflow", "tensorflow")
+    import_tensorflow()
     tfds = optional_import("tensorflow_datasets", "datasets")
     try:
         tfds.builder(name, data_dir=str(data_dir)).download_and_prepare()

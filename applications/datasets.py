@@ -126,10 +126,8 @@ def load(
         DatasetNotPreparedError: The data is not on disk.
         ImportError: An optional package is missing.
     """
-    tf = _sources.optional_import(
-        "tensorflow",
-        "tensorflow",
-        ", or use load_pydataset, which reads .npz files without it.",
+    tf = _sources.import_tensorflow(
+        ", or use load_pydataset, which reads .npz files without it."
     )
     batches = _batches(
         name,

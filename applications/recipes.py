@@ -33,7 +33,6 @@ class Recipe:
             multiplied by ``factor``.
         factor: See ``milestones``.
         warmup_epochs: Epochs over which the learning rate rises linearly.
-        dropout: Dropout rate; None keeps that of the network.
         padding: Pixels of zero padding from which a crop of the original
             size is drawn at random; 0 draws none.
         flip: Whether images are mirrored at random.
@@ -56,7 +55,6 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
     warmup_epochs: int = 0
-    dropout: float | None = None
     padding: int = 0
     flip: bool = False
     validation_size: int | None = None
@@ -82,12 +80,6 @@ class Recipe:
             self,
             "normalization",
             "'dataset', 'imagenet' or None",
-        )
-        _require(
-            self.dropout is None or 0 <= self.dropout < 1,
-            self,
-            "dropout",
-            "None or in [0, 1)",
         )
         _require(
             self.validation_size is None or self.validation_size >= 1,

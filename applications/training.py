@@ -1,8 +1,8 @@
 """What ``examples/train.py`` trains with: options, their checks, the set-up."""
 
-import contextlib
 import dataclasses
 import difflib
+import importlib
 import json
 import os
 import pathlib
@@ -44,6 +44,8 @@ class TrainOptions:
         batch_size: Examples per update.
         learning_rate: Learning rate before any milestone.
         weight_decay: Coupled weight decay.
+        milestones: Completed epochs at which the learning rate drops, to a
+            tenth unless the recipe says otherwise.
         padding: Zero padding for random crops, 0 for none.
         flip: Whether images are mirrored at random.
         validation_size: Training examples that are held out.
@@ -66,6 +68,7 @@ class TrainOptions:
     batch_size: int | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
+    milestones: tuple[int, ...] | None = None
     padding: int | None = None
     flip: bool | None = None
     validation_size: int | None = None
@@ -249,14 +252,9 @@ def load_data(
 
 def _has_tensorflow() -> bool:
     try:
-        import tensorflow as tf
+        importlib.import_module("tensorflow")
     except ImportError:
         return False
-    if keras.backend.backend() != "tensorflow":
-        # It only feeds data and must not claim the GPU's memory. Where it
-        # runs already it has made its claim.
-        with contextlib.suppress(RuntimeError):
-            tf.config.set_visible_devices([], "GPU")
     return True
 
 
@@ -275,8 +273,6 @@ def build_model(options: TrainOptions, recipe: recipes.Recipe) -> keras.Model:
             overrides["normalization"] = info.normalization
         elif recipe.normalization == "imagenet":
             overrides["normalization"] = IMAGENET_NORMALIZATION
-        if recipe.dropout is not None:
-            overrides["dropout"] = recipe.dropout
         if options.weights is not None:
             overrides["weights"] = options.weights
         return applications.get_model(

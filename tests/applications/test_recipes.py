@@ -312,7 +312,6 @@ def test_every_model_has_a_recipe():
         {"milestones": (60, 30)},
         {"milestones": (0,)},
         {"warmup_epochs": -1},
-        {"dropout": 1.0},
         {"padding": -1},
         {"validation_size": 0},
         {"optimizer": "lamb"},

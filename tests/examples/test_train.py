@@ -169,11 +169,8 @@ def test_command_line_on_a_real_network(npz, tmp_path):
     [
         ({}, {"normalization": datasets.info("rot_mnist").normalization}),
         (
-            {"normalization": "imagenet", "dropout": 0.5},
-            {
-                "normalization": training.IMAGENET_NORMALIZATION,
-                "dropout": 0.5,
-            },
+            {"normalization": "imagenet"},
+            {"normalization": training.IMAGENET_NORMALIZATION},
         ),
         ({"normalization": None}, {}),
     ],

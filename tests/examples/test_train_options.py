@@ -40,6 +40,7 @@ def refusal(train, command, capsys) -> str:
         ("--learning-rate=-1", "`learning_rate` must be > 0"),
         ("--weight-decay=-1", "`weight_decay` must be >= 0"),
         ("--padding=-1", "`padding` must be >= 0"),
+        ("--milestones=0", "`milestones` must be increasing and >= 1"),
         ("--validation-size=0", "`validation_size` must be None or >= 1"),
         ("--seed=-1", "`seed` must be in [0, 2**32). Received: seed=-1"),
         ("--dtype-policy=float8", "float8"),
