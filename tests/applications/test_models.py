@@ -173,3 +173,13 @@ def test_unknown_name():
         applications.get_model("rotmnist_p4_cnn")
     with pytest.raises(ValueError, match="The models are: rotmnist_p4cnn,"):
         applications.get_model("resnet50")
+
+
+def test_does_not_depend_on_the_configured_data_format():
+    x = np.random.default_rng(0).uniform(size=(2, 28, 28, 1))
+    model = RotMNISTCNN(filters=2)
+    expected = as_array(model(x))
+    keras.config.set_image_data_format("channels_first")
+    other = RotMNISTCNN(filters=2)
+    other.set_weights(model.get_weights())
+    assert relative_difference(as_array(other(x)), expected) < 1e-6

@@ -1,0 +1,42 @@
+"""The table of trained networks."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+
+def write_run(path, seed, error, **options):
+    run = {
+        "model": "net",
+        "options": {"seed": seed, "out": str(path), "resume": False, **options},
+        "dataset": {"name": "data"},
+        "parameters": 1234,
+        "epochs": 7,
+        "validation": None,
+        "test": {"error_percent": error},
+        "equivariance": {"error": seed * 1e-7},
+    }
+    path.write_text(json.dumps(run))
+    return str(path)
+
+
+def test_seeds_make_one_row(tmp_path, monkeypatch, capsys):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    import training_table
+
+    files = [
+        write_run(tmp_path / "a.json", 0, 2.0),
+        write_run(tmp_path / "b.json", 1, 3.0),
+        write_run(tmp_path / "c.json", 5, 9.0, milestones=[80]),
+    ]
+    monkeypatch.setattr(sys, "argv", ["training_table.py", *files])
+    training_table.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "| 0, 1 | trained on | 2.500 ± 0.707 | 1.0e-07 |" in lines[2]
+    assert "| 1,234 | 7 | 5 | trained on | 9.000 |" in lines[3]
