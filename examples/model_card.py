@@ -1,0 +1,92 @@
+"""Publishes the weights of a run, with a card that says what they are.
+
+    python examples/model_card.py runs/p4_seed0 applications/weights/name
+            --seeds runs/p4_seed1 runs/p4_seed2
+
+Writes `name.weights.h5` and `name.md`. The runs after `--seeds` differ from
+the first in nothing but the seed; the card tells the spread over all of them.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+
+def results_of(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
+
+
+def card(name: str, run: dict, others: list[dict]) -> str:
+    """The card of one run, in Markdown."""
+    options, recipe = run["options"], run["recipe"]
+    for other in others:
+        theirs = {**other["options"], "seed": None, "out": None}
+        if theirs != {**options, "seed": None, "out": None}:
+            raise SystemExit("--seeds: runs that differ in more than the seed")
+    errors = [r["test"]["error_percent"] for r in (run, *others)]
+    test = f"{errors[0]:.3f} %"
+    if others:
+        seeds = [str(r["options"]["seed"]) for r in (run, *others)]
+        test += (
+            f"; over seeds {', '.join(seeds)}: {statistics.mean(errors):.3f} "
+            f"± {statistics.stdev(errors):.3f} %"
+        )
+    protocol = (
+        f"{recipe['optimizer']}, learning rate {recipe['learning_rate']}, "
+        f"coupled weight decay {recipe['weight_decay']}"
+    )
+    if recipe["milestones"]:
+        epochs = ", ".join(map(str, recipe["milestones"]))
+        protocol += f", times {recipe['factor']} after epoch {epochs}"
+    validation = "none: nothing was selected"
+    if run["validation"]:
+        validation = f"{run['validation']['error_percent']:.3f} %"
+    info = run["dataset"]
+    part = "all training images" if options["train_on_all"] else "train"
+    rows = {
+        "network": f"`{run['model']}`, {run['parameters']:,} parameters",
+        "group": run["group"],
+        "input": f"images {tuple(info['shape'])} in [0, 1]; the network "
+        f"normalises with mean {info['mean']}, deviation {info['std']}",
+        "output": f"logits of {info['classes']} classes",
+        "exact for": "this input size; largest relative change of the logits "
+        f"under {run['equivariance']['group']} "
+        f"{run['equivariance']['error']:.1e} (float32)",
+        "trained on": f"{info['name']}, {part}",
+        "validation": validation,
+        "epochs, batch": f"{run['epochs']}, {recipe['batch_size']}; weights "
+        "of the last epoch",
+        "recipe": protocol,
+        "seed": options["seed"],
+        "test error": test,
+        "hardware": ", ".join(str(v) for v in run["hardware"].values()),
+        "versions": ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
+        "licence": "Apache 2.0",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return (
+        f"# {name}\n\n| | |\n|---|---|\n{table}\n\nMade by:\n\n"
+        f"```\npython {' '.join(run['command'])}\n```\n\n"
+        f"Source of the recipe: {recipe['source']}.\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("target", type=Path, help="path without an ending")
+    parser.add_argument("--seeds", nargs="*", type=Path, default=[])
+    options = parser.parse_args()
+    run = results_of(options.run)
+    others = [results_of(path) for path in options.seeds]
+    text = card(options.target.name, run, others)
+    options.target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(options.run / "last.weights.h5", f"{options.target}.weights.h5")
+    Path(f"{options.target}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Weights of a run are published with what made them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def model_card(monkeypatch):
+    folder = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(folder)
+    import model_card
+
+    return model_card
+
+
+def write_run(folder, seed, error, **options):
+    folder.mkdir()
+    (folder / "last.weights.h5").write_bytes(b"weights of %d" % seed)
+    run = {
+        "model": "net",
+        "group": "p4",
+        "parameters": 1234,
+        "command": ["examples/train.py", f"--seed={seed}"],
+        "options": {
+            "seed": seed,
+            "out": str(folder),
+            "train_on_all": True,
+            **options,
+        },
+        "recipe": {
+            "optimizer": "adam",
+            "learning_rate": 0.001,
+            "weight_decay": 1e-4,
+            "milestones": [80],
+            "factor": 0.1,
+            "batch_size": 128,
+            "source": "a paper",
+        },
+        "dataset": {
+            "name": "data",
+            "shape": [28, 28, 1],
+            "classes": 10,
+            "mean": [0.1],
+            "std": [0.3],
+        },
+        "hardware": {"processor": "abacus"},
+        "versions": {"python": "3.11"},
+        "epochs": 100,
+        "validation": None,
+        "test": {"error_percent": error},
+        "equivariance": {"group": "p4", "error": 1e-7},
+    }
+    (folder / "results.json").write_text(json.dumps(run))
+    return str(folder)
+
+
+def test_card(model_card, tmp_path, monkeypatch):
+    first = write_run(tmp_path / "a", 0, 2.0)
+    second = write_run(tmp_path / "b", 1, 3.0)
+    target = tmp_path / "weights" / "net-data"
+    monkeypatch.setattr(
+        sys, "argv", ["model_card.py", first, str(target), "--seeds", second]
+    )
+    model_card.main()
+    weights = Path(f"{target}.weights.h5").read_bytes()
+    assert weights == b"weights of 0"
+    card = Path(f"{target}.md").read_text()
+    for part in (
+        "# net-data",
+        "1,234 parameters",
+        "2.000 %; over seeds 0, 1: 2.500 ± 0.707 %",
+        "times 0.1 after epoch 80",
+        "data, all training images",
+        "python examples/train.py --seed=0",
+        "abacus",
+    ):
+        assert part in card
+
+
+def test_runs_must_differ_in_the_seed_alone(model_card, tmp_path):
+    first = write_run(tmp_path / "a", 0, 2.0)
+    second = write_run(tmp_path / "b", 1, 3.0, epochs=3)
+    runs = [model_card.results_of(Path(run)) for run in (first, second)]
+    with pytest.raises(SystemExit, match="differ in more than the seed"):
+        model_card.card("name", runs[0], runs[1:])
