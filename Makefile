@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2
 
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow test-floor lint docs bench clean
+.PHONY: demo test test-slow test-floor lint types docs bench clean
 
 demo: .venv/.demo
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
@@ -39,11 +39,13 @@ test-floor: .venv-floor/.done
 	  -m "not slow and not once" tests/ops tests/layers tests/test_testing.py \
 	  tests/applications/test_models.py
 
-lint: .venv/.dev
+lint: .venv/.dev types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
-	# The type checker wants the packages where they will be installed.
+
+# The type checker wants the packages where they will be installed.
+types: .venv/.dev
 	rm -rf build/typing && mkdir -p build/typing
 	cp -r keras_equiattn build/typing/
 	cp -r applications build/typing/keras_equiattn/

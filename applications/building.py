@@ -21,6 +21,7 @@ class ShippedWeights:
 
     file: str
     normalization: Statistics
+    input_shape: tuple[int, int, int]
     classes: int
 
     @property
@@ -111,6 +112,7 @@ def check_weights(
     weights: str | Path | None,
     shipped: Mapping[str, ShippedWeights],
     network: str,
+    input_shape: tuple[int, int, int],
     classes: int,
 ) -> ShippedWeights | None:
     """Finds out what `weights` means before a network is built.
@@ -119,6 +121,7 @@ def check_weights(
         weights: None, the name of shipped weights or a path.
         shipped: what is shipped for this network, by name.
         network: what to call the network in messages.
+        input_shape: image shape asked for.
         classes: number of classes asked for.
 
     Returns:
@@ -128,10 +131,11 @@ def check_weights(
         return None
     if weights in shipped:
         found = shipped[str(weights)]
-        if found.classes != classes:
+        if (found.input_shape, found.classes) != (input_shape, classes):
             raise ValueError(
-                f"weights={weights!r} were trained with "
-                f"classes={found.classes}. Received: classes={classes}"
+                f"weights={str(weights)!r} were trained with "
+                f"input_shape={found.input_shape}, classes={found.classes}. "
+                f"Received: input_shape={input_shape}, classes={classes}"
             )
         return found
     if not Path(weights).is_file():

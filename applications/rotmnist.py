@@ -16,7 +16,16 @@ PLANAR_WIDTH = 20
 DROPOUT = 0.3
 
 # By (group, filters), then by name.
-SHIPPED: dict[tuple[str, int], dict[str, building.ShippedWeights]] = {}
+SHIPPED = {
+    ("p4", 10): {
+        "rot_mnist": building.ShippedWeights(
+            "rotmnist_p4cnn-rot_mnist.weights.h5",
+            normalization=(0.1309, 0.2901),
+            input_shape=(28, 28, 1),
+            classes=10,
+        )
+    }
+}
 
 
 def RotMNISTCNN(
@@ -91,7 +100,9 @@ def RotMNISTCNN(
             f"exactly 4 x 4 pixels. Received: {input_shape}"
         )
     shipped = SHIPPED.get((group.name, filters), {})
-    found = building.check_weights(weights, shipped, "RotMNISTCNN", classes)
+    found = building.check_weights(
+        weights, shipped, "RotMNISTCNN", input_shape, classes
+    )
     if found and normalization is None:
         normalization = found.normalization
     statistics = building.check_normalization(normalization, input_shape[-1])

@@ -1,13 +1,18 @@
 """Every registered network: parameters, symmetry, training, files, errors."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
+from dataset_helpers import needs
 from layer_contract import as_array
+from layer_contract import GOLDEN
 
 from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications import datasets
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
@@ -183,3 +188,49 @@ def test_does_not_depend_on_the_configured_data_format():
     other = RotMNISTCNN(filters=2)
     other.set_weights(model.get_weights())
     assert relative_difference(as_array(other(x)), expected) < 1e-6
+
+
+def test_shipped_weights_give_the_same_logits_everywhere(request):
+    """Committed logits of one backend, within 1e-4 of their size."""
+    model = applications.get_model("rotmnist_p4cnn", weights="rot_mnist")
+    values = GOLDEN / "rotmnist_p4cnn-rot_mnist.npz"
+    if request.config.getoption("--update-golden"):
+        images, labels = next(
+            iter(datasets.load_pydataset("digits", "test", 16))
+        )
+        logits = as_array(model(images))
+        np.savez_compressed(values, images=images, labels=labels, y=logits)
+    with np.load(values) as arrays:
+        logits = as_array(model(arrays["images"]))
+        assert relative_difference(logits, arrays["y"]) < 1e-4
+        # Digits of another collection, scanned at a quarter of the size.
+        assert (logits.argmax(-1) == arrays["labels"]).mean() > 0.6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes": 3}, "trained with.*classes=10.*Received.*classes=3"),
+        ({"input_shape": (28, 28, 3)}, r"trained with input_shape=\(28, 28, 1"),
+        ({"filters": 11}, "none for this network"),
+        ({"group": "z2"}, "none for this network"),
+    ],
+)
+def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RotMNISTCNN(**{"weights": "rot_mnist", **arguments})
+
+
+@needs("rot_mnist")
+def test_shipped_weights_on_all_test_digits():
+    """The error on the model card, on 50,000 digits."""
+    card = building.WEIGHTS_FOLDER / "rotmnist_p4cnn-rot_mnist.md"
+    (error,) = re.findall(r"\| test error \| ([\d.]+) %", card.read_text())
+    model = applications.get_model("rotmnist_p4cnn", weights="rot_mnist")
+    test = datasets.load_pydataset("rot_mnist", "test", 500)
+    assert sum(len(labels) for _, labels in test) == 50_000
+    right = sum(
+        (model.predict_on_batch(images).argmax(-1) == labels).sum()
+        for images, labels in test
+    )
+    np.testing.assert_allclose(100 - right / 500, float(error), atol=0.01)
