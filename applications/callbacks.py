@@ -21,7 +21,7 @@ Row = dict[str, float]
 class EpochBackup(keras.callbacks.Callback):
     """Keeps the state after the last completed epoch, and restores it.
 
-    The state is that of :class:`keras.callbacks.BackupAndRestore` (weights,
+    The state is that of `keras.callbacks.BackupAndRestore` (weights,
     optimiser, epoch), which writes in place and leaves out the states of
     random generators. Here each epoch gets a folder of its own that only
     takes its final name once it is complete, so that a kill during the
@@ -101,7 +101,7 @@ def random_states(model: keras.Model) -> dict[str, np.ndarray]:
 def set_random_states(
     model: keras.Model, states: dict[str, np.ndarray]
 ) -> None:
-    """Sets what :func:`random_states` returned."""
+    """Sets what `random_states` returned."""
     for index, variable in enumerate(_seed_variables(model)):
         variable.assign(states[f"seed_{index}"])
     if keras.backend.backend() == "torch":
@@ -197,7 +197,7 @@ class EpochLog(keras.callbacks.Callback):
 
 
 def read_log(path: pathlib.Path) -> list[Row]:
-    """Rows of a file of :class:`EpochLog`; none where it is missing."""
+    """Rows of a file of `EpochLog`; none where it is missing."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -212,10 +212,10 @@ class Checkpoints(keras.callbacks.Callback):
     """Saves the model of the last and of the best validation epoch.
 
     Args:
-        directory: Folder for ``last.keras`` and ``best.keras``.
+        directory: Folder for `last.keras` and `best.keras`.
         log: The run's log, which comes before in the list of callbacks and
             says which epoch is the best. Without validation metrics no
-            ``best.keras`` is written.
+            `best.keras` is written.
     """
 
     def __init__(self, directory: pathlib.Path, log: EpochLog) -> None:

@@ -1,8 +1,8 @@
 """Optimisers with coupled weight decay, and the step schedule of recipes.
 
-Keras' own ``weight_decay`` is decoupled: it shrinks the variables beside the
+Keras' own `weight_decay` is decoupled: it shrinks the variables beside the
 update, as AdamW does. The papers reproduced here decay as PyTorch's Adam and
-SGD do: ``decay * variable`` is *added to the gradient* of every trainable
+SGD do: `decay * variable` is *added to the gradient* of every trainable
 variable, gains and offsets of normalisation layers included, so that it also
 passes through momentum and Adam's moments.
 """
@@ -17,16 +17,16 @@ PACKAGE = "keras_equiattn"
 
 
 class CoupledDecay:
-    """Mixin that adds ``decay * variable`` to each gradient.
+    """Mixin that adds `decay * variable` to each gradient.
 
-    It hooks into ``update_step``, which sees gradients that are unscaled,
+    It hooks into `update_step`, which sees gradients that are unscaled,
     accumulated and clipped already: loss scaling, gradient accumulation and
     clipping therefore act on the loss' gradient alone, as in PyTorch.
 
     Args:
-        decay: Factor, at least 0. Unlike ``weight_decay`` it is not multiplied
+        decay: Factor, at least 0. Unlike `weight_decay` it is not multiplied
             by the learning rate before the optimiser's own rule is applied.
-        **kwargs: Arguments of the optimiser; ``weight_decay`` is refused.
+        **kwargs: Arguments of the optimiser; `weight_decay` is refused.
     """
 
     def __init__(self, *args: Any, decay: float = 0.0, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class CoupledDecay:
         self.decay = float(decay)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any):  # type: ignore[no-untyped-def]
-        """One update of ``variable``, its decay added to ``gradient``."""
+        """One update of `variable`, its decay added to `gradient`."""
         if self.decay:
             gradient = ops.add(
                 ops.cast(gradient, variable.dtype),
@@ -52,19 +52,19 @@ class CoupledDecay:
         return super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration, ``decay`` included."""
+        """Configuration, `decay` included."""
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
         return {**config, "decay": self.decay}
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class CoupledAdam(CoupledDecay, keras.optimizers.Adam):
-    """Adam with L2 decay in the gradient (``torch.optim.Adam``)."""
+    """Adam with L2 decay in the gradient (`torch.optim.Adam`)."""
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class CoupledSGD(CoupledDecay, keras.optimizers.SGD):
-    """SGD with L2 decay in the gradient (``torch.optim.SGD``).
+    """SGD with L2 decay in the gradient (`torch.optim.SGD`).
 
     Keras scales the gradient by the learning rate before it enters the
     momentum, PyTorch after: for some steps after a change of the rate the
@@ -74,14 +74,14 @@ class CoupledSGD(CoupledDecay, keras.optimizers.SGD):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Learning rate times ``factor`` from each milestone on, after a warm-up.
+    """Learning rate times `factor` from each milestone on, after a warm-up.
 
     Args:
         learning_rate: Rate after the warm-up and before the first milestone.
         milestones: Steps from which the rate is lower, increasing.
         factor: What the rate is multiplied by at each milestone.
-        warmup_steps: Steps over which the rate rises linearly; step ``s``
-            of them takes ``(s + 1) / warmup_steps`` of the rate.
+        warmup_steps: Steps over which the rate rises linearly; step `s`
+            of them takes `(s + 1) / warmup_steps` of the rate.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = int(warmup_steps)
 
     def __call__(self, step: Any) -> Any:
-        """Learning rate of the update after ``step`` updates."""
+        """Learning rate of the update after `step` updates."""
         step = ops.cast(step, "float32")
         rate = ops.convert_to_tensor(self.learning_rate, "float32")
         for milestone in self.milestones:

@@ -1,7 +1,7 @@
-"""How the networks of :mod:`keras_equiattn.applications` are trained.
+"""How the networks of `keras_equiattn.applications` are trained.
 
-A :class:`Recipe` states a published training protocol with its source. What
-the command line of ``examples/train.py`` leaves open comes from here.
+A `Recipe` states a published training protocol with its source. What
+the command line of `examples/train.py` leaves open comes from here.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Recipe:
         dataset: Name of the dataset.
         epochs: Number of epochs.
         batch_size: Examples per update.
-        optimizer: ``"adam"`` or ``"sgd"``.
+        optimizer: `"adam"` or `"sgd"`.
         learning_rate: Learning rate before any milestone.
         momentum: Momentum of SGD.
         nesterov: Whether SGD's momentum is Nesterov's.
@@ -30,16 +30,16 @@ class Recipe:
         weight_decay: Coupled decay: this times the variable is added to the
             gradient of every trainable variable.
         milestones: Numbers of completed epochs at which the learning rate is
-            multiplied by ``factor``.
-        factor: See ``milestones``.
+            multiplied by `factor`.
+        factor: See `milestones`.
         warmup_epochs: Epochs over which the learning rate rises linearly.
         padding: Pixels of zero padding from which a crop of the original
             size is drawn at random; 0 draws none.
         flip: Whether images are mirrored at random.
         validation_size: Training examples that are held out; None takes the
             dataset's usual number.
-        normalization: ``"dataset"`` (mean and deviation of the training
-            set), ``"imagenet"`` (those of ImageNet, in RGB) or None.
+        normalization: `"dataset"` (mean and deviation of the training
+            set), `"imagenet"` (those of ImageNet, in RGB) or None.
     """
 
     source: str
@@ -111,7 +111,7 @@ def _require(valid: bool, recipe: Recipe, name: str, expected: str) -> None:
 
 
 def learning_rate(recipe: Recipe, steps_per_epoch: int) -> Any:
-    """The rate of ``recipe`` as a number or as a Keras schedule."""
+    """The rate of `recipe` as a number or as a Keras schedule."""
     if not recipe.milestones and not recipe.warmup_epochs:
         return recipe.learning_rate
     return optimizers.StepSchedule(
@@ -125,7 +125,7 @@ def learning_rate(recipe: Recipe, steps_per_epoch: int) -> Any:
 def make_optimizer(
     recipe: Recipe, steps_per_epoch: int
 ) -> keras.optimizers.Optimizer:
-    """The optimiser of ``recipe``, with coupled decay and schedule."""
+    """The optimiser of `recipe`, with coupled decay and schedule."""
     rate = learning_rate(recipe, steps_per_epoch)
     if recipe.optimizer == "adam":
         return optimizers.CoupledAdam(
@@ -171,7 +171,7 @@ def list_recipes() -> list[str]:
 
 
 def get_recipe(model: str) -> Recipe:
-    """The protocol with which the authors train the network ``model``."""
+    """The protocol with which the authors train the network `model`."""
     try:
         return _RECIPES[model]
     except KeyError:

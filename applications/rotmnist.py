@@ -45,7 +45,8 @@ def RotMNISTCNN(
     0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
     convolution to the classes and the maximum over the group. No padding, no
     bias. With `group="p4"` it has 24,610 trainable parameters, the z2 network
-    with its 20 filters 21,620.
+    with its 20 filters 21,620 (`count_params()` adds the moving statistics of
+    the batch normalisation).
 
     Args:
         group: a group or its name.

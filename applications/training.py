@@ -1,4 +1,4 @@
-"""What ``examples/train.py`` trains with: options, their checks, the set-up."""
+"""What `examples/train.py` trains with: options, their checks, the set-up."""
 
 import dataclasses
 import difflib
@@ -186,7 +186,7 @@ def write_json(path: pathlib.Path, content: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The splits of a run, as ``fit`` and ``evaluate`` take them."""
+    """The splits of a run, as `fit` and `evaluate` take them."""
 
     info: datasets.DatasetInfo
     train: Any
@@ -211,7 +211,7 @@ class Data:
 def load_data(
     options: TrainOptions, recipe: recipes.Recipe, initial_epoch: int
 ) -> Data:
-    """Opens the splits: by ``tf.data``, or as PyDatasets for .npz files.
+    """Opens the splits: by `tf.data`, or as PyDatasets for .npz files.
 
     Without TensorFlow the PyDatasets serve the datasets by name too.
 

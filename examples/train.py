@@ -1,14 +1,14 @@
-r"""Trains a network of ``keras_equiattn.applications`` by its recipe.
+r"""Trains a network of `keras_equiattn.applications` by its recipe.
 
     python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist \
         --epochs 100 --seed 0 --out runs/p4cnn
 
-``--resume`` goes on with a run that was killed. ``--train-on-all`` trains on
+`--resume` goes on with a run that was killed. `--train-on-all` trains on
 the validation examples too, and the last epoch is what is tested. The backend
-is that of the environment variable ``KERAS_BACKEND``.
+is that of the environment variable `KERAS_BACKEND`.
 
-The folder of a run holds ``log.csv``, ``last.keras``, ``best.keras`` (best
-validation accuracy), ``last.weights.h5``, ``results.json`` and ``curves.png``.
+The folder of a run holds `log.csv`, `last.keras`, `best.keras` (best
+validation accuracy), `last.weights.h5`, `results.json` and `curves.png`.
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ def report(
     model: keras.Model,
     log: callbacks.EpochLog,
 ) -> None:
-    """Writes ``curves.png`` and ``results.json``, the latter last."""
+    """Writes `curves.png` and `results.json`, the latter last."""
     results: dict[str, Any] = {
         "model": options.model,
         "group": reporting.group_of(model),

@@ -251,10 +251,9 @@ class LiftingConv2D(BaseGroupConv2D):
             fit or would not be exact, in `build` and in the call.
 
     Example:
-
-    >>> layer = LiftingConv2D(8, 3, padding="same", group="p4m")
-    >>> layer(keras.ops.ones((2, 28, 28, 1))).shape
-    (2, 28, 28, 8, 8)
+        >>> layer = LiftingConv2D(8, 3, padding="same", group="p4m")
+        >>> tuple(layer(keras.ops.ones((2, 28, 28, 1))).shape)
+        (2, 28, 28, 8, 8)
 
     References:
         - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576), eq. 10
@@ -329,10 +328,9 @@ class GroupConv2D(BaseGroupConv2D):
             fit or would not be exact, in `build` and in the call.
 
     Example:
-
-    >>> x = LiftingConv2D(8, 3, group="p4")(keras.ops.ones((2, 28, 28, 1)))
-    >>> GroupConv2D(16, 3, group="p4")(x).shape
-    (2, 24, 24, 4, 16)
+        >>> x = LiftingConv2D(8, 3, group="p4")(keras.ops.ones((2, 28, 28, 1)))
+        >>> tuple(GroupConv2D(16, 3, group="p4")(x).shape)
+        (2, 24, 24, 4, 16)
 
     References:
         - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576), eq. 11

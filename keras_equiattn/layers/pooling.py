@@ -42,7 +42,8 @@ class SpatialPooling2D(GroupLayer):
         "channels_last": `(batch, height, width, channels)` or
         `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width)` or
-        `(batch, channels, height, width, order)`.
+        `(batch, channels, height, width, order)`. Height and width may be
+        None where the strides are 1.
 
     Output shape:
         As the input, with new height and width. There is no padding.
@@ -57,10 +58,9 @@ class SpatialPooling2D(GroupLayer):
             fit or would not be exact, when they are first seen.
 
     Example:
-
-    >>> x = keras.ops.ones((2, 24, 24, 4, 10))
-    >>> SpatialPooling2D(2, group="p4")(x).shape
-    (2, 12, 12, 4, 10)
+        >>> x = keras.ops.ones((2, 24, 24, 4, 10))
+        >>> tuple(SpatialPooling2D(2, group="p4")(x).shape)
+        (2, 12, 12, 4, 10)
 
     References:
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix C
@@ -152,9 +152,8 @@ class GroupPooling(keras.layers.Layer):
         group and size. On a 1 x 1 map the output is invariant.
 
     Example:
-
-    >>> GroupPooling()(keras.ops.ones((2, 1, 1, 4, 10))).shape
-    (2, 1, 1, 10)
+        >>> tuple(GroupPooling()(keras.ops.ones((2, 1, 1, 4, 10))).shape)
+        (2, 1, 1, 10)
 
     References:
         - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576),

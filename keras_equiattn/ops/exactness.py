@@ -180,9 +180,11 @@ def _advice(group: Group, axes: tuple[_Axis, _Axis], padding: str) -> str:
             parts.append(
                 f"On this size such strides are exact: {_list(steps)}."
             )
-    parts.append(
-        "Strides 1 followed by `SpatialPooling2D` keep even sizes exact."
-    )
+    if height.window % 2:  # a pooling window of 2 has sizes of its own
+        parts.append(
+            "Strides 1 followed by `SpatialPooling2D(2)` are exact on even "
+            "sizes."
+        )
     return " ".join(parts)
 
 

@@ -48,10 +48,24 @@ def kernel_orbit(
 
     Returns:
         The copies, stacked along a new first axis.
+
+    Raises:
+        ValueError: for a kernel that is not square although the group holds
+            quarter turns, or whose group axis has another size.
     """
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
     rows, columns = kernel.shape[:2]
+    if group.quarter_turns and rows != columns:
+        raise ValueError(
+            f"Group '{group.name}' holds quarter turns, which need a square "
+            f"kernel. Received: kernel.shape={tuple(kernel.shape)}"
+        )
+    if group_axis and kernel.shape[2] != group.order:
+        raise ValueError(
+            f"A kernel on '{group.name}' has {group.order} elements on axis "
+            f"2. Received: kernel.shape={tuple(kernel.shape)}"
+        )
     in_order = group.order if group_axis else 1
     rest = tuple(kernel.shape[3:] if group_axis else kernel.shape[2:])
     size = int(np.prod(rest))

@@ -86,3 +86,10 @@ def test_disc_mask():
     assert np.ptp(sums) < np.ptp(full.sum(axis=(1, 2, 3)))
     with pytest.raises(ValueError, match=r"'disc' or None.*'square'"):
         kernel_orbit(kernel, "p8", group_axis=False, mask="square")
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"square kernel.*\(3, 5, 1\)"):
+        kernel_orbit(kernels(3, 5, 1), "p4", group_axis=False)
+    with pytest.raises(ValueError, match=r"4 elements on axis 2.*\(3, 3, 8"):
+        kernel_orbit(kernels(3, 3, 8, 1), "p4", group_axis=True)
