@@ -1,0 +1,66 @@
+"""Checks of arguments: what is wrong, what was received, what would do."""
+
+import difflib
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def integer(value: Any, name: str, least: int = 1) -> int:
+    """An integer of any type, `least` or more; booleans are none."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        kind = {0: "a non-negative integer", 1: "a positive integer"}.get(
+            least, f"an integer of at least {least}"
+        )
+        raise ValueError(f"`{name}` must be {kind}. Received: {value!r}")
+    return number
+
+
+def pair(value: Any, name: str) -> tuple[int, int]:
+    """One positive integer for both axes, or a sequence of two."""
+    try:
+        first, second = value
+    except (TypeError, ValueError):
+        first = second = value
+    try:
+        return integer(first, name), integer(second, name)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must be a positive integer or a pair of them. "
+            f"Received: {value!r}"
+        ) from None
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False. Received: {value!r}")
+    return value
+
+
+def choice(value: Any, name: str, known: Iterable[Any]) -> Any:
+    """One of a few values."""
+    known = tuple(known)
+    if value not in known:
+        raise ValueError(
+            f"`{name}` must be {' or '.join(map(repr, known))}. "
+            f"Received: {value!r}"
+        )
+    return value
+
+
+def known_name(value: Any, what: str, known: Iterable[str]) -> str:
+    """One of many names; a near miss is told what it came near to."""
+    known = list(known)
+    if value not in known:
+        close = difflib.get_close_matches(str(value), known, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise ValueError(
+            f"Unknown {what} '{value}'.{hint} "
+            f"The {what}s are: {', '.join(known)}."
+        )
+    return str(value)
