@@ -1,11 +1,11 @@
 """Networks of the papers, by constructor or by name."""
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn.applications.rotmnist import RotMNISTCNN
 
 __all__ = ["RotMNISTCNN", "get_model", "list_models"]
@@ -40,12 +40,6 @@ def get_model(name: str, **overrides: Any) -> keras.Model:
     Raises:
         ValueError: for an unknown name, or from the constructor.
     """
-    if name not in _MODELS:
-        close = difflib.get_close_matches(str(name), _MODELS, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ValueError(
-            f"Unknown model {name!r}.{hint} "
-            f"The models are: {', '.join(list_models())}."
-        )
+    _checks.known_name(name, "model", list_models())
     constructor, arguments = _MODELS[name]
     return constructor(**{"name": name, **arguments, **overrides})

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from keras_equiattn import _checks
 from keras_equiattn.applications import _sources
 
 Batch: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
@@ -32,11 +33,8 @@ class Augmentation:
     flip: bool = True
 
     def __post_init__(self) -> None:
-        check_integer("padding", self.padding, 0)
-        if not isinstance(self.flip, bool):
-            raise TypeError(
-                f"flip must be a bool, got {type(self.flip).__name__}."
-            )
+        _checks.integer(self.padding, "padding", 0)
+        _checks.flag(self.flip, "flip")
 
 
 class _Plan:
@@ -101,7 +99,36 @@ def _pixels(
     return images
 
 
-class Batches:
+class _Epochs:
+    """What `Batches` and `StreamedBatches` have in common."""
+
+    def __init__(
+        self,
+        count: int,
+        shape: tuple[int, int, int],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        augment: bool | Augmentation | None = None,
+        seed: int = 0,
+        normalization: tuple[PerChannel, PerChannel] | None = None,
+        initial_epoch: int = 0,
+    ) -> None:
+        self.count = count
+        self.shape = shape
+        self.batch_size = _checks.integer(batch_size, "batch_size")
+        self.shuffle = _checks.flag(shuffle, "shuffle")
+        self.augment = check_augment(augment)
+        self.seed = _checks.integer(seed, "seed", 0)
+        self.normalization = check_normalization(normalization, shape[2])
+        self.initial_epoch = _checks.integer(initial_epoch, "initial_epoch", 0)
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return -(-self.count // self.batch_size)
+
+
+class Batches(_Epochs):
     """Batches of arrays in memory, reproducible epoch by epoch.
 
     Args:
@@ -117,8 +144,7 @@ class Batches:
         initial_epoch: The epoch with which iterating starts.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument has the wrong value or shape.
+        ValueError: An argument has the wrong type, value or shape.
     """
 
     def __init__(
@@ -140,8 +166,9 @@ class Batches:
             or not images.size
         ):
             raise ValueError(
-                "images must be a NumPy array of uint8 or float32 and shape "
-                f"(n, height, width, channels), n > 0, got {describe(images)}."
+                "`images` must be a NumPy array of uint8 or float32 and shape "
+                "(n, height, width, channels), n > 0. Received: "
+                f"{describe(images)}"
             )
         if (
             not isinstance(labels, np.ndarray)
@@ -149,26 +176,22 @@ class Batches:
             or labels.dtype.kind not in "iu"
         ):
             raise ValueError(
-                f"labels must be a NumPy array of {len(images)} integers, got "
-                f"{describe(labels)}."
+                f"`labels` must be a NumPy array of {len(images)} integers. "
+                f"Received: {describe(labels)}"
             )
-        check_integer("batch_size", batch_size, 1)
-        check_integer("seed", seed, 0)
-        check_integer("initial_epoch", initial_epoch, 0)
+        super().__init__(
+            len(images),
+            images.shape[1:],
+            batch_size,
+            shuffle=shuffle,
+            augment=augment,
+            seed=seed,
+            normalization=normalization,
+            initial_epoch=initial_epoch,
+        )
         self.images = images
         self.labels = labels.astype("int32", copy=False)
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.augment = check_augment(augment)
-        self.seed = seed
-        self.normalization = check_normalization(normalization, images.shape[3])
-        self.initial_epoch = initial_epoch
-        self.shape = images.shape[1:]
         self._plan: tuple[int, _Plan] | None = None
-
-    def __len__(self) -> int:
-        """Number of batches in an epoch."""
-        return -(-len(self.images) // self.batch_size)
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Returns one batch of an epoch.
@@ -198,17 +221,17 @@ class Batches:
         cached = self._plan
         if cached is None or cached[0] != epoch:
             plan = _Plan(
-                len(self.images), self.seed, epoch, self.shuffle, self.augment
+                self.count, self.seed, epoch, self.shuffle, self.augment
             )
             cached = self._plan = epoch, plan
         return cached[1]
 
 
-class StreamedBatches:
+class StreamedBatches(_Epochs):
     """Batches of a prepared dataset that is too large for memory.
 
-    tf.data reads, shuffles within a buffer and decodes; the augmentation and
-    the normalisation are those of `Batches`.
+    tf.data reads, shuffles within a buffer and decodes; the options are those
+    of `Batches`, and so are augmentation and normalisation.
     """
 
     def __init__(
@@ -217,28 +240,17 @@ class StreamedBatches:
         data_dir: Path,
         parts: Sequence[str],
         batch_size: int,
-        *,
-        shuffle: bool,
-        augment: Augmentation | None,
-        seed: int,
-        normalization: tuple[PerChannel, PerChannel] | None,
-        initial_epoch: int,
+        **options: Any,
     ) -> None:
         self._builder = _sources.tfds_builder(name, data_dir)
         self._parts = "+".join(parts)
-        self._count = sum(
-            self._builder.info.splits[part].num_examples for part in parts
+        splits = self._builder.info.splits
+        super().__init__(
+            sum(splits[part].num_examples for part in parts),
+            _sources.INFOS[name].shape,
+            batch_size,
+            **options,
         )
-        self.shape = _sources.INFOS[name].shape
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.augment = augment
-        self.seed = seed
-        self.normalization = check_normalization(normalization, self.shape[2])
-        self.initial_epoch = initial_epoch
-
-    def __len__(self) -> int:
-        return -(-self._count // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         tf = _sources.import_tensorflow()
@@ -262,7 +274,7 @@ class StreamedBatches:
         )
         data = data.batch(self.batch_size).prefetch(tf.data.AUTOTUNE)
         # tf.data has the order; the plan has the augmentation.
-        plan = _Plan(self._count, self.seed, epoch, False, self.augment)
+        plan = _Plan(self.count, self.seed, epoch, False, self.augment)
         for index, (images, labels) in enumerate(data.as_numpy_iterator()):
             images = plan.apply(images, index * self.batch_size)
             yield (
@@ -278,16 +290,6 @@ def describe(value: object) -> str:
     return type(value).__name__
 
 
-def check_integer(name: str, value: object, minimum: int) -> None:
-    """Checks an integer argument."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(
-            f"{name} must be an integer, got {type(value).__name__}."
-        )
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}.")
-
-
 def check_augment(
     augment: bool | Augmentation | None,
 ) -> Augmentation | None:
@@ -297,9 +299,9 @@ def check_augment(
     if augment is True:
         return Augmentation()
     if not isinstance(augment, Augmentation):
-        raise TypeError(
-            "augment must be None, a bool or an Augmentation, got "
-            f"{type(augment).__name__}."
+        raise ValueError(
+            "`augment` must be None, True, False or an Augmentation. "
+            f"Received: {augment!r}"
         )
     return augment
 
@@ -317,12 +319,12 @@ def check_normalization(
         )
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "normalization must be None or (mean, std), each a number or "
-            f"{channels} of them, got {normalization!r}."
+            "`normalization` must be None or (mean, std), each a number or "
+            f"{channels} of them. Received: {normalization!r}"
         ) from error
     if not np.isfinite(mean).all() or not (np.isfinite(std) & (std > 0)).all():
         raise ValueError(
-            "normalization needs finite means and positive stds, got "
-            f"{normalization!r}."
+            "`normalization` must have finite means and positive, finite "
+            f"stds. Received: {normalization!r}"
         )
     return mean, std

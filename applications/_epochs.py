@@ -128,9 +128,9 @@ class EpochCounter(keras.callbacks.Callback):
         for dataset in datasets:
             clock = getattr(dataset, "clock", None)
             if not isinstance(clock, Clock):
-                raise TypeError(
-                    "EpochCounter takes what load or load_pydataset returned, "
-                    f"before any further transformation, got {dataset!r}."
+                raise ValueError(
+                    "`datasets` must be what load or load_pydataset returned, "
+                    f"before any further transformation. Received: {dataset!r}"
                 )
             self._clocks.append(clock)
 

@@ -8,7 +8,6 @@ by `prepare`.
 """
 
 import contextlib
-import difflib
 import functools
 import importlib
 import json
@@ -25,6 +24,8 @@ from typing import TypeAlias
 import keras
 import numpy as np
 from numpy.typing import NDArray
+
+from keras_equiattn import _checks
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[np.int32]]
 
@@ -152,8 +153,8 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
     if data_dir is None:
         data_dir = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     elif not isinstance(data_dir, str | os.PathLike):
-        raise TypeError(
-            f"data_dir must be a path or None, got {type(data_dir).__name__}."
+        raise ValueError(
+            f"`data_dir` must be a path or None. Received: {data_dir!r}"
         )
     return Path(data_dir).expanduser().absolute()
 
@@ -214,9 +215,11 @@ def digits_arrays(rotated: bool) -> tuple[Arrays, Arrays]:
     )
 
 
-def rotate(images: NDArray[Any], angles: NDArray[Any]) -> NDArray[np.float32]:
+def rotate(
+    images: NDArray[Any], angles: NDArray[Any], extra: str = "examples"
+) -> NDArray[np.float32]:
     """Rotates float32 `(n, height, width)` bilinearly by degrees `(n,)`."""
-    ndimage = optional_import("scipy.ndimage", "examples")
+    ndimage = optional_import("scipy.ndimage", extra)
     out = np.empty(images.shape, "float32")
     for image, angle, target in zip(images, angles, out, strict=True):
         ndimage.rotate(image, angle, reshape=False, order=1, output=target)
@@ -278,8 +281,8 @@ def read_amat(path: Path, rows: int | None = None) -> Arrays:
     table = np.loadtxt(path, dtype="float32", ndmin=2)
     if table.shape[1] != 785 or (rows is not None and len(table) != rows):
         raise ValueError(
-            f"{path} must hold {rows or 'n'} rows of 784 pixels and a label, "
-            f"got an array of shape {table.shape}."
+            f"{path} must hold {rows or 'n'} rows of 784 pixels and a label. "
+            f"Received: an array of shape {table.shape}"
         )
     images, labels = table[:, :-1], table[:, -1]
     if images.min() < 0 or images.max() > 1:
@@ -325,7 +328,7 @@ def build_rot_mnist(
     arrays: dict[str, NDArray[Any]] = {}
     for part, rows in source.items():
         upright = images[rows].astype("float32") / 255
-        rotated = rotate(upright, rng.uniform(0, 360, len(rows)))
+        rotated = rotate(upright, rng.uniform(0, 360, len(rows)), "datasets")
         arrays[f"{part}_images"] = to_uint8(rotated)[..., None]
         arrays[f"{part}_labels"] = labels[rows]
         arrays[f"{part}_source"] = rows
@@ -525,21 +528,15 @@ def npz_metadata(info: DatasetInfo) -> NDArray[Any]:
 def resolve(name: str | os.PathLike[str]) -> DatasetInfo | Path:
     """Returns a dataset's facts, or the path when `name` is an .npz file."""
     if not isinstance(name, str | os.PathLike):
-        raise TypeError(
-            "name must be a dataset's name or the path of an .npz file, got "
-            f"{type(name).__name__}."
+        raise ValueError(
+            "`name` must be a dataset's name or the path of an .npz file. "
+            f"Received: {name!r}"
         )
     text = os.fspath(name)
     if text.endswith(".npz"):
         return Path(text).expanduser().absolute()
-    if text in INFOS:
-        return INFOS[text]
-    close = difflib.get_close_matches(text, INFOS, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(
-        f"Unknown dataset {text!r}.{hint} Choose one of {', '.join(INFOS)}, or "
-        "the path of an .npz file."
-    )
+    also = ", or the path of an .npz file"
+    return INFOS[_checks.known_name(text, "dataset", INFOS, also)]
 
 
 def read_arrays(

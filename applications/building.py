@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
+from keras_equiattn import _checks
 from keras_equiattn.groups import Group
 
 WEIGHTS_FOLDER = Path(__file__).parent / "weights"
@@ -39,23 +42,18 @@ def group_width(planar_width: int, group: Group, multiple: int = 1) -> int:
     return max(1, round(width / multiple)) * multiple
 
 
-def check_positive(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not (isinstance(value, int) and value > 0):
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {value!r}"
-        )
-    return value
-
-
 def check_image_shape(input_shape: Any) -> tuple[int, int, int]:
     """An image shape `(height, width, channels)` of positive integers."""
-    shape = tuple(input_shape)
-    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+    try:
+        height, width, channels = (
+            _checks.integer(n, "input_shape") for n in input_shape
+        )
+    except (TypeError, ValueError):
         raise ValueError(
             "`input_shape` must be (height, width, channels), positive "
             f"integers. Received: {input_shape!r}"
-        )
-    return shape
+        ) from None
+    return height, width, channels
 
 
 def check_normalization(
@@ -66,22 +64,17 @@ def check_normalization(
         return None
     try:
         mean, std = (
-            [float(v) for v in (part if isinstance(part, Sequence) else [part])]
+            np.broadcast_to(np.asarray(part, "float64"), (channels,)).tolist()
             for part in normalization
         )
     except (TypeError, ValueError):
-        mean, std = [], []
-    if (
-        len(mean) not in (1, channels)
-        or len(std) != len(mean)
-        or not all(math.isfinite(v) for v in mean + std)
-        or min(std) <= 0
-    ):
+        mean, std = [np.nan], [np.nan]
+    if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise ValueError(
             "`normalization` must be (mean, std), numbers or one number per "
             f"channel ({channels}), std positive. Received: {normalization!r}"
         )
-    return [list(v) * (channels // len(v)) for v in (mean, std)]  # type: ignore[return-value]
+    return mean, std
 
 
 def normalize(
@@ -93,6 +86,14 @@ def normalize(
     mean, std = statistics
     return keras.layers.Normalization(
         axis=-1, mean=mean, variance=[s * s for s in std], name="normalization"
+    )(x)
+
+
+def predictions(x: Any, activation: str | None) -> Any:
+    """The last layer; half precision ends before it."""
+    half = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
+    return keras.layers.Activation(
+        activation, dtype="float32" if half else None, name="predictions"
     )(x)
 
 
@@ -138,11 +139,17 @@ def check_weights(
                 f"Received: input_shape={input_shape}, classes={classes}"
             )
         return found
-    if not Path(weights).is_file():
+    is_path = isinstance(weights, (str, os.PathLike))
+    endings = (".weights.h5", ".keras")
+    if (
+        not is_path
+        or not os.fspath(weights).endswith(endings)
+        or not Path(weights).is_file()
+    ):
         names = ", ".join(map(repr, shipped)) or "none for this network"
         raise ValueError(
             f"`weights` of {network} must be None, the name of shipped "
             f"weights ({names}) or the path of a .weights.h5 or .keras file "
-            f"that exists. Received: {str(weights)!r}"
+            f"that exists. Received: {weights!r}"
         )
     return None

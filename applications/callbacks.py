@@ -158,7 +158,11 @@ class EpochLog(keras.callbacks.Callback):
     def best(self) -> Row | None:
         """The row of the best validation accuracy; of equals the lower loss."""
         rows = [row for row in self.rows if "val_accuracy" in row]
-        key = lambda row: (row["val_accuracy"], -row["val_loss"])  # noqa: E731
+
+        def key(row: Row) -> tuple[float, float]:
+            loss = row["val_loss"]  # NaN compares with nothing
+            return row["val_accuracy"], -np.inf if np.isnan(loss) else -loss
+
         return max(rows, key=key, default=None)
 
     def on_train_begin(self, logs: Any = None) -> None:

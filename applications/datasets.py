@@ -29,11 +29,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from keras_equiattn import _checks
 from keras_equiattn.applications import _sources
 from keras_equiattn.applications._batches import Augmentation
 from keras_equiattn.applications._batches import Batches
 from keras_equiattn.applications._batches import check_augment
-from keras_equiattn.applications._batches import check_integer
 from keras_equiattn.applications._batches import check_normalization
 from keras_equiattn.applications._batches import PerChannel
 from keras_equiattn.applications._batches import StreamedBatches
@@ -121,8 +121,7 @@ def load(
         and int32 labels, `(b,)`, with a known number of batches.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument has the wrong value.
+        ValueError: An argument has the wrong type or value.
         DatasetNotPreparedError: The data is not on disk.
         ImportError: An optional package is missing.
     """
@@ -130,15 +129,15 @@ def load(
         ", or use load_pydataset, which reads .npz files without it."
     )
     batches = _batches(
-        name,
-        split,
-        batch_size,
-        augment,
-        seed,
-        data_dir,
-        validation_size,
-        normalization,
-        initial_epoch,
+        name=name,
+        split=split,
+        batch_size=batch_size,
+        augment=augment,
+        seed=seed,
+        data_dir=data_dir,
+        validation_size=validation_size,
+        normalization=normalization,
+        initial_epoch=initial_epoch,
         stream=True,
     )
     clock = Clock(initial_epoch)
@@ -190,21 +189,20 @@ def load_pydataset(
         labels, `(b,)`.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: An argument has the wrong value.
+        ValueError: An argument has the wrong type or value.
         DatasetNotPreparedError: The data is not on disk.
         ImportError: An optional package is missing.
     """
     batches = _batches(
-        name,
-        split,
-        batch_size,
-        augment,
-        seed,
-        data_dir,
-        validation_size,
-        normalization,
-        initial_epoch,
+        name=name,
+        split=split,
+        batch_size=batch_size,
+        augment=augment,
+        seed=seed,
+        data_dir=data_dir,
+        validation_size=validation_size,
+        normalization=normalization,
+        initial_epoch=initial_epoch,
         stream=False,
     )
     assert isinstance(batches, Batches)
@@ -212,6 +210,7 @@ def load_pydataset(
 
 
 def _batches(
+    *,
     name: Name,
     split: str,
     batch_size: int,
@@ -221,24 +220,21 @@ def _batches(
     validation_size: int | None,
     normalization: tuple[PerChannel, PerChannel] | None,
     initial_epoch: int,
-    *,
     stream: bool,
 ) -> Batches | StreamedBatches:
     """Checks every argument, then reads one split of a dataset."""
     source = _sources.resolve(name)
-    if split not in SPLITS:
-        raise ValueError(
-            f"split must be one of {', '.join(SPLITS)}, got {split!r}."
-        )
-    check_integer("batch_size", batch_size, 1)
+    _checks.choice(split, "split", SPLITS)
+    _checks.integer(batch_size, "batch_size")
     augment = check_augment(augment)
     training = split in TRAINING_SPLITS
     if augment is not None and not training:
         raise ValueError(
-            f"augment is for the training splits, not for {split!r}."
+            "`augment` must be None except for the training splits. Received: "
+            f"augment={augment!r}, split={split!r}"
         )
-    check_integer("seed", seed, 0)
-    check_integer("initial_epoch", initial_epoch, 0)
+    _checks.integer(seed, "seed", 0)
+    _checks.integer(initial_epoch, "initial_epoch", 0)
     folder = _sources.resolve_data_dir(data_dir)
     facts = info(name)
     check_normalization(normalization, facts.shape[2])
@@ -267,8 +263,9 @@ def _batches(
         images, labels = _sources.read_arrays(source, folder, part)
         if part == "train" and size >= len(images):
             raise ValueError(
-                f"validation_size must be less than the {len(images)} images "
-                f"of the training pool of {facts.name!r}, got {size}."
+                "`validation_size` must be less than the "
+                f"{len(images)} images of the training pool of "
+                f"{facts.name!r}. Received: {size}"
             )
         cut = len(images) - size
         if split == "train":
@@ -309,12 +306,14 @@ def export(
     """
     source = _sources.resolve(name)
     if isinstance(source, Path):
-        raise ValueError(f"name must be a dataset's name, got {str(name)!r}.")
+        raise ValueError(
+            f"`name` must be a dataset's name. Received: {str(name)!r}"
+        )
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path must be a path, got {type(path).__name__}.")
+        raise ValueError(f"`path` must be a path. Received: {path!r}")
     target = Path(path).expanduser().absolute()
     if target.suffix != ".npz":
-        raise ValueError(f"path must end in .npz, got {str(path)!r}.")
+        raise ValueError(f"`path` must end in .npz. Received: {str(path)!r}")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"The folder {target.parent} does not exist.")
     if target.exists() and not force:
@@ -355,7 +354,9 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
     """
     source = _sources.resolve(name)
     if isinstance(source, Path):
-        raise ValueError(f"name must be a dataset's name, got {str(name)!r}.")
+        raise ValueError(
+            f"`name` must be a dataset's name. Received: {str(name)!r}"
+        )
     return _sources.prepare(source.name, _sources.resolve_data_dir(data_dir))
 
 
@@ -375,18 +376,18 @@ def _check_validation_size(size: int | None, facts: DatasetInfo) -> int:
     if facts.validation_size is None:
         if size is not None:
             raise ValueError(
-                f"validation_size cannot be set: {facts.name!r} has its own "
-                "validation split."
+                f"`validation_size` must be None: {facts.name!r} has its own "
+                f"validation split. Received: {size!r}"
             )
         return 0
     if size is None:
         return facts.validation_size
-    check_integer("validation_size", size, 1)
+    size = _checks.integer(size, "validation_size")
     if size % facts.views:
         raise ValueError(
-            f"validation_size must be a multiple of {facts.views}, got {size}: "
+            f"`validation_size` must be a multiple of {facts.views}: "
             f"{facts.name!r} has {facts.views} images of each source image, "
-            "which belong in one split."
+            f"which belong in one split. Received: {size}"
         )
     return size
 
@@ -442,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 force=options.force,
             )
             print(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB).")
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_equiattn import _checks
+
 PACKAGE = "keras_equiattn"
 
 
@@ -36,10 +38,14 @@ class CoupledDecay:
                 "`weight_decay` is Keras' decoupled decay. Received: "
                 f"weight_decay={kwargs['weight_decay']}"
             )
-        if decay < 0:
-            raise ValueError(f"`decay` must be >= 0. Received: decay={decay}")
+        decay = _checks.number(
+            decay,
+            "decay",
+            "a finite number of at least 0",
+            lambda value: value >= 0,
+        )
         super().__init__(*args, **kwargs)
-        self.decay = float(decay)
+        self.decay = decay
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any):  # type: ignore[no-untyped-def]
         """One update of `variable`, its decay added to `gradient`."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn.applications import optimizers
 
 
@@ -30,7 +31,7 @@ class Recipe:
         weight_decay: Coupled decay: this times the variable is added to the
             gradient of every trainable variable.
         milestones: Numbers of completed epochs at which the learning rate is
-            multiplied by `factor`.
+            multiplied by `factor`; all before the last epoch.
         factor: See `milestones`.
         warmup_epochs: Epochs over which the learning rate rises linearly.
         padding: Pixels of zero padding from which a crop of the original
@@ -62,52 +63,64 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
-            _require(getattr(self, name) >= 1, self, name, ">= 1")
-        _require(self.learning_rate > 0, self, "learning_rate", "> 0")
-        _require(self.epsilon > 0, self, "epsilon", "> 0")
-        _require(0 <= self.momentum < 1, self, "momentum", "in [0, 1)")
-        _require(0 < self.factor <= 1, self, "factor", "in (0, 1]")
-        for name in ("weight_decay", "warmup_epochs", "padding"):
-            _require(getattr(self, name) >= 0, self, name, ">= 0")
-        _require(
-            self.optimizer in ("adam", "sgd"),
-            self,
-            "optimizer",
-            "'adam' or 'sgd'",
+            _checks.integer(getattr(self, name), name)
+        for name in ("warmup_epochs", "padding"):
+            _checks.integer(getattr(self, name), name, 0)
+        if self.validation_size is not None:
+            _checks.integer(self.validation_size, "validation_size")
+        for name in ("learning_rate", "epsilon"):
+            _checks.number(
+                getattr(self, name),
+                name,
+                "a finite number above 0",
+                lambda value: value > 0,
+            )
+        _checks.number(
+            self.weight_decay,
+            "weight_decay",
+            "a finite number of at least 0",
+            lambda value: value >= 0,
         )
-        _require(
-            self.normalization in ("dataset", "imagenet", None),
-            self,
-            "normalization",
-            "'dataset', 'imagenet' or None",
+        _checks.number(
+            self.momentum,
+            "momentum",
+            "a number in [0, 1)",
+            lambda value: 0 <= value < 1,
         )
-        _require(
-            self.validation_size is None or self.validation_size >= 1,
-            self,
-            "validation_size",
-            "None or >= 1",
+        _checks.number(
+            self.factor,
+            "factor",
+            "a number in (0, 1]",
+            lambda value: 0 < value <= 1,
         )
-        _require(
-            list(self.milestones) == sorted(set(self.milestones))
-            and all(epoch >= 1 for epoch in self.milestones),
-            self,
-            "milestones",
-            "increasing and >= 1",
+        _checks.choice(self.optimizer, "optimizer", ("adam", "sgd"))
+        _checks.choice(
+            self.normalization, "normalization", ("dataset", "imagenet", None)
         )
-        _require(
-            not self.nesterov or self.momentum > 0,
-            self,
-            "nesterov",
-            "False where momentum is 0",
-        )
+        for name in ("nesterov", "flip"):
+            _checks.flag(getattr(self, name), name)
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                "`nesterov` must be False where `momentum` is 0. Received: True"
+            )
+        self._check_milestones()
 
-
-def _require(valid: bool, recipe: Recipe, name: str, expected: str) -> None:
-    if not valid:
-        raise ValueError(
-            f"`{name}` must be {expected}. Received: "
-            f"{name}={getattr(recipe, name)!r}"
-        )
+    def _check_milestones(self) -> None:
+        received = f"Received: {self.milestones!r}"
+        try:
+            epochs = [_checks.integer(e, "milestones") for e in self.milestones]
+        except (TypeError, ValueError):
+            epochs = [0]
+        if epochs != sorted(set(epochs)) or 0 in epochs:
+            raise ValueError(
+                "`milestones` must be positive integers that increase. "
+                f"{received}"
+            )
+        if epochs and epochs[-1] >= self.epochs:
+            raise ValueError(
+                f"`milestones` must be less than the {self.epochs} epochs of "
+                f"the run: later ones would do nothing. {received}"
+            )
 
 
 def learning_rate(recipe: Recipe, steps_per_epoch: int) -> Any:
@@ -172,10 +185,4 @@ def list_recipes() -> list[str]:
 
 def get_recipe(model: str) -> Recipe:
     """The protocol with which the authors train the network `model`."""
-    try:
-        return _RECIPES[model]
-    except KeyError:
-        raise ValueError(
-            f"There is no recipe for {model!r}. Available: "
-            f"{', '.join(list_recipes())}"
-        ) from None
+    return _RECIPES[_checks.known_name(model, "recipe", list_recipes())]

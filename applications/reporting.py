@@ -1,6 +1,7 @@
 """What a training run tells of itself: versions, hardware, lines, curves."""
 
 import importlib.metadata
+import json
 import math
 import os
 import pathlib
@@ -98,16 +99,43 @@ def model_line(model: keras.Model) -> str:
     )
 
 
+def number(value: float | None, form: str) -> str:
+    """A number of `results.json`, which holds null for one not finite."""
+    return "not finite" if value is None else format(value, form)
+
+
+def diverged(results: dict[str, Any]) -> bool:
+    """Whether the run ended with outputs or losses that are not finite."""
+    summaries = [results[split] for split in ("validation", "test")]
+    return results["equivariance"]["error"] is None or any(
+        None in summary.values() for summary in summaries if summary
+    )
+
+
+# Options that change where and how a run is done, not what it finds.
+_INCIDENTAL = ("seed", "out", "resume", "data_dir", "verbose")
+
+
+def settings_key(results: dict[str, Any]) -> str:
+    """The same text for runs that differ in nothing but the seed."""
+    settings = {
+        name: value
+        for name, value in results["options"].items()
+        if name not in _INCIDENTAL
+    }
+    return json.dumps([results["model"], settings], sort_keys=True)
+
+
 def result_line(results: dict[str, Any]) -> str:
     """One line about the end of a run."""
     parts = [f"{results['model']}: {results['epochs']} epochs"]
     for split in ("validation", "test"):
         if results[split] is not None:
-            error = results[split]["error_percent"]
-            parts.append(f"{split} error {error:.2f} %")
-    error = results["equivariance"]["error"]
+            error = number(results[split]["error_percent"], ".2f")
+            parts.append(f"{split} error {error} %")
+    error = number(results["equivariance"]["error"], ".1e")
     group = results["equivariance"]["group"]
-    parts.append(f"equivariance error {error:.1e} ({group})")
+    parts.append(f"equivariance error {error} ({group})")
     parts.append(f"{results['wall_time_seconds']:.0f} s")
     return ", ".join(parts)
 
@@ -132,9 +160,14 @@ def plot_curves(
         rates = [100 * (1 - row[f"{prefix}accuracy"]) for row in rows]
         error.plot(epochs, rates, label=label)
     for axes, name in ((loss, "cross-entropy"), (error, "error (%)")):
-        values = [value for line in axes.lines for value in line.get_ydata()]
+        values = [
+            value
+            for line in axes.lines
+            for value in line.get_ydata()
+            if math.isfinite(value)
+        ]
         # A logarithmic axis tells nothing within a factor of ten.
-        if 0 < 10 * min(values) < max(values):
+        if values and 0 < 10 * min(values) < max(values):
             axes.set_yscale("log")
         axes.set(xlabel="epoch", ylabel=name)
         axes.xaxis.get_major_locator().set_params(integer=True)

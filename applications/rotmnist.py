@@ -4,6 +4,7 @@ from pathlib import Path
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.applications import building
 from keras_equiattn.layers import GroupConv2D
@@ -11,7 +12,7 @@ from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import LiftingConv2D
 from keras_equiattn.layers import SpatialPooling2D
 
-ATTENTION = (None,)
+ATTENTION = (None,)  # what `attention` can be
 PLANAR_WIDTH = 20
 DROPOUT = 0.3
 
@@ -85,15 +86,12 @@ def RotMNISTCNN(
           `1 / sqrt(channels k^2)`: the order is not in this fan-in.
     """
     group = groups.get(group)
-    if attention not in ATTENTION:
-        raise ValueError(
-            "`attention` must be one of "
-            f"{', '.join(map(repr, ATTENTION))}. Received: {attention!r}"
-        )
+    _checks.choice(attention, "attention", ATTENTION)
     if filters is None:
         filters = building.group_width(PLANAR_WIDTH, group)
-    building.check_positive(filters, "filters")
-    building.check_positive(classes, "classes")
+    filters = _checks.integer(filters, "filters")
+    classes = _checks.integer(classes, "classes")
+    keras.activations.get(classifier_activation)  # raises for unknown ones
     input_shape = building.check_image_shape(input_shape)
     if input_shape[:2] != (28, 28):
         raise ValueError(
@@ -142,10 +140,7 @@ def RotMNISTCNN(
     )(x)
     x = GroupPooling("max", data_format="channels_last", name="group_max")(x)
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
-    # Logits and probabilities stay float32 under mixed precision.
-    outputs = keras.layers.Activation(
-        classifier_activation, dtype="float32", name="predictions"
-    )(x)
+    outputs = building.predictions(x, classifier_activation)
     model = keras.Model(
         inputs, outputs, name=name or f"rotmnist_{group.name}cnn"
     )

@@ -1,24 +1,32 @@
 """What `examples/train.py` trains with: options, their checks, the set-up."""
 
+import contextlib
 import dataclasses
-import difflib
 import importlib
 import json
+import math
 import os
 import pathlib
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 from typing import Literal
+from typing import TypeAlias
 
 import keras
 import numpy as np
 
+from keras_equiattn import _checks
 from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn import testing
+from keras_equiattn.applications import _sources
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import recipes
 from keras_equiattn.applications import reporting
+
+# Metrics on a split; None for those that are not finite.
+Summary: TypeAlias = dict[str, float | None]
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 IMAGENET_NORMALIZATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -83,13 +91,15 @@ class TrainOptions:
     verbose: Literal[0, 1, 2] = 1
 
     def as_dict(self) -> dict[str, Any]:
-        """The options as JSON holds them."""
-        return {
-            name: os.fspath(value)
-            if isinstance(value, pathlib.PurePath)
-            else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        """The options as JSON holds them; a default `data_dir` is None."""
+        options = dataclasses.asdict(self)
+        for name, value in options.items():
+            if isinstance(value, pathlib.PurePath):
+                options[name] = os.fspath(value)
+        default = _sources.resolve_data_dir(None)
+        if _sources.resolve_data_dir(self.data_dir) == default:
+            options["data_dir"] = None
+        return options
 
 
 def resolve(options: TrainOptions) -> recipes.Recipe:
@@ -98,27 +108,19 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
     Raises:
         OptionsError: If an option cannot be; no data is loaded before.
     """
-    models = applications.list_models()
-    if options.model not in models:
-        raise OptionsError(_unknown("model", options.model, models))
-    if options.dtype_policy not in DTYPE_POLICIES:
-        raise OptionsError(
-            _unknown("dtype policy", options.dtype_policy, DTYPE_POLICIES)
-        )
-    if not 0 <= options.seed < 2**32:
-        raise OptionsError(
-            f"`seed` must be in [0, 2**32). Received: seed={options.seed}"
-        )
-    if options.verbose not in (0, 1, 2):
-        raise OptionsError(
-            f"`verbose` must be 0, 1 or 2. Received: verbose={options.verbose}"
-        )
     given: dict[str, Any] = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(recipes.Recipe)
         if getattr(options, field.name, None) is not None
     }
     try:
+        _checks.known_name(options.model, "model", applications.list_models())
+        _checks.choice(options.dtype_policy, "dtype_policy", DTYPE_POLICIES)
+        _checks.choice(options.verbose, "verbose", (0, 1, 2))
+        if _checks.integer(options.seed, "seed", 0) >= 2**32:
+            raise ValueError(
+                f"`seed` must be less than 2**32. Received: {options.seed}"
+            )
         recipe = recipes.get_recipe(options.model)
         if options.dataset not in (None, recipe.dataset):
             # The number held out of the recipe's dataset says nothing here.
@@ -130,12 +132,6 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
     return recipe
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {what} {name!r}.{hint} Known: {', '.join(known)}."
-
-
 def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
     """Checks that the folder of the run is free, or to be resumed.
 
@@ -144,16 +140,26 @@ def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
             options than those of the run to resume.
     """
     path = options.out / "options.json"
-    if options.out.exists() and not options.out.is_dir():
-        raise OptionsError(f"{options.out} is no folder.")
-    if not path.exists():
-        return
+    try:
+        if options.out.exists() and not options.out.is_dir():
+            raise OptionsError(f"{options.out} is no folder.")
+        if not path.exists():
+            return
+        text = path.read_text()
+    except OSError as error:
+        raise OptionsError(f"--out cannot be used: {error}") from None
     if not options.resume:
         raise OptionsError(
             f"{options.out} holds a run already: go on with it by --resume, "
             "or choose another --out."
         )
-    started = json.loads(path.read_text())
+    try:
+        started = dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise OptionsError(
+            f"{path} is damaged: the run cannot be resumed. Choose another "
+            "--out, or remove the folder."
+        ) from None
     for name, value in _identity(options, recipe).items():
         if started.get(name) != value:
             raise OptionsError(
@@ -162,9 +168,35 @@ def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
             )
 
 
+@contextlib.contextmanager
+def claimed_out(options: TrainOptions) -> Iterator[None]:
+    """Makes the folder of the run and sees whether it can be written to.
+
+    What it made and is still empty goes away again if the block fails.
+
+    Raises:
+        OptionsError: If there can be no such folder, or nothing in it.
+    """
+    made: list[pathlib.Path] = []
+    try:
+        try:
+            folders = (options.out, *options.out.parents)
+            made = [folder for folder in folders if not folder.exists()]
+            options.out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=options.out):
+                pass
+        except OSError as error:
+            raise OptionsError(f"--out cannot be used: {error}") from None
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def open_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
-    """Makes the folder of the run and writes down what it is."""
-    options.out.mkdir(parents=True, exist_ok=True)
+    """Writes down in the folder of the run what it is."""
     write_json(options.out / "options.json", _identity(options, recipe))
 
 
@@ -180,7 +212,7 @@ def _identity(options: TrainOptions, recipe: recipes.Recipe) -> dict[str, Any]:
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes a JSON file that is complete at any time."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
     os.replace(partial, path)
 
 
@@ -310,20 +342,39 @@ def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
     itself. A network without symmetry is measured under quarter turns.
 
     Returns:
-        The group, and the largest relative error over its elements.
+        The group, and the largest relative error over its elements: None
+        where outputs are not finite.
     """
     group = groups.get(reporting.group_of(model))
     if group.order == 1:
         group = groups.get("p4")
-    errors = testing.equivariance_error(
-        model, group, data.images(16), elements=group.grid_elements.tolist()
-    )
-    return {"group": group.name, "error": float(errors.max())}
+    finite = True
+
+    def outputs(images: Any) -> Any:
+        nonlocal finite
+        logits = model(images)
+        values = keras.ops.convert_to_numpy(logits)
+        finite = finite and bool(np.isfinite(values).all())
+        return logits
+
+    error = None
+    try:
+        errors = testing.equivariance_error(
+            outputs,
+            group,
+            data.images(16),
+            elements=group.grid_elements.tolist(),
+        )
+        error = _finite(errors.max())
+    except ValueError:
+        if finite:
+            raise
+    return {"group": group.name, "error": error}
 
 
 def evaluate_test(
     model: keras.Model, data: Data, verbose: int
-) -> dict[str, float] | None:
+) -> Summary | None:
     """Metrics on the test set; None where it is left alone."""
     if data.test is None:
         return None
@@ -331,16 +382,21 @@ def evaluate_test(
     return _summary(metrics["loss"], metrics["accuracy"])
 
 
-def validation_metrics(row: dict[str, float]) -> dict[str, float] | None:
+def validation_metrics(row: dict[str, float]) -> Summary | None:
     """Validation metrics of one row of the log; None where it has none."""
     if "val_loss" not in row:
         return None
     return _summary(row["val_loss"], row["val_accuracy"])
 
 
-def _summary(loss: float, accuracy: float) -> dict[str, float]:
+def _summary(loss: float, accuracy: float) -> Summary:
     return {
-        "loss": float(loss),
-        "accuracy": float(accuracy),
-        "error_percent": round(100 * (1 - float(accuracy)), 4),
+        "loss": _finite(loss),
+        "accuracy": _finite(accuracy),
+        "error_percent": _finite(round(100 * (1 - float(accuracy)), 4)),
     }
+
+
+def _finite(value: float) -> float | None:
+    """The number, or None, as JSON knows no NaN."""
+    return float(value) if math.isfinite(value) else None

@@ -12,14 +12,15 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from keras_equiattn.applications import reporting
+
 
 def rows(paths: list[Path]) -> list[list[str]]:
     """One row per set of runs that differ in the seed alone."""
     runs = defaultdict(list)
     for path in paths:
         run = json.loads(path.read_text())
-        options = {**run["options"], "seed": None, "out": None, "resume": None}
-        runs[run["model"], json.dumps(options, sort_keys=True)].append(run)
+        runs[reporting.settings_key(run)].append(run)
     return [row(same) for _, same in sorted(runs.items())]
 
 
@@ -27,20 +28,25 @@ def row(runs: list[dict]) -> list[str]:
     run = runs[0]
     seeds = sorted(run["options"]["seed"] for run in runs)
     errors = [run["test"]["error_percent"] for run in runs if run["test"]]
-    test = f"{statistics.mean(errors):.3f}" if errors else "not tested"
-    if len(errors) > 1:
+    test = "not tested"
+    if None in errors:
+        test = "not finite"
+    elif errors:
+        test = f"{statistics.mean(errors):.3f}"
+    if len(errors) > 1 and None not in errors:
         test += f" ± {statistics.stdev(errors):.3f}"
+    symmetry = [run["equivariance"]["error"] for run in runs]
     return [
         run["model"],
         run["dataset"]["name"],
         f"{run['parameters']:,}",
         str(run["epochs"]),
         ", ".join(map(str, seeds)),
-        f"{run['validation']['error_percent']:.3f}"
+        reporting.number(run["validation"]["error_percent"], ".3f")
         if run["validation"]
         else "trained on",
         test,
-        f"{max(run['equivariance']['error'] for run in runs):.1e}",
+        reporting.number(None if None in symmetry else max(symmetry), ".1e"),
     ]
 
 

@@ -13,6 +13,8 @@ import shutil
 import statistics
 from pathlib import Path
 
+from keras_equiattn.applications import reporting
+
 
 def results_of(run: Path) -> dict:
     return json.loads((run / "results.json").read_text())
@@ -22,9 +24,19 @@ def card(name: str, run: dict, others: list[dict]) -> str:
     """The card of one run, in Markdown."""
     options, recipe = run["options"], run["recipe"]
     for other in others:
-        theirs = {**other["options"], "seed": None, "out": None}
-        if theirs != {**options, "seed": None, "out": None}:
+        if reporting.settings_key(other) != reporting.settings_key(run):
             raise SystemExit("--seeds: runs that differ in more than the seed")
+    for result in (run, *others):
+        if result["test"] is None:
+            raise SystemExit(
+                f"The run in {result['options']['out']} was not tested "
+                "(--no-test): a card states the test error."
+            )
+        if reporting.diverged(result):
+            raise SystemExit(
+                f"The run in {result['options']['out']} diverged: there is "
+                "nothing to publish."
+            )
     errors = [r["test"]["error_percent"] for r in (run, *others)]
     test = f"{errors[0]:.3f} %"
     if others:

@@ -57,12 +57,13 @@ def train(options: training.TrainOptions) -> None:
             else f"Nothing to resume in {options.out}: starting at epoch 1."
         )
     log = callbacks.EpochLog(options.out / "log.csv", completed)
-    model = training.build_model(options, recipe)
-    print(reporting.model_line(model), flush=True)
-    data = training.load_data(options, recipe, completed)
-    training.compile_model(model, recipe, len(data.train))
+    with training.claimed_out(options):
+        model = training.build_model(options, recipe)
+        print(reporting.model_line(model), flush=True)
+        data = training.load_data(options, recipe, completed)
+        training.compile_model(model, recipe, len(data.train))
+        training.open_out(options, recipe)
 
-    training.open_out(options, recipe)
     actions = [log, backup, callbacks.Checkpoints(options.out, log)]
     if completed < recipe.epochs:
         model.fit(
@@ -119,6 +120,8 @@ def report(
     results["wall_time_seconds"] = log.wall_time
     reporting.plot_curves(log.rows, options.out / "curves.png", options.model)
     training.write_json(options.out / "results.json", results)
+    if reporting.diverged(results):
+        print("The run diverged: its loss or its outputs are not finite.")
     print(reporting.result_line(results))
 
 

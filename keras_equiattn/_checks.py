@@ -1,9 +1,13 @@
 """Checks of arguments: what is wrong, what was received, what would do."""
 
 import difflib
+import math
 import operator
+from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
+
+import keras
 
 
 def integer(value: Any, name: str, least: int = 1) -> int:
@@ -18,6 +22,21 @@ def integer(value: Any, name: str, least: int = 1) -> int:
         )
         raise ValueError(f"`{name}` must be {kind}. Received: {value!r}")
     return number
+
+
+def number(
+    value: Any, name: str, kind: str, valid: Callable[[Any], bool]
+) -> float:
+    """A finite number that is `valid`; `kind` says in words what that is."""
+    try:
+        fits = (
+            not isinstance(value, bool) and math.isfinite(value) and valid(value)
+        )
+    except (OverflowError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(f"`{name}` must be {kind}. Received: {value!r}")
+    return float(value)
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:
@@ -53,14 +72,27 @@ def choice(value: Any, name: str, known: Iterable[Any]) -> Any:
     return value
 
 
-def known_name(value: Any, what: str, known: Iterable[str]) -> str:
-    """One of many names; a near miss is told what it came near to."""
+def known_name(
+    value: Any, what: str, known: Iterable[str], also: str = ""
+) -> str:
+    """One of many names; a near miss is told what it came near to.
+
+    `also` says in words what else would do.
+    """
     known = list(known)
     if value not in known:
         close = difflib.get_close_matches(str(value), known, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise ValueError(
             f"Unknown {what} '{value}'.{hint} "
-            f"The {what}s are: {', '.join(known)}."
+            f"The {what}s are: {', '.join(known)}{also}."
         )
     return str(value)
+
+
+def data_format(value: str | None) -> str:
+    """Resolves None to the configured default."""
+    if value is None:
+        return str(keras.config.image_data_format())
+    known = ("channels_last", "channels_first")
+    return str(choice(value, "data_format", known))

@@ -11,11 +11,12 @@ the plane and how they multiply. Every layer takes its group by name::
 """
 
 import dataclasses
-import difflib
 import functools
 import re
 
 import numpy as np
+
+from keras_equiattn import _checks
 
 ROTATIONS = (1, 2, 4, 8, 12, 16)
 
@@ -131,13 +132,7 @@ def get(identifier: "str | Group") -> Group:
             f"Received: {identifier!r} (of type {type(identifier).__name__})"
         )
     name = identifier.strip().lower()
-    if name not in names():
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ValueError(
-            f"Unknown group '{identifier}'.{hint} "
-            f"The groups are: {', '.join(names())}."
-        )
+    _checks.known_name(name, "group", names())
     return _make(name)
 
 

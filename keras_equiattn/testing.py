@@ -7,6 +7,7 @@ For your own layers too::
     assert_equivariant(my_layer, "p4", (2, 8, 8, 4, 3))
 """
 
+import numbers
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -16,10 +17,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.ops.action import group_action
 
+__all__ = ["assert_equivariant", "equivariance_error", "relative_difference"]
+
 Function = Callable[[Any], Any]
+Outputs = dict[str, np.ndarray]
 
 
 def equivariance_error(
@@ -51,34 +56,26 @@ def equivariance_error(
             for which operators can be exact.
         dtype: of the input; None is the dtype of `sample`, "float32" for a
             shape.
-        data_format: layout of input and outputs, for every axis the one that
-            Keras gives to that rank.
+        data_format: layout of input and outputs, "channels_last" (default,
+            whatever Keras is configured to) or "channels_first".
         seed: of the drawn values.
 
     Returns:
         NumPy array with one error per element tried.
 
     Raises:
-        ValueError: if shapes of `F(L_g x)` and `L_g F(x)` differ, or an
-            output is not finite.
+        ValueError: for bad arguments; if shapes of `F(L_g x)` and `L_g F(x)`
+            differ, or an output is not finite.
     """
     group = groups.get(group)
+    data_format = _data_format(data_format)
     x = _sample(sample, dtype, seed)
-    expected = outputs_of(function(x))
+    tried = _elements(group, elements)
+    expected = _outputs_of(function(x))
     errors = []
-    for element in _elements(group, elements):
-        moved = act(x, group, element, data_format)
-        actual = outputs_of(function(moved))
-        errors.append(
-            max(
-                relative_difference(
-                    actual[name],
-                    act(expected[name], group, element, data_format),
-                    f"output {name}, element {element} of '{group.name}'",
-                )
-                for name in expected
-            )
-        )
+    for element in tried:
+        actual = _outputs_of(function(_act(x, group, element, data_format)))
+        errors.append(_error(actual, expected, group, element, data_format))
     return np.array(errors)
 
 
@@ -110,22 +107,82 @@ def assert_equivariant(
             tell right from wrong.
     """
     group = groups.get(group)
+    data_format = _data_format(data_format)
     x = _sample(sample, dtype, seed)
     tried = _elements(group, elements)
-    errors = equivariance_error(
-        function, group, x, elements=tried, data_format=data_format
-    )
-    worst = int(np.argmax(errors))
-    assert errors[worst] <= rtol, (
-        f"Not equivariant under '{group.name}': relative error "
-        f"{errors[worst]:.2e} for element {tried[worst]}, allowed {rtol:.0e}"
-    )
-    for name, output in outputs_of(function(x)).items():
-        _assert_varies(name, _to_last(output, data_format))
-        _assert_discerns(function, group, x, name, tried, data_format)
+    if x.shape[0] < 2:
+        raise ValueError(
+            "`sample` must hold two images or more, to show that the output "
+            f"depends on them. Received: shape {tuple(x.shape)}"
+        )
+    if group.order > 1 and set(tried) == {0}:
+        raise ValueError(
+            "`elements` must hold more than the identity, under which "
+            f"everything is equivariant. Received: {tried}"
+        )
+    expected = _outputs_of(function(x))
+    for element in tried:
+        actual = _outputs_of(function(_act(x, group, element, data_format)))
+        error = _error(actual, expected, group, element, data_format)
+        _require(
+            error <= rtol,
+            f"Not equivariant under '{group.name}': relative error "
+            f"{error:.2e} for element {element}, allowed {rtol:.0e}",
+        )
+    for name, output in expected.items():
+        _require_variation(name, _to_last(output, data_format))
+        # `actual` is what the last element gave.
+        _require_discernment(
+            name, output, actual[name], group, tried[-1], data_format
+        )
 
 
-def act(
+def relative_difference(
+    actual: np.ndarray, expected: np.ndarray, where: str = "output"
+) -> float:
+    """`max |actual - expected| / max |expected|`, in float64.
+
+    Args:
+        actual, expected: arrays of the same shape.
+        where: what to call them in messages.
+
+    Returns:
+        The difference; absolute where everything expected is zero.
+
+    Raises:
+        ValueError: if shapes differ or a value is not finite.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(
+            f"Shapes differ at {where}: {actual.shape} and {expected.shape}"
+        )
+    actual, expected = actual.astype("float64"), expected.astype("float64")
+    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+        raise ValueError(f"Values that are not finite at {where}")
+    scale = np.abs(expected).max(initial=0.0)
+    difference = np.abs(actual - expected).max(initial=0.0)
+    return float(difference / scale) if scale else float(difference)
+
+
+def _error(
+    actual: Outputs,
+    expected: Outputs,
+    group: groups.Group,
+    element: int,
+    data_format: str,
+) -> float:
+    """Worst over the outputs, `actual` being `F(L_g x)`, `expected` `F(x)`."""
+    return max(
+        relative_difference(
+            actual[name],
+            _act(expected[name], group, element, data_format),
+            f"{name}, element {element} of '{group.name}'",
+        )
+        for name in expected
+    )
+
+
+def _act(
     x: Any, group: groups.Group, element: int, data_format: str
 ) -> np.ndarray:
     """`L_g x` as an array; values of rank below 4 stay as they are."""
@@ -139,7 +196,7 @@ def act(
     return moved
 
 
-def outputs_of(outputs: Any) -> dict[str, np.ndarray]:
+def _outputs_of(outputs: Any) -> Outputs:
     """Flattens a tensor, or a nest of tensors, to arrays by name."""
     if isinstance(outputs, Mapping):
         items: Iterable[tuple[Any, Any]] = outputs.items()
@@ -149,43 +206,49 @@ def outputs_of(outputs: Any) -> dict[str, np.ndarray]:
         array = keras.ops.convert_to_numpy(outputs)
         return {"output": np.asarray(array)}
     return {
-        f"{key}.{name}": array
+        f"{name} {key}": array
         for key, value in items
-        for name, array in outputs_of(value).items()
+        for name, array in _outputs_of(value).items()
     }
-
-
-def relative_difference(
-    actual: np.ndarray, expected: np.ndarray, where: str = "output"
-) -> float:
-    """`max |actual - expected| / max |expected|`, in float64."""
-    if actual.shape != expected.shape:
-        raise ValueError(
-            f"Shapes differ at {where}: {actual.shape} and {expected.shape}"
-        )
-    actual, expected = actual.astype("float64"), expected.astype("float64")
-    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
-        raise ValueError(f"Values that are not finite at {where}")
-    scale = np.abs(expected).max(initial=0.0)
-    difference = np.abs(actual - expected).max(initial=0.0)
-    return float(difference / scale) if scale else float(difference)
 
 
 def _sample(sample: Any, dtype: str | None, seed: int) -> Any:
     """The input as a tensor; drawn if only its shape is given."""
-    is_shape = isinstance(sample, Sequence) and all(
-        isinstance(n, int) for n in sample
-    )
-    if is_shape:
-        sample = np.random.default_rng(seed).standard_normal(tuple(sample))
+    if isinstance(sample, Sequence) and all(
+        n is None or isinstance(n, numbers.Integral) for n in sample
+    ):
+        shape = tuple(sample)
+        if None in shape or len(shape) not in (4, 5):
+            raise ValueError(
+                "`sample` must be an array, or a shape without unknown sizes, "
+                "of rank 4 (images) or 5 (feature maps). "
+                f"Received: {shape}"
+            )
+        sample = np.random.default_rng(seed).standard_normal(shape)
         dtype = dtype or "float32"
-    return keras.ops.convert_to_tensor(sample, dtype=dtype)
+    x = keras.ops.convert_to_tensor(sample, dtype=dtype)
+    if len(x.shape) not in (4, 5):
+        raise ValueError(
+            "`sample` must be of rank 4 (images) or 5 (feature maps). "
+            f"Received: shape {tuple(x.shape)}"
+        )
+    return x
 
 
 def _elements(group: groups.Group, elements: Iterable[int] | None) -> list[int]:
     if elements is None:
         elements = range(group.order)
-    return [group.check_element(element) for element in elements]
+    tried = [group.check_element(element) for element in elements]
+    if not tried:
+        raise ValueError(
+            "`elements` must hold one element or more. Received: none"
+        )
+    return tried
+
+
+def _data_format(data_format: str) -> str:
+    known = ("channels_last", "channels_first")
+    return str(_checks.choice(data_format, "data_format", known))
 
 
 def _to_last(x: np.ndarray, data_format: str) -> np.ndarray:
@@ -194,7 +257,13 @@ def _to_last(x: np.ndarray, data_format: str) -> np.ndarray:
     return x
 
 
-def _assert_varies(name: str, output: np.ndarray) -> None:
+def _require(condition: bool, message: str) -> None:
+    """An assertion that Python's `-O` keeps."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def _require_variation(name: str, output: np.ndarray) -> None:
     """Every axis but the channels must matter to the output."""
     axes = {0: "batch", 1: "height", 2: "width", 3: "group"}
     last = output.ndim - 1
@@ -202,30 +271,30 @@ def _assert_varies(name: str, output: np.ndarray) -> None:
         if output.shape[axis] == 1:
             continue
         spread = np.ptp(output.astype("float64"), axis=axis).max()
-        assert spread > 1e-3 * np.abs(output).max(), (
+        _require(
+            spread > 1e-3 * np.abs(output).max(),
             f"{name} does not vary over the {axes[axis]} axis: being "
-            "equivariant says nothing"
+            "equivariant says nothing",
         )
 
 
-def _assert_discerns(
-    function: Function,
-    group: groups.Group,
-    x: Any,
+def _require_discernment(
     name: str,
-    elements: list[int],
+    output: np.ndarray,
+    right: np.ndarray,
+    group: groups.Group,
+    element: int,
     data_format: str,
 ) -> None:
     """Acting on the output with a wrong element must show."""
-    right = outputs_of(function(act(x, group, elements[-1], data_format)))
-    output = outputs_of(function(x))[name]
-    if output.ndim < 4 or group.order == 1:
+    if output.ndim < 4:
         return
-    for wrong in set(elements) - {elements[-1]}:
-        moved = act(output, group, wrong, data_format)
-        if moved.shape == right[name].shape:
-            error = relative_difference(moved, right[name])
-            assert error > 1e-2, (
-                f"{name} does not tell element {wrong} of '{group.name}' from "
-                f"element {elements[-1]} (difference {error:.1e})"
+    for wrong in group.grid_elements:
+        moved = _act(output, group, int(wrong), data_format)
+        if wrong != element and moved.shape == right.shape:
+            error = relative_difference(moved, right)
+            _require(
+                error > 1e-2,
+                f"{name} does not tell element {wrong} of '{group.name}' "
+                f"from element {element} (difference {error:.1e})",
             )

@@ -12,8 +12,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 # PyTorch before TensorFlow, which Keras may import: the other way round can
 # crash the process.
 import torch  # isort: skip
+import hypothesis
 import keras
 import pytest
+
+# Time says nothing on a machine that is shared.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 # Assertions in the contract explain themselves as those in tests do.
 pytest.register_assert_rewrite("layer_contract")

@@ -7,12 +7,17 @@ import pkgutil
 import pytest
 
 import keras_equiattn
+from keras_equiattn import applications
 
+# An editable install keeps applications in a folder of its own.
 MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(
-        keras_equiattn.__path__, "keras_equiattn."
-    )
+    {
+        module.name
+        for package in (keras_equiattn, applications)
+        for module in pkgutil.walk_packages(
+            package.__path__, f"{package.__name__}."
+        )
+    }
 )
 
 

@@ -1,5 +1,8 @@
 """The public measures of equivariance."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -110,7 +113,7 @@ def test_symmetric_outputs_discern_nothing():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="Shapes differ at output output"):
+    with pytest.raises(ValueError, match="Shapes differ at output, element 1"):
         equivariance_error(lambda x: x[:, 1:], "p4", (2, 5, 5, 1))
     with pytest.raises(ValueError, match="not finite"):
         equivariance_error(lambda x: x / 0, "p4", (2, 4, 4, 1))
@@ -118,3 +121,44 @@ def test_errors():
         equivariance_error(network(), "p4", (2, 6, 6, 2), elements=[4])
     with pytest.raises(ValueError, match="has 4 elements on axis 3"):
         equivariance_error(lambda x: x, "p4", (2, 6, 6, 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sample": (1, 6, 6, 2)}, r"two images or more.*\(1, 6, 6, 2\)"),
+        ({"elements": [0]}, "more than the identity"),
+        ({"elements": []}, "one element or more"),
+        ({"data_format": "channel_first"}, "`data_format` must be.*'channel_f"),
+        ({"sample": (None, 6, 6, 2)}, "without unknown sizes.*None"),
+        ({"sample": (2, 6, 6)}, "of rank 4"),
+        ({"sample": np.ones((2, 6))}, r"of rank 4.*\(2, 6\)"),
+        ({"group": "p3"}, "Unknown group"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    given = {"group": "p4", "sample": (2, 6, 6, 2), **arguments}
+    with pytest.raises(ValueError, match=message):
+        assert_equivariant(network(), **given)
+
+
+def test_shapes_of_any_integers():
+    shape = tuple(np.array([2, 6, 6, 2]))
+    assert equivariance_error(network(), "p4", shape).max() < 1e-5
+
+
+@pytest.mark.once
+def test_asserts_also_where_python_skips_assertions():
+    code = (
+        "import keras\n"
+        "from keras_equiattn.testing import assert_equivariant\n"
+        "assert_equivariant(keras.layers.Conv2D(3, 3), 'p4', (2, 9, 9, 3))\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-O", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode != 0
+    assert "AssertionError: Not equivariant under 'p4'" in process.stderr

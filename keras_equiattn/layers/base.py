@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -26,7 +27,8 @@ class GroupLayer(keras.layers.Layer):
     """
 
     # What the layer takes: "image" (rank 4), "group" (rank 5; for "z2" also
-    # rank 4, which then comes out again as rank 4) or "any" of the two.
+    # rank 4) or "any" of the two. But for "image", what comes in with rank 4
+    # is a feature map of order 1 inside and goes out with rank 4.
     takes = "group"
 
     def __init__(
@@ -37,7 +39,7 @@ class GroupLayer(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.group = groups.get(group)
-        self.data_format = check_data_format(data_format)
+        self.data_format = _checks.data_format(data_format)
 
     def call_channels_last(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__}.call_channels_last")
@@ -73,9 +75,9 @@ class GroupLayer(keras.layers.Layer):
         """Validates an input shape.
 
         Returns:
-            The shape in channels-last layout, on the plane `(batch, height,
-            width, channels)`, on a group `(batch, height, width, order,
-            channels)` with order 1 for what `"z2"` takes as rank 4.
+            The shape in channels-last layout, `(batch, height, width,
+            channels)` for layers that take images alone, otherwise `(batch,
+            height, width, order, channels)` with order 1 for rank 4.
         """
         shape = tuple(input_shape)
         ranks = {"image": (4,), "group": (5,), "any": (4, 5)}[self.takes]
@@ -87,9 +89,7 @@ class GroupLayer(keras.layers.Layer):
                 f"Received: input_shape={shape}"
             )
         last = (shape[0], *shape[2:], shape[1]) if self._first else shape
-        if self._planar(shape):
-            last = (*last[:3], 1, *last[3:])
-        if len(last) == 5 and last[3] != self.group.order:
+        if len(shape) == 5 and last[3] != self.group.order:
             raise ValueError(
                 f"{self._label()} takes {self._expected()}. The group axis "
                 f"has size {last[3]}, group '{self.group.name}' has "
@@ -100,6 +100,8 @@ class GroupLayer(keras.layers.Layer):
                 f"{self._label()} needs a known number of channels. "
                 f"Received: input_shape={shape}"
             )
+        if self._planar(shape):
+            last = (*last[:3], 1, *last[3:])
         return last
 
     def require_exact(self, size: Shape, **window: Any) -> None:
@@ -120,9 +122,7 @@ class GroupLayer(keras.layers.Layer):
 
     def _planar(self, shape: Shape) -> bool:
         """Whether a rank-4 input stands for a feature map of order 1."""
-        return (
-            self.takes == "group" and self.group.order == 1 and len(shape) == 4
-        )
+        return self.takes != "image" and len(shape) == 4
 
     def _label(self) -> str:
         return f"{type(self).__name__} '{self.name}'"
@@ -149,34 +149,6 @@ class GroupLayer(keras.layers.Layer):
         if self.takes == "any" or self.group.order == 1:
             return f"{image} or {feature_map}"
         return feature_map + lift
-
-
-def check_data_format(data_format: str | None) -> str:
-    """Resolves None to the configured default; raises `ValueError`."""
-    if data_format is None:
-        return keras.config.image_data_format()
-    if data_format not in ("channels_last", "channels_first"):
-        raise ValueError(
-            "`data_format` must be 'channels_last', 'channels_first' or "
-            f"None. Received: {data_format!r}"
-        )
-    return data_format
-
-
-def pair(value: Any, name: str) -> tuple[int, int]:
-    """Normalises an integer or a pair of integers; raises `ValueError`."""
-    try:
-        values = (value, value) if isinstance(value, int) else tuple(value)
-    except TypeError:
-        values = ()
-    if len(values) != 2 or not all(
-        isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values
-    ):
-        raise ValueError(
-            f"`{name}` must be a positive integer or a pair of them. "
-            f"Received: {value!r}"
-        )
-    return values
 
 
 def _to_channels_last(x: Tensor) -> Tensor:

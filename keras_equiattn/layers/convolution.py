@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base import GroupLayer
-from keras_equiattn.layers.base import pair
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
@@ -49,21 +49,11 @@ class BaseGroupConv2D(GroupLayer):
             activity_regularizer=activity_regularizer,
             **kwargs,
         )
-        if isinstance(filters, bool) or not (
-            isinstance(filters, int) and filters > 0
-        ):
-            raise ValueError(
-                f"`filters` must be a positive integer. Received: {filters!r}"
-            )
-        self.filters = filters
-        self.kernel_size = pair(kernel_size, "kernel_size")
-        self.strides = pair(strides, "strides")
-        self.dilation_rate = pair(dilation_rate, "dilation_rate")
-        self.padding = str(padding).lower()
-        if self.padding not in ("valid", "same"):
-            raise ValueError(
-                f"`padding` must be 'valid' or 'same'. Received: {padding!r}"
-            )
+        self.filters = _checks.integer(filters, "filters")
+        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
+        self.strides = _checks.pair(strides, "strides")
+        self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
+        self.padding = _checks.choice(padding, "padding", ("valid", "same"))
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
             raise ValueError(
                 "Strides above 1 and dilation rates above 1 cannot be "
@@ -79,14 +69,16 @@ class BaseGroupConv2D(GroupLayer):
                 f"square kernel. Received: kernel_size={kernel_size}"
             )
         self.activation = keras.activations.get(activation)
-        self.use_bias = use_bias
+        self.use_bias = _checks.flag(use_bias, "use_bias")
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
-        self.exact = exact
+        self.exact = _checks.flag(exact, "exact")
+        if self.exact and self._never_or_always_exact:
+            self.require_exact((None, None), **self._window)
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
@@ -132,12 +124,6 @@ class BaseGroupConv2D(GroupLayer):
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = shape[1:3]
-        window = {
-            "window": self.kernel_size,
-            "strides": self.strides,
-            "dilation": self.dilation_rate,
-            "padding": self.padding,
-        }
         outputs = []
         for n, k, s, d in zip(
             size,
@@ -154,8 +140,24 @@ class BaseGroupConv2D(GroupLayer):
                     f"of size {tuple(size)} with padding 'valid'."
                 )
         if self.exact:
-            self.require_exact(size, **window)
+            self.require_exact(size, **self._window)
         return (shape[0], *outputs, self.group.order, self.filters)
+
+    @property
+    def _window(self) -> dict[str, Any]:
+        return {
+            "window": self.kernel_size,
+            "strides": self.strides,
+            "dilation": self.dilation_rate,
+            "padding": self.padding,
+        }
+
+    @property
+    def _never_or_always_exact(self) -> bool:
+        """Whether exactness can be told before the size is known."""
+        axes = (self.strides, self.dilation_rate)
+        unequal = any(first != second for first, second in axes)
+        return max(self.strides) == 1 or (self.group.quarter_turns and unequal)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -4,10 +4,9 @@ from typing import Any
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import check_data_format
 from keras_equiattn.layers.base import GroupLayer
-from keras_equiattn.layers.base import pair
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.exactness import output_size
@@ -79,23 +78,23 @@ class SpatialPooling2D(GroupLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(group=group, data_format=data_format, **kwargs)
-        self.pool_size = pair(pool_size, "pool_size")
-        self.strides = (
-            self.pool_size if strides is None else pair(strides, "strides")
-        )
-        self.mode = check_mode(mode)
-        self.exact = exact
+        self.pool_size = _checks.pair(pool_size, "pool_size")
+        if strides is None:
+            strides = self.pool_size
+        self.strides = _checks.pair(strides, "strides")
+        self.mode = _checks.choice(mode, "mode", MODES)
+        self.exact = _checks.flag(exact, "exact")
+        window = {"window": self.pool_size, "strides": self.strides}
+        unequal = len({*self.pool_size}) > 1 or len({*self.strides}) > 1
+        if self.exact and self.group.quarter_turns and unequal:
+            self.require_exact((None, None), **window)
 
     def build(self, input_shape: Shape) -> None:
         self.output_shape_channels_last(self.check_shape(input_shape))
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        planar = len(x.shape) == 4
-        if planar:
-            x = keras.ops.expand_dims(x, axis=3)
-        y = spatial_pool(x, self.pool_size, self.strides, self.mode)
-        return keras.ops.squeeze(y, axis=3) if planar else y
+        return spatial_pool(x, self.pool_size, self.strides, self.mode)
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = shape[1:3]
@@ -164,8 +163,12 @@ class GroupPooling(keras.layers.Layer):
         self, mode: str = "max", data_format: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.mode = check_mode(mode)
-        self.data_format = check_data_format(data_format)
+        self.mode = _checks.choice(mode, "mode", MODES)
+        self.data_format = _checks.data_format(data_format)
+
+    def build(self, input_shape: Shape) -> None:
+        self.compute_output_shape(input_shape)
+        self.built = True
 
     def call(self, inputs: Tensor) -> Tensor:
         self.compute_output_shape(inputs.shape)
@@ -174,9 +177,14 @@ class GroupPooling(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
         shape = list(input_shape)
         if len(shape) != 5:
+            layout = (
+                "(batch, channels, height, width, order)"
+                if self.data_format == "channels_first"
+                else "(batch, height, width, order, channels)"
+            )
             raise ValueError(
-                "GroupPooling takes feature maps on a group, of rank 5. "
-                f"Received: input_shape={tuple(shape)}"
+                f"GroupPooling '{self.name}' takes feature maps on a group "
+                f"{layout}. Received: input_shape={tuple(shape)}"
             )
         del shape[self._group_axis]
         return tuple(shape)
@@ -191,9 +199,3 @@ class GroupPooling(keras.layers.Layer):
     @property
     def _group_axis(self) -> int:
         return 4 if self.data_format == "channels_first" else 3
-
-
-def check_mode(mode: str) -> str:
-    if mode not in MODES:
-        raise ValueError(f"`mode` must be 'max' or 'mean'. Received: {mode!r}")
-    return mode

@@ -1,5 +1,6 @@
 """The action of a group on images and on feature maps: `L_g` of the papers."""
 
+import keras
 import numpy as np
 from jaxtyping import Shaped
 from keras import ops
@@ -33,6 +34,10 @@ def group_action(
 
     Returns:
         A tensor of the same rank and dtype.
+
+    Raises:
+        ValueError: for another rank or order, and for elements that
+            interpolate if the size is unknown or the values are integers.
     """
     group = groups.get(group)
     element = group.check_element(element)
@@ -53,6 +58,13 @@ def group_action(
         x = ops.take(x, group.relative(element).astype("int32"), axis=3)
     matrix = group.matrices[element]
     if element not in group.grid_elements:
+        if not keras.backend.is_float_dtype(
+            keras.backend.standardize_dtype(x.dtype)
+        ):
+            raise ValueError(
+                f"Element {element} of '{group.name}' interpolates and needs "
+                f"floating point values. Received: x.dtype={x.dtype}"
+            )
         flip, step = divmod(element, group.rotations)
         quarters, angle = quarter_and_rest(step, group.rotations)
         if flip:

@@ -7,14 +7,16 @@ padding, and on nothing else, so it can be decided before anything runs.
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 from typing import TypeAlias
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 
-Pair: TypeAlias = int | tuple[int, int]
-Size: TypeAlias = int | tuple[int | None, int | None] | None
+Pair: TypeAlias = int | Sequence[int]
+Size: TypeAlias = int | Sequence[int | None] | None
 
 
 class _Axis(NamedTuple):
@@ -80,14 +82,16 @@ def is_exact(
         padding: "valid" or "same".
 
     Returns:
-        True or False.
+        True or False; False also for a window that does not fit the size.
+
+    Raises:
+        ValueError: for arguments of another form.
     """
     group = groups.get(group)
-    if padding not in ("valid", "same"):
-        raise ValueError(
-            f"`padding` must be 'valid' or 'same'. Received: {padding!r}"
-        )
+    _checks.choice(padding, "padding", ("valid", "same"))
     height, width = axes = _axes(size, window, strides, dilation)
+    if not all(_fits(axis, padding) for axis in axes):
+        return False
     if group.order == 1:
         return True
     if group.name == "z2m":  # mirrors columns only
@@ -127,6 +131,11 @@ def require_exact(
     )
 
 
+def _fits(axis: _Axis, padding: str) -> bool:
+    extent = effective_window(axis.window, axis.dilation)
+    return padding == "same" or axis.size is None or extent <= axis.size
+
+
 def _reversible(axis: _Axis, padding: str) -> bool:
     """The rule for one axis under reversal."""
     extent = effective_window(axis.window, axis.dilation)
@@ -153,15 +162,15 @@ def _advice(group: Group, axes: tuple[_Axis, _Axis], padding: str) -> str:
     if height.strides == width.strides == 1:
         return "With padding 'same' use an odd window, or use padding 'valid'."
 
+    def exact(size: Size, strides: Pair) -> bool:
+        windows, dilations = zip(height[1::2], width[1::2], strict=True)
+        return is_exact(group, size, windows, strides, dilations, padding)
+
     parts = []
+    strides = (height.strides, width.strides)
     around = max((axis.size for axis in axes if axis.size), default=32)
     sizes = sorted(
-        (
-            n
-            for n in range(1, around + 16)
-            if n >= height.window
-            and all(_reversible(a._replace(size=n), padding) for a in axes)
-        ),
+        (n for n in range(1, around + 16) if exact(n, strides)),
         key=lambda n: abs(n - around),
     )[:4]
     if sizes:
@@ -171,11 +180,8 @@ def _advice(group: Group, axes: tuple[_Axis, _Axis], padding: str) -> str:
     if height.size is None or width.size is None:
         parts.append("A size known only at run time is exact with strides 1.")
     else:
-        steps = [
-            s
-            for s in range(1, max(height.strides, width.strides) + 2)
-            if all(_reversible(a._replace(strides=s), padding) for a in axes)
-        ]
+        size = (height.size, width.size)
+        steps = [s for s in range(1, max(strides) + 2) if exact(size, s)]
         if steps:
             parts.append(
                 f"On this size such strides are exact: {_list(steps)}."
@@ -195,12 +201,21 @@ def _list(numbers: Iterable[int]) -> str:
 def _axes(
     size: Size, window: Pair, strides: Pair, dilation: Pair
 ) -> tuple[_Axis, _Axis]:
-    sizes = size if isinstance(size, tuple) else (size, size)
-    windows, all_strides, dilations = (
-        value if isinstance(value, tuple) else (value, value)
-        for value in (window, strides, dilation)
-    )
+    sizes = (size, size) if size is None else size
+    if isinstance(sizes, Sequence) or hasattr(sizes, "__iter__"):
+        sizes = tuple(sizes)
+    else:
+        sizes = (sizes, sizes)
+    if len(sizes) != 2:
+        raise ValueError(
+            "`size` must be an integer, None or a pair of them. "
+            f"Received: {size!r}"
+        )
+    known = [n if n is None else _checks.integer(n, "size") for n in sizes]
+    windows = _checks.pair(window, "window")
+    steps = _checks.pair(strides, "strides")
+    dilations = _checks.pair(dilation, "dilation")
     return (
-        _Axis(sizes[0], windows[0], all_strides[0], dilations[0]),
-        _Axis(sizes[1], windows[1], all_strides[1], dilations[1]),
+        _Axis(known[0], windows[0], steps[0], dilations[0]),
+        _Axis(known[1], windows[1], steps[1], dilations[1]),
     )

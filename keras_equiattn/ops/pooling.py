@@ -37,4 +37,5 @@ def group_pool(
     if mode == "max":
         return ops.max(x, axis=axis)
     # Not `ops.mean`: under PyTorch it would pass float64 through float32.
-    return ops.sum(x, axis=axis) / x.shape[axis]
+    # Divided first, no sum overflows in half precision.
+    return ops.sum(x / x.shape[axis], axis=axis)

@@ -263,51 +263,47 @@ def test_a_failed_download_is_one_clear_error(tmp_path, monkeypatch, capsys):
 @once
 @pytest.mark.parametrize("pipeline", LOADERS)
 @pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
+    ("kwargs", "message"),
     [
-        ({"name": "cifar-10"}, ValueError, "Did you mean 'cifar10'"),
-        ({"name": "imagenet"}, ValueError, "one of digits, .* or the path"),
-        ({"name": 3}, TypeError, "name must be a dataset's name .* got int"),
-        ({"split": "val"}, ValueError, "split must be one of train, valid"),
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer"),
-        ({"batch_size": True}, TypeError, "batch_size must be an integer"),
-        ({"augment": 4}, TypeError, "augment must be None, a bool or an"),
+        ({"name": "cifar-10"}, "Did you mean 'cifar10'"),
+        ({"name": "imagenet"}, "datasets are: digits, .* or the path"),
+        ({"name": 3}, "`name` must be a dataset's name .* Received: 3"),
+        (
+            {"split": "val"},
+            "`split` must be 'train' or 'valid.* Received: 'val",
+        ),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
+        ({"batch_size": 2.0}, "`batch_size` must .* Received: 2.0"),
+        ({"batch_size": True}, "`batch_size` must .* Received: True"),
+        ({"augment": 4}, "`augment` must be None, .* Received: 4"),
         (
             {"augment": True, "split": "test"},
-            ValueError,
-            "augment is for the training splits, not for 'test'",
+            "`augment` must be None except for the training .* split='test'",
         ),
-        ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"seed": "0"}, TypeError, "seed must be an integer"),
-        ({"data_dir": 1}, TypeError, "data_dir must be a path or None"),
-        ({"validation_size": 0}, ValueError, "validation_size must be at l"),
-        ({"validation_size": 0.1}, TypeError, "validation_size must be an i"),
-        ({"validation_size": 1300}, ValueError, "less than the 1300 images"),
+        ({"seed": -1}, "`seed` must be a non-negative integer"),
+        ({"seed": "0"}, "`seed` must be a non-negative .* Received: '0'"),
+        ({"data_dir": 1}, "`data_dir` must be a path or None. Received: 1"),
+        ({"validation_size": 0}, "`validation_size` must be a positive int"),
+        ({"validation_size": 0.1}, "`validation_size` must .* Received: 0.1"),
+        ({"validation_size": 1300}, "less than the 1300 images .* 1300"),
         (
             {"validation_size": 10, "name": "digits"},
-            ValueError,
-            "must be a multiple of 4, got 10: 'digits' has 4 images of each",
+            "must be a multiple of 4: 'digits' has 4 images of .* Received: 10",
         ),
         (
             {"validation_size": 10, "name": "pcam"},
-            ValueError,
-            "'pcam' has its own validation split",
+            "'pcam' has its own validation split. Received: 10",
         ),
-        ({"normalization": 3}, ValueError, r"None or \(mean, std\)"),
-        (
-            {"normalization": ((0.1, 0.2), 1)},
-            ValueError,
-            r"each a number or 1 of them",
-        ),
-        ({"normalization": (0, 0)}, ValueError, "positive stds"),
-        ({"normalization": (np.nan, 1)}, ValueError, "finite means"),
-        ({"initial_epoch": -1}, ValueError, "initial_epoch must be at least"),
+        ({"normalization": 3}, r"None or \(mean, std\)"),
+        ({"normalization": ((0.1, 0.2), 1)}, r"each a number or 1 of them"),
+        ({"normalization": (0, 0)}, "positive, finite stds"),
+        ({"normalization": (np.nan, 1)}, "finite means"),
+        ({"initial_epoch": -1}, "`initial_epoch` must be a non-negative int"),
     ],
 )
-def test_bad_arguments_of_the_loaders(pipeline, kwargs, error, message):
+def test_bad_arguments_of_the_loaders(pipeline, kwargs, message):
     load = get_loader(pipeline)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         load(**{"name": "digits_upright", **kwargs})
 
 
@@ -323,49 +319,48 @@ def test_bad_arguments_are_found_before_the_data(name, tmp_path):
         {"validation_size": -4},
     ):
         (key,) = kwargs
-        with pytest.raises((TypeError, ValueError), match=key):
+        with pytest.raises(ValueError, match=key):
             datasets.load_pydataset(name, data_dir=tmp_path, **kwargs)
 
 
 @once
 @pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
+    ("kwargs", "message"),
     [
-        ({"images": [[1]]}, ValueError, "uint8 or float32 .* got list"),
+        ({"images": [[1]]}, "uint8 or float32 .* Received: list"),
         (
             {"images": np.zeros((2, 3, 3), "uint8")},
-            ValueError,
-            r"got uint8 of shape \(2, 3, 3\)",
+            r"Received: uint8 of shape \(2, 3, 3\)",
         ),
-        ({"images": np.zeros((2, 3, 3, 1))}, ValueError, "got float64 of"),
-        ({"images": np.zeros((0, 3, 3, 1), "uint8")}, ValueError, "n > 0"),
-        ({"labels": np.zeros(3, "int32")}, ValueError, "of 2 integers"),
-        ({"labels": np.zeros(2)}, ValueError, "got float64 of shape"),
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"augment": "yes"}, TypeError, "augment must be None"),
-        ({"seed": None}, TypeError, "seed must be an integer"),
-        ({"normalization": (1,)}, ValueError, r"None or \(mean, std\)"),
-        ({"initial_epoch": 0.5}, TypeError, "initial_epoch must be an int"),
+        ({"images": np.zeros((2, 3, 3, 1))}, "Received: float64 of"),
+        ({"images": np.zeros((0, 3, 3, 1), "uint8")}, "n > 0"),
+        ({"labels": np.zeros(3, "int32")}, "of 2 integers"),
+        ({"labels": np.zeros(2)}, "Received: float64 of shape"),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
+        ({"shuffle": 1}, "`shuffle` must be True or False. Received: 1"),
+        ({"augment": "yes"}, "`augment` must be None"),
+        ({"seed": None}, "`seed` must be a non-negative .* Received: None"),
+        ({"normalization": (1,)}, r"None or \(mean, std\)"),
+        ({"initial_epoch": 0.5}, "`initial_epoch` must be .* Received: 0.5"),
     ],
 )
-def test_bad_arguments_of_batches(kwargs, error, message):
+def test_bad_arguments_of_batches(kwargs, message):
     good = {
         "images": np.zeros((2, 3, 3, 1), "uint8"),
         "labels": np.zeros(2, "int32"),
     }
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         datasets.Batches(**{**good, **kwargs})
 
 
 @once
 def test_bad_arguments_of_augmentation_and_counter():
-    with pytest.raises(ValueError, match="padding must be at least 0"):
-        datasets.Augmentation(-1)
-    with pytest.raises(TypeError, match="padding must be an integer"):
-        datasets.Augmentation(1.5)
-    with pytest.raises(TypeError, match="flip must be a bool, got int"):
+    for padding in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"`padding` .* {padding}"):
+            datasets.Augmentation(padding)
+    with pytest.raises(ValueError, match="`flip` must be .* Received: 1"):
         datasets.Augmentation(4, 1)
-    with pytest.raises(TypeError, match="what load or load_pydataset return"):
+    with pytest.raises(ValueError, match="what load or load_pydataset return"):
         datasets.EpochCounter([1, 2])
 
 
@@ -374,13 +369,13 @@ def test_bad_arguments_of_files(tmp_path, digits_npz):
     export = datasets.export
     with pytest.raises(ValueError, match="Unknown dataset 'mnist'"):
         export("mnist", tmp_path / "out.npz")
-    with pytest.raises(ValueError, match="name must be a dataset's name"):
+    with pytest.raises(ValueError, match="`name` must be a dataset's name"):
         export(digits_npz, tmp_path / "out.npz")
-    with pytest.raises(ValueError, match="name must be a dataset's name"):
+    with pytest.raises(ValueError, match="`name` must be a dataset's name"):
         datasets.prepare(digits_npz)
-    with pytest.raises(ValueError, match=r"path must end in \.npz"):
+    with pytest.raises(ValueError, match=r"`path` must end in \.npz"):
         export("digits", tmp_path / "out.npy")
-    with pytest.raises(TypeError, match="path must be a path, got int"):
+    with pytest.raises(ValueError, match="`path` must be a path. Rec.* 1"):
         export("digits", 1)
     with pytest.raises(FileNotFoundError, match=r"folder .* does not exist"):
         export("digits", tmp_path / "nowhere" / "out.npz")

@@ -13,6 +13,7 @@ from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn.applications import building
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import rotmnist
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
@@ -130,6 +131,22 @@ def test_mixed_precision_returns_float32():
     np.testing.assert_allclose(as_array(y).sum(), 1, rtol=1e-5)
 
 
+def test_float64_is_kept():
+    keras.config.set_dtype_policy("float64")
+    assert RotMNISTCNN(filters=2).output.dtype == "float64"
+
+
+@pytest.mark.once
+def test_shipped_weights_expect_the_images_of_their_dataset():
+    (shipped,) = rotmnist.SHIPPED["p4", 10].values()
+    info = datasets.info("rot_mnist")
+    channels = info.shape[-1]
+    assert building.check_normalization(
+        shipped.normalization, channels
+    ) == building.check_normalization(info.normalization, channels)
+    assert (shipped.input_shape, shipped.classes) == (info.shape, info.classes)
+
+
 def test_normalization_is_the_first_layer():
     x = np.random.default_rng(0).uniform(size=(2, 28, 28, 3))
     x = x.astype("float32")
@@ -156,7 +173,7 @@ def test_group_width(group, width):
     ("arguments", "message"),
     [
         ({"group": "p3"}, "Unknown group 'p3'"),
-        ({"attention": "full"}, "`attention` must be one of None.*'full'"),
+        ({"attention": "full"}, r"`attention` must be None.*'full'"),
         ({"filters": 0}, "`filters` must be a positive integer.*0"),
         ({"classes": 1.5}, "`classes` must be a positive integer.*1.5"),
         ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
@@ -164,7 +181,12 @@ def test_group_width(group, width):
         ({"normalization": (0.1, 0.0)}, "`normalization` must be"),
         ({"normalization": ((0, 0), (1, 1))}, r"channel \(1\)"),
         ({"normalization": 3}, "`normalization` must be"),
-        ({"weights": "imagenet"}, "'imagenet'"),
+        ({"input_shape": 28}, r"must be \(height, width, channels\).*28"),
+        ({"input_shape": (28, 28, True)}, "positive integers.*True"),
+        ({"normalization": ((0,), (1, 2))}, "`normalization` must be"),
+        ({"weights": "imagenet"}, r"name of shipped weights \('rot_mnist'\)"),
+        ({"weights": __file__}, r"a .weights.h5 or .keras file"),
+        ({"weights": 3}, "`weights` of RotMNISTCNN must be.*3"),
         ({"classifier_activation": "no"}, "no"),
     ],
 )

@@ -1,6 +1,7 @@
 """Recipes, coupled weight decay and the step schedule."""
 
 import dataclasses
+import re
 
 import keras
 import numpy as np
@@ -233,7 +234,10 @@ def test_optimizers_survive_serialisation(make, step_of, tmp_path):
     ("kwargs", "message"),
     [
         ({"weight_decay": 0.1}, "takes `decay`, which is coupled"),
-        ({"decay": -0.1}, "`decay` must be >= 0"),
+        ({"decay": -0.1}, "`decay` must be a finite number .* -0.1"),
+        ({"decay": None}, "`decay` must be a finite number .* None"),
+        ({"decay": float("nan")}, "`decay` must be a finite number .* nan"),
+        ({"decay": float("inf")}, "`decay` must be a finite number .* inf"),
     ],
 )
 def test_optimizers_refuse(kwargs, message):
@@ -293,8 +297,10 @@ def test_rotmnist_recipe_is_the_authors():
 @pytest.mark.once
 def test_every_model_has_a_recipe():
     assert set(applications.list_models()) <= set(recipes.list_recipes())
-    with pytest.raises(ValueError, match="no recipe for 'nothing'"):
+    with pytest.raises(ValueError, match="Unknown recipe 'nothing'"):
         recipes.get_recipe("nothing")
+    with pytest.raises(ValueError, match="Did you mean 'rotmnist_p4cnn'"):
+        recipes.get_recipe("rotmnist_p4_cnn")
 
 
 @pytest.mark.once
@@ -302,24 +308,37 @@ def test_every_model_has_a_recipe():
     "change",
     [
         {"epochs": 0},
+        {"epochs": 1.5},
+        {"epochs": True},
         {"batch_size": 0},
         {"learning_rate": 0.0},
+        {"learning_rate": float("inf")},
+        {"learning_rate": "x"},
         {"epsilon": 0.0},
         {"weight_decay": -1e-4},
+        {"weight_decay": float("nan")},
         {"momentum": 1.0},
+        {"momentum": None},
         {"nesterov": True},
+        {"nesterov": 0},
+        {"flip": "yes"},
         {"factor": 0.0},
         {"milestones": (60, 30)},
         {"milestones": (0,)},
+        {"milestones": (1.5,)},
+        {"milestones": 50},
+        {"milestones": (50, 100)},
         {"warmup_epochs": -1},
         {"padding": -1},
         {"validation_size": 0},
+        {"validation_size": 0.5},
         {"optimizer": "lamb"},
         {"normalization": "none"},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_recipe_refuses(change):
-    (name,) = change
-    with pytest.raises(ValueError, match=f"`{name}` must be .* Received"):
+    ((name, value),) = change.items()
+    message = f"`{name}` must be .* Received: {re.escape(repr(value))}"
+    with pytest.raises(ValueError, match=message):
         dataclasses.replace(recipes.get_recipe("rotmnist_p4cnn"), **change)

@@ -1,5 +1,7 @@
 """Where the images come from: MNIST, .amat files, tensorflow_datasets."""
 
+import sys
+
 import numpy as np
 import pytest
 from dataset_helpers import assert_equal
@@ -155,6 +157,14 @@ def test_rotation_is_bilinear_and_counterclockwise():
     assert half.min() >= 0
     assert half.max() <= 1
     assert half[0, 0, 0] == 0
+
+
+@once
+def test_missing_scipy_is_an_extra_of_the_datasets(tiny_mnist, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.ndimage", None)
+    with pytest.raises(ImportError, match="scipy is needed") as caught:
+        datasets.load_pydataset("rot_mnist", data_dir=tiny_mnist[0])
+    assert 'pip install "keras-equiattn[datasets]"' in str(caught.value)
 
 
 @needs("rot_mnist")

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.once
 
 
-def write_run(path, seed, error, **options):
+def write_run(path, seed, error, symmetry=1e-7, **options):
     run = {
         "model": "net",
         "options": {"seed": seed, "out": str(path), "resume": False, **options},
@@ -18,21 +18,26 @@ def write_run(path, seed, error, **options):
         "epochs": 7,
         "validation": None,
         "test": {"error_percent": error},
-        "equivariance": {"error": seed * 1e-7},
+        "equivariance": {"error": symmetry},
     }
     path.write_text(json.dumps(run))
     return str(path)
 
 
-def test_seeds_make_one_row(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def training_table(monkeypatch):
     folder = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(folder)
     import training_table
 
+    return training_table
+
+
+def test_seeds_make_one_row(training_table, tmp_path, monkeypatch, capsys):
     files = [
-        write_run(tmp_path / "a.json", 0, 2.0),
-        write_run(tmp_path / "b.json", 1, 3.0),
-        write_run(tmp_path / "c.json", 5, 9.0, milestones=[80]),
+        write_run(tmp_path / "a.json", 0, 2.0, 0.0),
+        write_run(tmp_path / "b.json", 1, 3.0, resume=True, data_dir="x"),
+        write_run(tmp_path / "c.json", 5, 9.0, 5e-7, milestones=[80]),
     ]
     monkeypatch.setattr(sys, "argv", ["training_table.py", *files])
     training_table.main()
@@ -40,3 +45,12 @@ def test_seeds_make_one_row(tmp_path, monkeypatch, capsys):
     assert len(table.splitlines()) == 4
     assert "| 0, 1 | trained on | 2.500 ± 0.707 | 1.0e-07 |" in table
     assert "| 1,234 | 7 | 5 | trained on | 9.000 | 5.0e-07 |" in table
+
+
+def test_diverged_runs_have_a_row(training_table, tmp_path):
+    files = [
+        write_run(tmp_path / "a.json", 0, 2.0),
+        write_run(tmp_path / "b.json", 1, None, None),
+    ]
+    (row,) = training_table.rows([Path(file) for file in files])
+    assert row[-2:] == ["not finite", "not finite"]

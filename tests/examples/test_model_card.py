@@ -18,7 +18,7 @@ def model_card(monkeypatch):
     return model_card
 
 
-def write_run(folder, seed, error, **options):
+def write_run(folder, seed, error, changes=(), **options):
     folder.mkdir()
     (folder / "last.weights.h5").write_bytes(b"weights of %d" % seed)
     run = {
@@ -54,6 +54,7 @@ def write_run(folder, seed, error, **options):
         "validation": None,
         "test": {"error_percent": error},
         "equivariance": {"group": "p4", "error": 1e-7},
+        **dict(changes),
     }
     (folder / "results.json").write_text(json.dumps(run))
     return str(folder)
@@ -61,7 +62,7 @@ def write_run(folder, seed, error, **options):
 
 def test_card(model_card, tmp_path, monkeypatch):
     first = write_run(tmp_path / "a", 0, 2.0)
-    second = write_run(tmp_path / "b", 1, 3.0)
+    second = write_run(tmp_path / "b", 1, 3.0, resume=True, verbose=2)
     target = tmp_path / "weights" / "net-data"
     monkeypatch.setattr(
         sys, "argv", ["model_card.py", first, str(target), "--seeds", second]
@@ -88,3 +89,19 @@ def test_runs_must_differ_in_the_seed_alone(model_card, tmp_path):
     runs = [model_card.results_of(Path(run)) for run in (first, second)]
     with pytest.raises(SystemExit, match="differ in more than the seed"):
         model_card.card("name", runs[0], runs[1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test": None}, r"b was not tested \(--no-test\)"),
+        ({"equivariance": {"group": "p4", "error": None}}, "b diverged"),
+    ],
+)
+def test_runs_without_a_test_error(model_card, tmp_path, changes, message):
+    first = write_run(tmp_path / "a", 0, 2.0)
+    second = write_run(tmp_path / "b", 1, 3.0, changes)
+    runs = [model_card.results_of(Path(run)) for run in (first, second)]
+    for run, others in ((runs[1], []), (runs[0], runs[1:])):
+        with pytest.raises(SystemExit, match=message):
+            model_card.card("name", run, others)

@@ -1,6 +1,7 @@
 """``examples/train.py``: what a run does and leaves behind."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -18,6 +19,7 @@ from training_run import subprocess_command
 
 from keras_equiattn import applications
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import reporting
 from keras_equiattn.applications import training
 
 
@@ -94,14 +96,59 @@ def test_train_on_all_selects_nothing(train, npz, tmp_path, capfd):
     (row,) = log_of(out)
     assert set(row) == {"epoch", "loss", "accuracy", "learning_rate"}
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0] == (
+    assert (
         "tiny: 98 parameters, group p4, "
         f"backend {keras.backend.backend()}, device CPU"
-    )
+    ) in lines
     assert lines[-1].startswith("tiny: 1 epochs, equivariance error")
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_diverged_run_is_reported(train, npz, tmp_path, capfd):
+    out = tmp_path / "run"
+    command = arguments(npz, out, "--learning-rate=1e30", epochs=1)
+    train.main(command)
+    told = capfd.readouterr().out
+    assert "The run diverged: its loss or its outputs are not finite." in told
+    assert "equivariance error not finite (p4)" in told
+
+    def no_number(text):
+        pytest.fail(f"{text} is not JSON")
+
+    text = (out / "results.json").read_text()
+    results = json.loads(text, parse_constant=no_number)
+    assert results["equivariance"] == {"group": "p4", "error": None}
+    for split in (results["validation"], results["test"]):
+        assert split["loss"] is None
+        assert 0 <= split["error_percent"] <= 100
+    train.main([*command, "--resume"])
+    assert "is complete" in capfd.readouterr().out
+
+
+@pytest.mark.once
+def test_only_outputs_that_are_not_finite_make_no_error(monkeypatch):
+    images = np.ones((2, 8, 8, 1), "float32")
+    dataset = training.Data(None, None, None, [(images, None)], "PyDataset")
+    inputs = keras.Input((8, 8, 1))
+    shapes = iter([(2, 3), (2, 4)])
+    model = lambda x: keras.ops.ones(next(shapes))  # noqa: E731
+    monkeypatch.setattr(reporting, "group_of", lambda model: "z2")
+    with pytest.raises(ValueError, match="shape"):
+        training.equivariance(model, dataset)
+    outputs = keras.layers.Flatten()(inputs) / 0.0
+    found = training.equivariance(keras.Model(inputs, outputs), dataset)
+    assert found == {"group": "p4", "error": None}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "mixed_bfloat16",
+        pytest.param(
+            "mixed_float16",
+            marks=[pytest.mark.slow, pytest.mark.every_backend],
+        ),
+    ],
+)
 def test_mixed_precision(train, npz, tmp_path, policy):
     out = tmp_path / "run"
     train.main(

@@ -1,10 +1,15 @@
 """``examples/train.py`` refuses what cannot be, before it loads any data."""
 
+import dataclasses
+import tempfile
+
 import keras
 import pytest
 from training_run import arguments
 
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import recipes
+from keras_equiattn.applications import training
 
 
 @pytest.fixture
@@ -34,15 +39,18 @@ def refusal(train, command, capsys) -> str:
         ("--model=tinny", "Unknown model 'tinny'. Did you mean 'tiny'?"),
         ("--dataset=digit", "Unknown dataset 'digit'. Did you mean 'digits'?"),
         ("--dataset=none.npz", "none.npz does not exist"),
-        ("--epochs=0", "`epochs` must be >= 1. Received: epochs=0"),
+        ("--epochs=0", "`epochs` must be a positive integer. Received: 0"),
         ("--epochs=two", "two"),
-        ("--batch-size=0", "`batch_size` must be >= 1"),
-        ("--learning-rate=-1", "`learning_rate` must be > 0"),
-        ("--weight-decay=-1", "`weight_decay` must be >= 0"),
-        ("--padding=-1", "`padding` must be >= 0"),
-        ("--milestones=0", "`milestones` must be increasing and >= 1"),
-        ("--validation-size=0", "`validation_size` must be None or >= 1"),
-        ("--seed=-1", "`seed` must be in [0, 2**32). Received: seed=-1"),
+        ("--batch-size=0", "`batch_size` must be a positive integer"),
+        ("--learning-rate=-1", "`learning_rate` must be a finite number"),
+        ("--learning-rate=inf", "finite number above 0. Received: inf"),
+        ("--weight-decay=-1", "`weight_decay` must be a finite number"),
+        ("--padding=-1", "`padding` must be a non-negative integer"),
+        ("--milestones=0", "`milestones` must be positive integers that"),
+        ("--milestones=4", "less than the 4 epochs of the run"),
+        ("--validation-size=0", "`validation_size` must be a positive integer"),
+        ("--seed=-1", "`seed` must be a non-negative integer. Received: -1"),
+        ("--seed=4294967296", "`seed` must be less than 2**32"),
         ("--dtype-policy=float8", "float8"),
         ("--nonsense=1", "nonsense"),
     ],
@@ -119,7 +127,70 @@ def test_backend_of_a_resumed_run_is_the_same(
 
 
 @pytest.mark.once
-def test_folder_that_is_a_file(train, npz, tmp_path, capsys, no_data):
-    (tmp_path / "run").write_text("")
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("file", "is no folder"),
+        ("file/run", "--out cannot be used: "),
+        ("/proc/run/of/mine", "--out cannot be used: "),
+        ("x" * 300, "--out cannot be used: "),
+    ],
+    ids=["file", "under a file", "not writable", "too long"],
+)
+def test_folder_that_cannot_be(
+    train, npz, tmp_path, capsys, no_data, monkeypatch, out, message
+):
+    monkeypatch.setattr(training, "build_model", None)
+    (tmp_path / "file").write_text("")
+    told = refusal(train, arguments(npz, tmp_path / out), capsys)
+    assert message in told
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("existed", [False, True])
+def test_folder_that_takes_no_file(
+    train, npz, tmp_path, capsys, no_data, monkeypatch, existed
+):
+    def full(dir):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    out = tmp_path / "some" / "run"
+    if existed:
+        out.mkdir(parents=True)
+    told = refusal(train, arguments(npz, out), capsys)
+    assert "--out cannot be used: No space left" in told
+    assert out.exists() == (tmp_path / "some").exists() == existed
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("content", ["", '{"model": "ti', "3", "\0"])
+def test_damaged_record_of_a_run(
+    train, npz, tmp_path, capsys, no_data, content
+):
+    (tmp_path / "options.json").write_text(content)
+    told = refusal(train, arguments(npz, tmp_path, "--resume"), capsys)
+    assert "options.json is damaged" in told
+
+
+@pytest.mark.once
+def test_shorter_run_than_its_milestones(
+    train, npz, tmp_path, capsys, no_data, monkeypatch
+):
+    recipe = dataclasses.replace(recipes.get_recipe("tiny"), milestones=(50,))
+    monkeypatch.setitem(recipes._RECIPES, "tiny", recipe)
     told = refusal(train, arguments(npz, tmp_path / "run"), capsys)
-    assert "is no folder" in told
+    assert "`milestones` must be less than the 4 epochs" in told
+
+
+@pytest.mark.once
+def test_default_data_dir_is_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    for given, expected in (
+        (None, None),
+        (tmp_path, None),
+        (tmp_path / "other", str(tmp_path / "other")),
+    ):
+        options = training.TrainOptions("tiny", tmp_path, data_dir=given)
+        assert options.as_dict()["data_dir"] == expected

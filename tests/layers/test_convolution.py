@@ -194,6 +194,7 @@ def _assert_agrees(layer, x, weights, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
 @pytest.mark.parametrize("layer", [LiftingConv2D, GroupConv2D])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -280,6 +281,15 @@ def test_variables():
     assert layer.group == groups.get("p4m")
 
 
+def test_numpy_integers_are_integers():
+    conv = LiftingConv2D(np.int64(2), np.int32(3), strides=np.array([1, 1]))
+    config = conv.get_config()
+    assert (config["filters"], config["kernel_size"]) == (2, (3, 3))
+    assert type(config["filters"]) is int
+    free = LiftingConv2D(2, 2, padding="same", exact=False)
+    assert free(np.ones((1, 4, 4, 1), "float32")).shape == (1, 4, 4, 4, 2)
+
+
 def test_built_at_an_exact_size_called_at_another():
     layer = LiftingConv2D(2, 3, strides=2, padding="same", group="p4")
     layer.build((None, 31, 31, 1))
@@ -310,6 +320,12 @@ def test_built_at_an_exact_size_called_at_another():
         ({"kernel_size": (3, 5)}, r"square kernel.*\(3, 5\)"),
         ({"strides": 2, "dilation_rate": 2}, "cannot be combined"),
         ({"activation": "no"}, "no"),
+        ({"use_bias": "no"}, "`use_bias` must be True or False.*'no'"),
+        ({"exact": 1}, "`exact` must be True or False.*1"),
+        # Exact on no size: known before one is seen.
+        ({"kernel_size": 2, "padding": "same"}, "use an odd window"),
+        ({"strides": (1, 2)}, "equal strides and dilation rates"),
+        ({"dilation_rate": (1, 2)}, "equal strides and dilation rates"),
     ],
 )
 def test_bad_arguments(layer, arguments, message):

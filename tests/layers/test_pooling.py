@@ -1,9 +1,11 @@
 """Pooling over space and over the group."""
 
+import keras
 import numpy as np
 import oracles
 import pytest
 from layer_contract import as_array
+from layer_contract import FLOAT64_BACKENDS
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
@@ -121,24 +123,40 @@ def test_group_pooling_agrees_with_numpy():
 
 
 @pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
 @pytest.mark.parametrize("mode", ["max", "mean"])
-def test_equivariance_sweep(group, mode):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_equivariance_sweep(group, mode, dtype):
+    if dtype == "float64" and keras.backend.backend() not in FLOAT64_BACKENDS:
+        pytest.skip("float64 is off by default on this backend")
+    tolerance = {"float32": 1e-5, "float64": 1e-12}[dtype]
     verdicts = []
     for size in ((7, 7), (8, 8), (31, 31), (32, 32), (7, 8), (31, 9)):
         for pool, strides in ((2, 2), (3, 2), (2, 1), (3, 3), (3, 1)):
-            shape = (2, *size, groups.get(group).order, 2)
-            layer = SpatialPooling2D(pool, strides, mode, group)
+            order = groups.get(group).order
+            arguments = (pool, strides, mode, group)
+            layer = SpatialPooling2D(*arguments, dtype=dtype)
             verdicts.append(is_exact(group, size, pool, strides))
-            if verdicts[-1]:
-                assert_equivariant(layer, group, shape)
-                continue
-            with pytest.raises(ValueError, match="exactly equivariant"):
-                layer.build(shape)
-            free = SpatialPooling2D(pool, strides, mode, group, exact=False)
-            assert equivariance_error(free, group, shape).max() > 1e-3
+            for shape in ((2, *size, order, 2), (2, *size, 3)):
+                if verdicts[-1]:
+                    assert_equivariant(
+                        layer, group, shape, dtype=dtype, rtol=tolerance
+                    )
+                    continue
+                with pytest.raises(ValueError, match="exactly equivariant"):
+                    layer.compute_output_shape(shape)
+                free = SpatialPooling2D(*arguments, exact=False, dtype=dtype)
+                error = equivariance_error(free, group, shape, dtype=dtype)
+                assert error.max() > 1e-3
     assert verdicts.count(True) >= 10
     assert verdicts.count(False) >= 5
+
+
+def test_mean_over_the_group_does_not_overflow():
+    x = np.full((1, 1, 1, 32, 2), 3000, "float16")
+    y = as_array(GroupPooling("mean", dtype="float16")(x))
+    np.testing.assert_allclose(y, 3000, rtol=1e-3)
 
 
 def test_refuses_what_is_inexact():
@@ -161,6 +179,8 @@ def test_refuses_what_is_inexact():
         ({"pool_size": 2, "mode": "sum"}, "'max' or 'mean'.*'sum'"),
         ({"pool_size": 2, "group": "q4"}, "Unknown group 'q4'"),
         ({"pool_size": 2, "data_format": "nchw"}, "`data_format` must be"),
+        ({"pool_size": 2, "exact": "no"}, "`exact` must be True or False"),
+        ({"pool_size": (1, 2)}, "would not be exactly equivariant"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -177,5 +197,5 @@ def test_bad_shapes():
         SpatialPooling2D(3).build((None, 6, 6))
     with pytest.raises(ValueError, match="'max' or 'mean'"):
         GroupPooling("median")
-    with pytest.raises(ValueError, match="of rank 5"):
-        GroupPooling()(np.ones((1, 2, 2, 1), "float32"))
+    with pytest.raises(ValueError, match="'gp' takes feature maps on a group"):
+        GroupPooling(name="gp").build((None, 2, 2, 1))

@@ -97,3 +97,5 @@ def test_errors():
         group_action(np.ones((1, 2, 2, 3, 1)), "p4", 0)
     with pytest.raises(ValueError, match="integer from 0 to 3"):
         group_action(np.ones((1, 2, 2, 1)), "p4", 4)
+    with pytest.raises(ValueError, match="interpolates and needs floating"):
+        group_action(np.ones((1, 4, 4, 1), "int32"), "p8", 1)

@@ -1,6 +1,7 @@
 """The exactness rule against what convolution and pooling really do."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -167,6 +168,44 @@ def test_message_names_what_would_be_exact():
 
 
 @pytest.mark.once
-def test_bad_padding():
-    with pytest.raises(ValueError, match=r"'valid' or 'same'.*'full'"):
-        is_exact("p4", 32, 3, padding="full")
+@pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p8"])
+@pytest.mark.parametrize("size", [(31, 32), (32, 31), (8, 8), (7, 7)])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize("window", [2, 3, 4])
+@pytest.mark.parametrize("strides", [2, 3])
+def test_every_number_in_the_message_is_exact(
+    group, size, padding, window, strides
+):
+    arguments = (group, size, window, strides, 1, padding)
+    if is_exact(*arguments):
+        require_exact("conv", *arguments)
+        return
+    with pytest.raises(ValueError, match="exactly equivariant") as info:
+        require_exact("conv", *arguments)
+    message = str(info.value)
+    assert "  " not in message
+    (sizes,) = re.findall(r"such sizes are exact: ([\d, ]+)\.", message)
+    sizes = [int(n) for n in sizes.split(", ")]
+    assert sizes
+    assert all(is_exact(group, n, window, strides, 1, padding) for n in sizes)
+    for steps in re.findall(r"such strides are exact: ([\d, ]+)\.", message):
+        assert all(
+            is_exact(group, size, window, int(s), 1, padding)
+            for s in steps.split(", ")
+        )
+
+
+@pytest.mark.once
+def test_forms_of_the_arguments():
+    assert is_exact("p4", np.array([31, 33]), [3, 3], np.int64(2))
+    assert not is_exact("p4", [9, 8], 3, 2)
+    assert not is_exact("z2", 3, 5)  # does not fit
+    for arguments, message in (
+        (("p4", 32, 3, 1, 1, "full"), "'valid' or 'same'.*'full'"),
+        (("p4", 9, 0), "`window` must be a positive integer or a pair.*0"),
+        (("p4", 7, 5, 3, "same"), "`dilation` must be.*'same'"),
+        (("p4", (7, 7, 7), 3), r"`size` must be.*\(7, 7, 7\)"),
+        (("p4", -1, 3), "`size` must be a positive integer.*-1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            is_exact(*arguments)
