@@ -1,4 +1,4 @@
-"""Group-equivariant convolution and self-attention as Keras 3 layers."""
+"""Group-equivariant layers for Keras 3: the plane with its symmetries."""
 
 from importlib.metadata import version
 

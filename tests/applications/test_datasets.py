@@ -358,7 +358,7 @@ def test_bad_arguments_of_augmentation_and_counter():
     for padding in (-1, 1.5):
         with pytest.raises(ValueError, match=f"`padding` .* {padding}"):
             datasets.Augmentation(padding)
-    with pytest.raises(ValueError, match="`flip` must be .* Received: 1"):
+    with pytest.raises(ValueError, match=r"`flip` must be .* Received: 1"):
         datasets.Augmentation(4, 1)
     with pytest.raises(ValueError, match="what load or load_pydataset return"):
         datasets.EpochCounter([1, 2])
@@ -375,7 +375,7 @@ def test_bad_arguments_of_files(tmp_path, digits_npz):
         datasets.prepare(digits_npz)
     with pytest.raises(ValueError, match=r"`path` must end in \.npz"):
         export("digits", tmp_path / "out.npy")
-    with pytest.raises(ValueError, match="`path` must be a path. Rec.* 1"):
+    with pytest.raises(ValueError, match=r"`path` must be a path. Rec.* 1"):
         export("digits", 1)
     with pytest.raises(FileNotFoundError, match=r"folder .* does not exist"):
         export("digits", tmp_path / "nowhere" / "out.npz")

@@ -194,7 +194,6 @@ def _assert_agrees(layer, x, weights, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.every_backend
 @pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
 @pytest.mark.parametrize("layer", [LiftingConv2D, GroupConv2D])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -123,7 +123,6 @@ def test_group_pooling_agrees_with_numpy():
 
 
 @pytest.mark.slow
-@pytest.mark.every_backend
 @pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
 @pytest.mark.parametrize("mode", ["max", "mean"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

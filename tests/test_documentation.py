@@ -1,0 +1,52 @@
+"""The code in README and documentation runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import keras
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+
+
+def run(page, monkeypatch, folder):
+    """Executes the Python blocks of a page one after the other."""
+    monkeypatch.chdir(folder)
+    fit = keras.Model.fit
+
+    def short(self, *args, **kwargs):
+        return fit(self, *args, **{**kwargs, "epochs": 1, "verbose": 0})
+
+    monkeypatch.setattr(keras.Model, "fit", short)
+    names = {"__name__": "__main__"}
+    for code in BLOCK.findall(page.read_text()):
+        exec(compile(code, page.name, "exec"), names)
+    return names
+
+
+@pytest.mark.once
+def test_readme(monkeypatch, tmp_path):
+    names = run(PAGES[0], monkeypatch, tmp_path)
+    assert names["model"].name == "rotmnist_p4cnn"
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.parametrize(
+    "page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES]
+)
+def test_page(page, monkeypatch, tmp_path):
+    names = run(page, monkeypatch, tmp_path)
+    assert bool(BLOCK.search(page.read_text())) == (len(names) > 1)
+
+
+@pytest.mark.once
+def test_readme_names_what_exists():
+    text = PAGES[0].read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\S+)", text, re.M):
+        assert f"\n{target}:" in makefile
+    for path in re.findall(r"(?:examples|benchmarks)/\w+\.py", text):
+        assert (ROOT / path).exists()
