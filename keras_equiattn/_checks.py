@@ -29,9 +29,8 @@ def number(
 ) -> float:
     """A finite number that is `valid`; `kind` says in words what that is."""
     try:
-        fits = (
-            not isinstance(value, bool) and math.isfinite(value) and valid(value)
-        )
+        finite = not isinstance(value, bool) and math.isfinite(value)
+        fits = finite and valid(value)
     except (OverflowError, TypeError, ValueError):
         fits = False
     if not fits:

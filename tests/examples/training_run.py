@@ -67,9 +67,16 @@ def tiny_registered():
 
 
 def subprocess_command(arguments, setup="") -> list[str]:
-    """Command line of a process that runs the script, "tiny" known to it."""
+    """Command line of a process that runs the script, "tiny" known to it.
+
+    It checks types as pytest does: the checker draws from Python's random
+    numbers, on which the initial weights depend.
+    """
     lines = [
         "import sys",
+        "import jaxtyping",
+        "jaxtyping.install_import_hook('keras_equiattn.ops', "
+        "'beartype.beartype')",
         setup,
         f"sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})",
         "import training_run",
