@@ -63,7 +63,7 @@ def test_core_dependencies_name_no_backend(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
         metadata = archive.read(name).decode()
-    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;]*$", metadata, re.M)
+    required = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.M)
     assert sorted(required) == ["jaxtyping", "keras", "numpy"]
     extras = set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.M))
     assert extras >= {

@@ -7,16 +7,16 @@ padding, and on nothing else, so it can be decided before anything runs.
 """
 
 from collections.abc import Iterable
-from collections.abc import Sequence
 from typing import NamedTuple
+from typing import SupportsIndex
 from typing import TypeAlias
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 
-Pair: TypeAlias = int | Sequence[int]
-Size: TypeAlias = int | Sequence[int | None] | None
+Pair: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
+Size: TypeAlias = SupportsIndex | Iterable[SupportsIndex | None] | None
 
 
 class _Axis(NamedTuple):
@@ -201,11 +201,8 @@ def _list(numbers: Iterable[int]) -> str:
 def _axes(
     size: Size, window: Pair, strides: Pair, dilation: Pair
 ) -> tuple[_Axis, _Axis]:
-    sizes = (size, size) if size is None else size
-    if isinstance(sizes, Sequence) or hasattr(sizes, "__iter__"):
-        sizes = tuple(sizes)
-    else:
-        sizes = (sizes, sizes)
+    is_pair = isinstance(size, Iterable)
+    sizes = tuple(size) if is_pair else (size, size)  # type: ignore[arg-type]
     if len(sizes) != 2:
         raise ValueError(
             "`size` must be an integer, None or a pair of them. "

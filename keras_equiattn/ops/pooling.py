@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 from jaxtyping import Float
 from keras import ops
 
@@ -36,6 +37,9 @@ def group_pool(
     """Maximum or mean over the group axis of feature maps."""
     if mode == "max":
         return ops.max(x, axis=axis)
-    # Not `ops.mean`: under PyTorch it would pass float64 through float32.
-    # Divided first, no sum overflows in half precision.
-    return ops.sum(x / x.shape[axis], axis=axis)
+    # Not `ops.mean`: under PyTorch it would pass float64 through float32. In
+    # half precision a sum rounds too often, and may overflow.
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    half = dtype in ("float16", "bfloat16")
+    total = ops.sum(ops.cast(x, "float32") if half else x, axis=axis)
+    return ops.cast(total / x.shape[axis], dtype)

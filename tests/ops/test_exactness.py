@@ -203,7 +203,7 @@ def test_forms_of_the_arguments():
     for arguments, message in (
         (("p4", 32, 3, 1, 1, "full"), "'valid' or 'same'.*'full'"),
         (("p4", 9, 0), "`window` must be a positive integer or a pair.*0"),
-        (("p4", 7, 5, 3, "same"), "`dilation` must be.*'same'"),
+        (("p4", 7, 5, 3, 0), "`dilation` must be.*0"),
         (("p4", (7, 7, 7), 3), r"`size` must be.*\(7, 7, 7\)"),
         (("p4", -1, 3), "`size` must be a positive integer.*-1"),
     ):
