@@ -16,6 +16,23 @@ _MODELS: dict[str, tuple[Callable[..., keras.Model], dict[str, Any]]] = {
     "rotmnist_p4cnn_big11": (RotMNISTCNN, {"group": "p4", "filters": 11}),
     "rotmnist_p4cnn_big15": (RotMNISTCNN, {"group": "p4", "filters": 15}),
     "rotmnist_p4cnn_big19": (RotMNISTCNN, {"group": "p4", "filters": 19}),
+    "rotmnist_p4cnn_full": (
+        RotMNISTCNN,
+        {"group": "p4", "attention": "full"},
+    ),
+    "rotmnist_p4cnn_channel": (
+        RotMNISTCNN,
+        {"group": "p4", "attention": "channel"},
+    ),
+    "rotmnist_p4cnn_spatial": (
+        RotMNISTCNN,
+        {"group": "p4", "attention": "spatial"},
+    ),
+    "rotmnist_p4cnn_input": (
+        RotMNISTCNN,
+        {"group": "p4", "attention": "input"},
+    ),
+    "rotmnist_p4cnn_co": (RotMNISTCNN, {"group": "p4", "attention": "co"}),
     "rotmnist_p4mcnn": (RotMNISTCNN, {"group": "p4m"}),
     "rotmnist_p8cnn": (RotMNISTCNN, {"group": "p8"}),
 }

@@ -12,7 +12,11 @@ import keras
 import numpy as np
 
 from keras_equiattn import _checks
+from keras_equiattn import layers
 from keras_equiattn.groups import Group
+
+# What `attention` of a network can be.
+ATTENTION = (None, "full", "channel", "spatial", "input", "co")
 
 WEIGHTS_FOLDER = Path(__file__).parent / "weights"
 Statistics = tuple[float | Sequence[float], float | Sequence[float]]
@@ -40,6 +44,131 @@ def group_width(planar_width: int, group: Group, multiple: int = 1) -> int:
     """
     width = planar_width / math.sqrt(group.order)
     return max(1, round(width / multiple)) * multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSettings:
+    """How the attention of one layer is built, where there is any.
+
+    Attributes:
+        reduction_ratio: input channels per hidden unit of channel attention.
+        kernel_size, dilation_rate: of spatial attention.
+        scale: half-width of the uniform start of the spatial kernels, times
+            `sqrt(channels) * kernel_size`.
+    """
+
+    reduction_ratio: int = 16
+    kernel_size: int = 7
+    dilation_rate: int = 1
+    scale: float = 1.0
+
+
+def group_convolution(
+    x: Any,
+    filters: int,
+    kernel_size: int,
+    *,
+    group: Group,
+    attention: str | None,
+    settings: AttentionSettings,
+    name: str,
+    **options: Any,
+) -> Any:
+    """A convolution of images or feature maps, with attention or without.
+
+    Without bias, as everywhere in these networks. Input attention is a layer
+    of its own, `<name>_attention`.
+
+    Args:
+        x: images or feature maps on the group.
+        filters, kernel_size: of the convolution.
+        group: the group.
+        attention: one of `ATTENTION`.
+        settings: of the attention.
+        name: of the layer.
+        **options: more arguments of the convolution.
+
+    Returns:
+        A feature map on the group.
+    """
+    lifting = len(x.shape) == 4
+    channels = x.shape[-1]
+    options = {
+        "group": group,
+        "use_bias": False,
+        "data_format": "channels_last",
+        "name": name,
+        **options,
+    }
+    if attention is None or attention == "input":
+        if attention == "input":
+            x = layers.InputAttention(
+                data_format="channels_last",
+                group=group,
+                name=f"{name}_attention",
+                **_attention_arguments(settings, 2, haar(group)),
+            )(x)
+        layer = layers.LiftingConv2D if lifting else layers.GroupConv2D
+        return layer(filters, kernel_size, **options)(x)
+    if attention == "co":
+        layer = (
+            layers.CoAttentiveLiftingConv2D
+            if lifting
+            else layers.CoAttentiveGroupConv2D
+        )
+        bound = settings.scale / math.sqrt(channels)
+        if not lifting:
+            bound *= haar(group)
+        return layer(
+            filters,
+            kernel_size,
+            attention_initializer=uniform(bound),
+            **options,
+        )(x)
+    layer = (
+        layers.AttentiveLiftingConv2D
+        if lifting
+        else layers.AttentiveGroupConv2D
+    )
+    arguments = _attention_arguments(settings, 2)
+    hidden = max(1, channels // settings.reduction_ratio)
+    order = 1 if lifting else group.order
+    arguments["channel_kernel_initializer"] = uniform(
+        1 / math.sqrt(hidden * channels * order)
+    )
+    return layer(
+        filters, kernel_size, attention=attention, **arguments, **options
+    )(x)
+
+
+def haar(group: Group) -> float:
+    """The constant by which the authors' code multiplies sums over the group.
+
+    Ours is part of the kernels; where nothing rescales a kernel later, it
+    starts with this factor. They have p4 (pi / 2) and p4m (pi), no more than
+    which others get.
+    """
+    if group.order == 1:
+        return 1.0
+    mirrors = group.order // group.rotations
+    return math.pi * min(1.0, 2 * mirrors / group.rotations)
+
+
+def uniform(bound: float) -> keras.initializers.Initializer:
+    """Uniform within the bound on both sides."""
+    return keras.initializers.RandomUniform(-bound, bound)
+
+
+def _attention_arguments(
+    settings: AttentionSettings, statistics: int, factor: float = 1.0
+) -> dict[str, Any]:
+    bound = settings.scale / (math.sqrt(statistics) * settings.kernel_size)
+    return {
+        "reduction_ratio": settings.reduction_ratio,
+        "attention_kernel_size": settings.kernel_size,
+        "attention_dilation_rate": settings.dilation_rate,
+        "spatial_kernel_initializer": uniform(factor * bound),
+    }
 
 
 def check_image_shape(input_shape: Any) -> tuple[int, int, int]:

@@ -170,6 +170,11 @@ _RECIPES: dict[str, Recipe] = {
     # The authors' code trains the plain network three times as long.
     "rotmnist_z2cnn": dataclasses.replace(_ROTMNIST, epochs=300),
     "rotmnist_p4cnn": _ROTMNIST,
+    "rotmnist_p4cnn_full": _ROTMNIST,
+    "rotmnist_p4cnn_channel": _ROTMNIST,
+    "rotmnist_p4cnn_spatial": _ROTMNIST,
+    "rotmnist_p4cnn_input": _ROTMNIST,
+    "rotmnist_p4cnn_co": _ROTMNIST,
     "rotmnist_p4mcnn": _ROTMNIST,
     "rotmnist_p4cnn_big11": _ROTMNIST,
     "rotmnist_p4cnn_big15": _ROTMNIST,

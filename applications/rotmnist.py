@@ -7,12 +7,9 @@ import keras
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.applications import building
-from keras_equiattn.layers import GroupConv2D
 from keras_equiattn.layers import GroupPooling
-from keras_equiattn.layers import LiftingConv2D
 from keras_equiattn.layers import SpatialPooling2D
 
-ATTENTION = (None,)  # what `attention` can be
 PLANAR_WIDTH = 20
 DROPOUT = 0.3
 
@@ -86,7 +83,7 @@ def RotMNISTCNN(
           `1 / sqrt(channels k^2)`: the order is not in this fan-in.
     """
     group = groups.get(group)
-    _checks.choice(attention, "attention", ATTENTION)
+    _checks.choice(attention, "attention", building.ATTENTION)
     if filters is None:
         filters = building.group_width(PLANAR_WIDTH, group)
     filters = _checks.integer(filters, "filters")
@@ -108,17 +105,20 @@ def RotMNISTCNN(
 
     inputs = keras.Input(input_shape, name="image")
     x = building.normalize(inputs, statistics)
-    for index in range(1, 7):
-        convolution = LiftingConv2D if index == 1 else GroupConv2D
-        x = convolution(
-            filters,
-            3,
+    for index in range(1, 8):
+        last = index == 7
+        x = building.group_convolution(
+            x,
+            classes if last else filters,
+            4 if last else 3,
             group=group,
-            use_bias=False,
+            attention=attention,
+            settings=_attention(index, attention),
             kernel_initializer=_kernel_initializer(group, lifting=index == 1),
-            data_format="channels_last",
             name=f"conv{index}",
-        )(x)
+        )
+        if last:
+            break
         x = keras.layers.BatchNormalization(
             momentum=0.9, epsilon=2e-5, name=f"bn{index}"
         )(x)
@@ -129,23 +129,25 @@ def RotMNISTCNN(
             )(x)
         else:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
-    x = GroupConv2D(
-        classes,
-        4,
-        group=group,
-        use_bias=False,
-        kernel_initializer=_kernel_initializer(group),
-        data_format="channels_last",
-        name="conv7",
-    )(x)
     x = GroupPooling("max", data_format="channels_last", name="group_max")(x)
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
     outputs = building.predictions(x, classifier_activation)
+    suffix = f"_{attention}" if attention else ""
     model = keras.Model(
-        inputs, outputs, name=name or f"rotmnist_{group.name}cnn"
+        inputs, outputs, name=name or f"rotmnist_{group.name}cnn{suffix}"
     )
     building.load_weights(model, weights, shipped)
     return model
+
+
+def _attention(index: int, attention: str | None) -> building.AttentionSettings:
+    """The authors' settings; the first layer has one or three channels."""
+    if index > 1:
+        return building.AttentionSettings(reduction_ratio=2)
+    # Wide on the image, which only their code says.
+    return building.AttentionSettings(
+        reduction_ratio=1, dilation_rate=4 if attention == "input" else 1
+    )
 
 
 def _kernel_initializer(

@@ -1,13 +1,23 @@
 """Keras layers: their weights and configuration; the mathematics is in ops."""
 
+from keras_equiattn.layers.attentive_convolution import AttentiveGroupConv2D
+from keras_equiattn.layers.attentive_convolution import AttentiveLiftingConv2D
 from keras_equiattn.layers.convolution import GroupConv2D
 from keras_equiattn.layers.convolution import LiftingConv2D
+from keras_equiattn.layers.input_attention import CoAttentiveGroupConv2D
+from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
+from keras_equiattn.layers.input_attention import InputAttention
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 
 __all__ = [
+    "AttentiveGroupConv2D",
+    "AttentiveLiftingConv2D",
+    "CoAttentiveGroupConv2D",
+    "CoAttentiveLiftingConv2D",
     "GroupConv2D",
     "GroupPooling",
+    "InputAttention",
     "LiftingConv2D",
     "SpatialPooling2D",
 ]

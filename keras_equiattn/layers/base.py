@@ -1,5 +1,7 @@
 """What all layers share: the group, the data format and exactness."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -50,6 +52,12 @@ class GroupLayer(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor) -> Tensor:
+        return self.on_channels_last(self.call_channels_last, inputs)
+
+    def on_channels_last(
+        self, function: Callable[[Tensor], Tensor], inputs: Tensor
+    ) -> Tensor:
+        """Applies a function of channels-last tensors to any accepted input."""
         shape = self.check_shape(inputs.shape)
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)
@@ -57,7 +65,7 @@ class GroupLayer(keras.layers.Layer):
         x = _to_channels_last(inputs) if self._first else inputs
         if planar:
             x = ops.expand_dims(x, axis=3)
-        y = self.call_channels_last(x)
+        y = function(x)
         if planar:
             y = ops.squeeze(y, axis=3)
         return _to_channels_first(y) if self._first else y
@@ -149,6 +157,88 @@ class GroupLayer(keras.layers.Layer):
         if self.takes == "any" or self.group.order == 1:
             return f"{image} or {feature_map}"
         return feature_map + lift
+
+
+class AttentionLayer(GroupLayer):
+    """Base of layers that can return what they attend to.
+
+    Subclasses write `attend_channels_last`, which returns the output and the
+    attention maps by name.
+    """
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError(f"{type(self).__name__}.attend_channels_last")
+
+    def call(
+        self,
+        inputs: Tensor,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+    ) -> Any:
+        if not return_attention_maps:
+            if query is not None:
+                raise ValueError(
+                    "`query` selects an attention map and needs "
+                    f"`return_attention_maps=True`. Received: query={query}"
+                )
+            return super().call(inputs)
+        maps: dict[str, Tensor] = {}
+
+        def attend(x: Tensor) -> Tensor:
+            y, found = self.attend_channels_last(x, query)
+            maps.update(found)
+            return y
+
+        return self.on_channels_last(attend, inputs), maps
+
+    def compute_output_spec(
+        self,
+        inputs: Any,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+    ) -> Any:
+        if not return_attention_maps:
+            return super().compute_output_spec(inputs)
+        # Not from `compute_output_shape`: that knows nothing of the maps.
+        return super(keras.layers.Layer, self).compute_output_spec(
+            inputs, return_attention_maps=True, query=query
+        )
+
+    def check_query(
+        self, query: tuple[int, int], size: Shape
+    ) -> tuple[int, int]:
+        """A position `(row, column)` of an output of this size."""
+        try:
+            row, column = (_checks.integer(n, "query", 0) for n in query)
+        except (TypeError, ValueError):
+            row = column = -1
+        inside = all(
+            n >= 0 and (limit is None or n < limit)
+            for n, limit in zip((row, column), size, strict=True)
+        )
+        if not inside:
+            raise ValueError(
+                f"`query` must be (row, column) within the output of size "
+                f"{tuple(size)}. Received: {query!r}"
+            )
+        return row, column
+
+
+def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
+    """An initialiser that sees `(fan_in, everything else)`.
+
+    Keras reads the fan-in off the shape of a variable, which is wrong where
+    weights of several independent maps share one variable.
+    """
+
+    def initialize(shape: Shape, dtype: str | None = None) -> Tensor:
+        size = math.prod(int(n) for n in shape if n is not None)
+        values = initializer((fan_in, size // fan_in), dtype=dtype)
+        return ops.reshape(values, tuple(shape))
+
+    return initialize
 
 
 def _to_channels_last(x: Tensor) -> Tensor:

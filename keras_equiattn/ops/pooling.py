@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import keras
 from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import fold_channels
 from keras_equiattn.ops.convolution import unfold_channels
+from keras_equiattn.ops.statistics import mean
 
 MODES = ("max", "mean")
 
@@ -37,9 +37,4 @@ def group_pool(
     """Maximum or mean over the group axis of feature maps."""
     if mode == "max":
         return ops.max(x, axis=axis)
-    # Not `ops.mean`: under PyTorch it would pass float64 through float32. In
-    # half precision a sum rounds too often, and may overflow.
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    half = dtype in ("float16", "bfloat16")
-    total = ops.sum(ops.cast(x, "float32") if half else x, axis=axis)
-    return ops.cast(total / x.shape[axis], dtype)
+    return mean(x, axis)

@@ -1,0 +1,336 @@
+"""Attentive convolution: attention on responses before they are summed.
+
+A convolution sums the responses of its filter on every input channel and input
+group element. Here each of them is weighted first. They are `order * channels`
+times as many numbers as the output, so they are never all held:
+`ops.response_chunks` says how.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import keras
+from jaxtyping import Float
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops import response_chunks
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.convolution import group_conv
+from keras_equiattn.ops.convolution import lifting_conv
+from keras_equiattn.ops.kernels import kernel_orbit
+from keras_equiattn.ops.statistics import mean
+
+# What "auto" lets one step hold, beside input and output.
+MEMORY_LIMIT = 2**28
+# How many images "auto" counts with where the batch is not known.
+ASSUMED_BATCH = 128
+# Tensors of the size of one chunk's output that live at once.
+LIVE = 8
+
+
+class AttentionKernels(NamedTuple):
+    """Weights of the attention of a convolution on a group.
+
+    Attributes:
+        channel_1: `([order,] channels, hidden, filters)` or None.
+        channel_2: `([order,] hidden, channels, filters)` or None.
+        spatial: `(rows, columns, [order,] 2, filters)` for (mean, maximum),
+            or None.
+    """
+
+    channel_1: Tensor | None = None
+    channel_2: Tensor | None = None
+    spatial: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "AttentionKernels":
+        """A function applied to the weights that there are."""
+        return AttentionKernels(
+            *(None if w is None else function(w) for w in self)
+        )
+
+
+def attentive_lifting_conv(
+    x: Float[Tensor, "batch height width channels"],
+    kernel: Float[Tensor, "rows columns channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    **options: Any,
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """Lifting convolution with attention on the responses.
+
+    See `attentive_group_conv`; here there is no sum over `j`, and the channel
+    weights do not depend on `h`.
+    """
+    y = lifting_conv(x, kernel, group, **_convolution(options))
+    return y - attended_sum(x, kernel, attention, group, **options)
+
+
+def attentive_group_conv(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "rows columns order channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    **options: Any,
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """Group convolution with attention on the responses.
+
+    With the responses `f(x, h, j, c, o) = sum_d in(x + d, j, c)
+    K_o(h^-1 d, h^-1 j, c)` it is `y(x, h, o) = sum_jc (1 - aX aC) f`. Channel
+    attention `aC(h, j, c, o)` comes from mean and maximum of `f` over space,
+    spatial attention `aX(x, h, j, o)` from mean and maximum of `aC f` over the
+    channels. Weights are transformed with `h` like the kernel.
+
+    Args:
+        x: feature maps on the group.
+        kernel: filters on the group.
+        attention: weights of the attention.
+        group: a group or its name.
+        **options: `strides`, `padding`, `dilation_rate` of the convolution,
+            `attention_dilation_rate`, `chunk_size`, see `attended_sum`.
+
+    Returns:
+        A feature map on the group.
+    """
+    y = group_conv(x, kernel, group, **_convolution(options))
+    return y - attended_sum(x, kernel, attention, group, **options)
+
+
+def attended_sum(
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    *,
+    strides: tuple[int, int] = (1, 1),
+    padding: str = "valid",
+    dilation_rate: tuple[int, int] = (1, 1),
+    attention_dilation_rate: int = 1,
+    chunk_size: int | str | None = "auto",
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """What attention takes away: `sum_jc aX aC f`.
+
+    Args:
+        x, kernel, attention, group: see `attentive_group_conv`.
+        strides, padding, dilation_rate: of the convolution.
+        attention_dilation_rate: of the spatial kernel.
+        chunk_size: how many of the `order * filters` output channels are
+            computed at a time: the largest divisor up to this number, the
+            same result for every one. "auto" keeps what a step holds below
+            256 MB. None holds all responses and can be differentiated twice.
+
+    Returns:
+        A feature map on the group.
+    """
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    geometry = response_chunks.Geometry(
+        tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
+    )
+    planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
+    if chunk_size is None:
+        y = responses_held(planes, weights, geometry)
+    else:
+        chunk = _chunk_size(x, weights, geometry, padding, chunk_size)
+        chunks = {name: _split(w, chunk) for name, w in weights.items()}
+        y = response_chunks.attended_sum(planes, chunks, geometry)
+        y = ops.transpose(y, (1, 2, 3, 0, 4))
+    shape = ops.shape(y)[:3]
+    y = ops.reshape(y, (*shape, groups.get(group).order, kernel.shape[-1]))
+    return ops.cast(y, dtype)
+
+
+def response_attention(
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    *,
+    strides: tuple[int, int] = (1, 1),
+    padding: str = "valid",
+    dilation_rate: tuple[int, int] = (1, 1),
+    attention_dilation_rate: int = 1,
+    query: tuple[int, int] | None = None,
+) -> dict[str, Tensor]:
+    """The attention as applied: `1 - alpha`. No gradient passes through it.
+
+    Args:
+        x, kernel, attention, group, strides, padding, dilation_rate,
+            attention_dilation_rate: see `attended_sum`.
+        query: row and column of an output; None for all.
+
+    Returns:
+        By name, with `h` the output and `j` the input group element, which a
+        lifting convolution does not have:
+
+        - "channel" `(batch, h[, j], channels, filters)`: `1 - aC`, unless
+          there is spatial attention alone;
+        - "spatial" `(batch, new_height, new_width, h[, j], filters)`:
+          `1 - aX`, unless there is channel attention alone;
+        - "effective": without a query the mean of `1 - aX aC` over `j`,
+          channels and filters, `(batch, new_height, new_width, h, 1)`; with
+          a query all of it there, `(batch, h[, j], channels, filters)`.
+    """
+    geometry = response_chunks.Geometry(
+        tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
+    )
+    planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
+    chunk = _chunk_size(x, weights, geometry, padding, "auto")
+    alpha, gate = response_chunks.attention_maps(
+        planes,
+        {name: _split(w, chunk) for name, w in weights.items()},
+        geometry,
+    )
+    inputs = planes.shape[0]
+    order, filters = groups.get(group).order, kernel.shape[-1]
+    channels, batch = alpha.shape[2], ops.shape(planes)[2]
+    # (j, chunks, c, b, n) to (b, h, j, c, o).
+    alpha = ops.transpose(alpha, (3, 1, 4, 0, 2))
+    alpha = ops.reshape(alpha, (batch, order, filters, inputs, channels))
+    alpha = ops.transpose(alpha, (0, 1, 3, 4, 2))
+    # (j, chunks, b, x, y, n) to (b, x, y, h, j, o).
+    size = ops.shape(gate)[3:5]
+    gate = ops.transpose(gate, (2, 3, 4, 1, 5, 0))
+    gate = ops.reshape(gate, (batch, *size, order, filters, inputs))
+    gate = ops.transpose(gate, (0, 1, 2, 3, 5, 4))
+    if query is None:
+        both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
+        effective = (1 - both / (inputs * filters))[..., None]
+    else:
+        effective = 1 - gate[:, query[0], query[1], :, :, None] * alpha
+    maps = {}
+    if "first" in weights:
+        maps["channel"] = 1 - alpha
+    if "spatial" in weights:
+        maps["spatial"] = 1 - gate
+    maps["effective"] = effective
+    if len(x.shape) == 4:  # no input group element
+        axes = {"channel": 2, "spatial": 4}
+        if query is not None:
+            axes["effective"] = 2
+        for name, axis in axes.items():
+            if name in maps:
+                maps[name] = ops.squeeze(maps[name], axis)
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return {name: ops.cast(value, dtype) for name, value in maps.items()}
+
+
+def responses_held(
+    planes: Tensor,
+    weights: response_chunks.Weights,
+    geometry: response_chunks.Geometry,
+) -> Tensor:
+    """`response_chunks.attended_sum` with all responses at hand.
+
+    Args:
+        planes: padded input `(j, c, b, height, width)`.
+        weights: as there, without the axis of the chunks.
+        geometry: of the convolution.
+
+    Returns:
+        `(b, new_height, new_width, n)`.
+    """
+    responses = ops.einsum(
+        "jcbxyt,jctn->jcbxyn", geometry.windows(planes), weights["kernel"]
+    )
+    attended = []
+    for j in range(planes.shape[0]):
+        f = responses[j]
+        if "first" in weights:
+            alpha = response_chunks.channel_attention(
+                mean(f, (2, 3)),
+                ops.max(f, axis=(2, 3)),
+                weights["first"][j],
+                weights["second"][j],
+            )
+            f = f * alpha[:, :, None, None]
+        total = ops.sum(f, axis=0)
+        if "spatial" in weights:
+            total = total * response_chunks.spatial_attention(
+                total / planes.shape[1],
+                ops.max(f, axis=0),
+                weights["spatial"][j],
+                geometry.attention_dilation_rate,
+            )
+        attended.append(total)
+    return sum(attended[1:], attended[0])
+
+
+def _prepare(
+    x: Tensor,
+    kernel: Tensor,
+    attention: AttentionKernels,
+    group: str | Group,
+    geometry: response_chunks.Geometry,
+    padding: str,
+) -> tuple[Tensor, response_chunks.Weights]:
+    """Padded planes, and the orbits of all weights with `(h, o)` as `n`."""
+    group = groups.get(group)
+    on_group = len(x.shape) == 5
+    if not on_group:
+        x = ops.expand_dims(x, 3)
+    if keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16"):
+        # Equal maxima, sums over pixels: statistics want more digits.
+        x, kernel = ops.cast(x, "float32"), ops.cast(kernel, "float32")
+        attention = attention.map(lambda w: ops.cast(w, "float32"))
+    pads = geometry.padding(x.shape[1:3], padding)
+    planes = ops.pad(
+        ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
+    )
+
+    def orbit(weight: Tensor) -> Tensor:
+        """`(h, rows, columns, j, ..., o)` to `(j, rows, columns, ..., n)`."""
+        moved = kernel_orbit(weight, group, group_axis=on_group)
+        if not on_group:
+            moved = ops.expand_dims(moved, 3)
+        rank = len(moved.shape)
+        order = (3, 1, 2, *range(4, rank - 1), 0, rank - 1)
+        moved = ops.transpose(moved, order)
+        return ops.reshape(
+            moved, (*moved.shape[:-2], group.order * kernel.shape[-1])
+        )
+
+    kernels = orbit(kernel)  # (j, rows, columns, c, n)
+    j, rows, columns, channels, n = kernels.shape
+    kernels = ops.reshape(kernels, (j, rows * columns, channels, n))
+    weights = {"kernel": ops.transpose(kernels, (0, 2, 1, 3))}
+    if attention.channel_1 is not None:
+        weights["first"] = orbit(attention.channel_1[None, None])[:, 0, 0]
+        weights["second"] = orbit(attention.channel_2[None, None])[:, 0, 0]
+    if attention.spatial is not None:
+        weights["spatial"] = orbit(attention.spatial)
+    return planes, weights
+
+
+def _split(weight: Tensor, size: int) -> Tensor:
+    """`(j, ..., n)` to `(j, chunks, ..., size)`."""
+    shape = tuple(weight.shape)
+    split = ops.reshape(weight, (*shape[:-1], shape[-1] // size, size))
+    rank = len(shape) + 1
+    return ops.transpose(split, (0, rank - 2, *range(1, rank - 2), rank - 1))
+
+
+def _chunk_size(
+    x: Tensor,
+    weights: response_chunks.Weights,
+    geometry: response_chunks.Geometry,
+    padding: str,
+    wanted: int | str,
+) -> int:
+    """The largest divisor of the output channels up to what is wanted."""
+    n = weights["kernel"].shape[-1]
+    if wanted == "auto":
+        size = geometry.output_size(x.shape[1:3], padding)
+        if None in size:
+            return 1
+        dtype = keras.backend.standardize_dtype(x.dtype)
+        width = 8 if dtype == "float64" else 4
+        images = x.shape[0] or ASSUMED_BATCH
+        wanted = MEMORY_LIMIT // (LIVE * width * images * size[0] * size[1])
+    return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(wanted, 1))
+
+
+def _convolution(options: dict[str, Any]) -> dict[str, Any]:
+    names = ("strides", "padding", "dilation_rate")
+    return {name: options[name] for name in names if name in options}

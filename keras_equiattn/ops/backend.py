@@ -1,0 +1,191 @@
+"""What differs between the backends and matters for speed or memory.
+
+Everything else in this package is `keras.ops`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn.ops._types import Tensor
+
+Function = Callable[..., Any]
+
+
+def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
+    """`jax.lax.scan` over the first axis of every tensor in `xs`.
+
+    One step at a time on every backend: what a step allocates is free before
+    the next. Not differentiable under TensorFlow; for use within
+    `recomputed`.
+
+    Args:
+        function: takes the carry and a slice of `xs`, returns the next carry
+            and an output.
+        carry: a nest of tensors, or `()`.
+        xs: a nest of tensors with the same static first axis.
+        like: a nest of tensors with structure and dtypes of an output.
+
+    Returns:
+        The last carry, and the outputs stacked along a new first axis.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.lax.scan(function, carry, xs)
+    if backend == "tensorflow":
+        return _scan_tensorflow(function, carry, xs, like)
+    outputs = []
+    for index in range(keras.tree.flatten(xs)[0].shape[0]):
+        piece = keras.tree.map_structure(lambda x, i=index: x[i], xs)
+        carry, output = function(carry, piece)
+        outputs.append(output)
+    return carry, keras.tree.map_structure(
+        lambda *pieces: ops.stack(pieces), *outputs
+    )
+
+
+def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
+    """The same with `tf.while_loop`, which XLA compiles to one loop."""
+    import tensorflow as tf
+
+    flat = keras.tree.flatten(xs)
+    length = flat[0].shape[0]
+
+    def body(index: Any, flat_carry: Any, arrays: Any) -> Any:
+        piece = [tf.gather(x, index) for x in flat]
+        next_carry, outputs = function(
+            keras.tree.pack_sequence_as(carry, flat_carry),
+            keras.tree.pack_sequence_as(xs, piece),
+        )
+        written = [
+            array.write(index, y)
+            for array, y in zip(
+                arrays, keras.tree.flatten(outputs), strict=True
+            )
+        ]
+        return index + 1, keras.tree.flatten(next_carry), written
+
+    _, flat_carry, arrays = tf.while_loop(
+        lambda index, *_: index < length,
+        body,
+        (
+            tf.constant(0),
+            keras.tree.flatten(carry),
+            [tf.TensorArray(y.dtype, length) for y in keras.tree.flatten(like)],
+        ),
+        parallel_iterations=1,
+        maximum_iterations=length,
+    )
+    return (
+        keras.tree.pack_sequence_as(carry, flat_carry),
+        keras.tree.pack_sequence_as(like, [a.stack() for a in arrays]),
+    )
+
+
+def vjp(
+    function: Function, arguments: tuple[Tensor, ...], cotangent: Any
+) -> tuple[Tensor, ...]:
+    """Gradients of `sum(function(*arguments) * cotangent)`."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.vjp(function, *arguments)[1](cotangent)
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            value = function(*arguments)
+        return tuple(tape.gradient(value, arguments, cotangent))
+    import torch
+
+    with torch.enable_grad():
+        leaves = tuple(a.detach().requires_grad_() for a in arguments)
+        value = function(*leaves)
+    return torch.autograd.grad(value, leaves, cotangent)
+
+
+def compiled(function: Function) -> Function:
+    """The function compiled by XLA where the backend has it."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.jit(function)
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, autograph=False, jit_compile=True)
+    return function
+
+
+def recomputed(forward: Function, backward: Function) -> Function:
+    """A function with a gradient of its own.
+
+    Args:
+        forward: from tensors to the result and what to keep for `backward`,
+            a nest of tensors.
+        backward: from the same tensors, what was kept and the gradient with
+            respect to the result to the gradients with respect to the
+            tensors.
+
+    Returns:
+        A differentiable function from tensors to the result.
+    """
+
+    @ops.custom_gradient
+    def function(*arguments: Tensor) -> Any:
+        arguments = tuple(map(ops.convert_to_tensor, arguments))
+        result, kept = forward(*arguments)
+
+        def gradient(*given: Tensor, upstream: Tensor | None = None) -> Any:
+            # The backends pass it in different places.
+            upstream = given[0] if upstream is None else upstream
+            return tuple(backward(arguments, kept, upstream))
+
+        return result, gradient
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Called eagerly, the tape would else look into what is compiled.
+        return tf.function(function, autograph=False)
+    return function
+
+
+def without_gradient(function: Function) -> Function:
+    """The function, with no gradient passing through it."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        @tf.custom_gradient
+        def constant(*arguments: Tensor) -> Any:
+            return function(*arguments), lambda *_: [None] * len(arguments)
+
+        return tf.function(constant, autograph=False)
+
+    def stopped(*arguments: Tensor) -> Any:
+        arguments = tuple(map(ops.stop_gradient, arguments))
+        return function(*arguments)
+
+    return stopped
+
+
+def slow_depthwise() -> bool:
+    """Whether depthwise convolution is XLA's on a CPU, which is slow."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend() == "cpu"
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return not tf.config.list_physical_devices("GPU")
+    return False

@@ -1,0 +1,458 @@
+"""Attentive convolution without holding its responses.
+
+The responses of a convolution, one for each pair of input and output channel
+and of group elements, are too many to be stored: 100 GB for a batch on CIFAR.
+Only their statistics are needed, so here they are computed for one input
+channel at a time, reduced at once, and computed again in the backward pass.
+
+Axes: `j` input group elements, `c` input channels, `b` batch, `n` output
+channels (group elements times filters) of one chunk, `t` window positions.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.depthwise import depthwise_sum
+from keras_equiattn.ops.exactness import effective_window
+from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.statistics import mean
+
+Weights = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Where the windows of a convolution lie on a padded plane."""
+
+    kernel_size: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilation_rate: tuple[int, int] = (1, 1)
+    attention_dilation_rate: int = 1
+
+    def output_size(self, size: Shape, padding: str) -> list[int | None]:
+        """Height and width of the output for an input that is not padded."""
+        return [output_size(*axis, padding) for axis in self._axes(size)]
+
+    def padding(self, size: Shape, padding: str) -> list[tuple[int, int]]:
+        """Zeros before and after along both axes, as Keras pads."""
+        if padding == "valid":
+            return [(0, 0), (0, 0)]
+        pads = []
+        for n, window, stride, dilation in self._axes(size):
+            extent = effective_window(window, dilation)
+            if stride == 1:
+                total = extent - 1
+            elif n is None:
+                raise ValueError(
+                    "Attention on responses needs a known height and width "
+                    "where padding is 'same' and strides are above 1. "
+                    f"Received: size {tuple(size)}"
+                )
+            else:
+                total = (-(-n // stride) - 1) * stride + extent - n
+            pads.append((max(total, 0) // 2, -(-max(total, 0) // 2)))
+        return pads
+
+    def _axes(self, size: Shape) -> Any:
+        return zip(
+            size,
+            self.kernel_size,
+            self.strides,
+            self.dilation_rate,
+            strict=True,
+        )
+
+    def windows(self, plane: Tensor) -> Tensor:
+        """`(..., height, width)` to `(..., new_height, new_width, t)`."""
+        ends = [
+            dilation * (size - 1)
+            for size, dilation in zip(
+                self.kernel_size, self.dilation_rate, strict=True
+            )
+        ]
+        pieces = []
+        for u in range(self.kernel_size[0]):
+            for v in range(self.kernel_size[1]):
+                starts = u * self.dilation_rate[0], v * self.dilation_rate[1]
+                rows, columns = (
+                    slice(start, (start - end) or None, stride)
+                    for start, end, stride in zip(
+                        starts, ends, self.strides, strict=True
+                    )
+                )
+                pieces.append(plane[..., rows, columns])
+        return ops.stack(pieces, axis=-1)
+
+
+def channel_attention(
+    means: Tensor, maxima: Tensor, first: Tensor, second: Tensor
+) -> Tensor:
+    """A two-layer perceptron over the input channels, for every `n` alone.
+
+    Args:
+        means, maxima: statistics of the responses `(c, b, n)`.
+        first, second: weights `(c, hidden, n)` and `(hidden, c, n)`.
+
+    Returns:
+        Values in (0, 1), `(c, b, n)`.
+    """
+    scores = 0.0
+    for statistic in (means, maxima):
+        hidden = ops.relu(ops.einsum("cbn,ckn->kbn", statistic, first))
+        scores = scores + ops.einsum("kbn,kcn->cbn", hidden, second)
+    return ops.sigmoid(scores)
+
+
+def spatial_attention(
+    means: Tensor, maxima: Tensor, kernel: Tensor, dilation_rate: int
+) -> Tensor:
+    """One filter on mean and maximum over the channels, for every `n` alone.
+
+    Args:
+        means, maxima: `(b, height, width, n)`.
+        kernel: `(rows, columns, 2, n)`.
+        dilation_rate: of the kernel.
+
+    Returns:
+        Values in (0, 1) like `means`.
+    """
+    statistics = ops.stack([means, maxima], axis=3)
+    return ops.sigmoid(depthwise_sum(statistics, kernel, dilation_rate))
+
+
+def attended_sum(
+    planes: Tensor, weights: Weights, geometry: Geometry
+) -> Tensor:
+    """Sum of the attended responses over `j` and `c`: of `aX aC f`.
+
+    Args:
+        planes: padded input `(j, c, b, height, width)`.
+        weights: by name, each with leading axes `(j, chunks)`: `kernel (c, t,
+            n)`; for channel attention `first (c, hidden, n)` and `second
+            (hidden, c, n)`; for spatial attention `spatial (rows, columns, 2,
+            n)`.
+        geometry: of the convolution.
+
+    Returns:
+        `(chunks, b, new_height, new_width, n)`.
+    """
+    names = tuple(weights)
+    return _attended_sum(names, geometry)(planes, *weights.values())
+
+
+def attention_maps(
+    planes: Tensor, weights: Weights, geometry: Geometry
+) -> tuple[Tensor, Tensor]:
+    """Channel attention `(j, chunks, c, b, n)`, ones where there is none, and
+    spatial attention `(j, chunks, b, new_height, new_width, n)`, likewise.
+
+    Arguments as in `attended_sum`. No gradient passes through the result.
+    """
+    names = tuple(weights)
+    return _attention_maps(names, geometry)(planes, *weights.values())
+
+
+@functools.lru_cache(maxsize=256)
+def _attended_sum(names: tuple[str, ...], geometry: Geometry) -> Any:
+    def forward(planes: Tensor, *weights: Tensor) -> Any:
+        return _forward(
+            planes, dict(zip(names, weights, strict=True)), geometry
+        )
+
+    def backward(arguments: Any, peaks: Tensor, upstream: Tensor) -> Any:
+        planes, *weights = arguments
+        named = dict(zip(names, weights, strict=True))
+        d_planes, d_weights = _backward(
+            planes, named, peaks, upstream, geometry
+        )
+        return (d_planes, *(d_weights[name] for name in names))
+
+    return backend.recomputed(
+        backend.compiled(forward), backend.compiled(backward)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _attention_maps(names: tuple[str, ...], geometry: Geometry) -> Any:
+    def maps(planes: Tensor, *weights: Tensor) -> Any:
+        def element(carry: Any, piece: Any) -> Any:
+            planes, weights = piece
+
+            def chunk(carry: Any, weights: Weights) -> Any:
+                return carry, _Chunk(planes, weights, geometry).maps()
+
+            return carry, backend.scan(chunk, (), weights, (planes, planes))[1]
+
+        named = dict(zip(names, weights, strict=True))
+        return backend.scan(element, (), (planes, named), (planes, planes))[1]
+
+    return backend.without_gradient(backend.compiled(maps))
+
+
+def _forward(planes: Tensor, weights: Weights, geometry: Geometry) -> Any:
+    """The sum, and the maxima of the responses `(j, chunks, c, b, n)`."""
+
+    def element(total: Tensor, piece: Any) -> Any:
+        planes, weights = piece
+
+        def chunk(carry: Any, weights: Weights) -> Any:
+            seen = _Chunk(planes, weights, geometry)
+            peaks = seen.peaks()
+            total, maximum, _, _ = seen.reduce(peaks)
+            return carry, (total * seen.gate(total, maximum), peaks)
+
+        _, (attended, peaks) = backend.scan(
+            chunk, (), weights, (planes, planes)
+        )
+        return total + attended, peaks
+
+    chunks, n = weights["kernel"].shape[1], weights["kernel"].shape[-1]
+    like = geometry.windows(planes[0, 0])[..., :1]
+    zeros = ops.zeros_like(like) + ops.zeros((chunks, 1, 1, 1, n), like.dtype)
+    return backend.scan(element, zeros, (planes, weights), planes)
+
+
+def _backward(
+    planes: Tensor,
+    weights: Weights,
+    peaks: Tensor,
+    upstream: Tensor,
+    geometry: Geometry,
+) -> Any:
+    def element(carry: Any, piece: Any) -> Any:
+        planes, weights, peaks = piece
+
+        def chunk(d_planes: Tensor, piece: Any) -> Any:
+            weights, peaks, upstream = piece
+            seen = _Chunk(planes, weights, geometry)
+            of_planes, of_weights = seen.gradients(peaks, upstream)
+            return d_planes + of_planes, of_weights
+
+        return carry, backend.scan(
+            chunk, ops.zeros_like(planes), (weights, peaks, upstream), weights
+        )
+
+    _, gradients = backend.scan(
+        element, (), (planes, weights, peaks), (planes, weights)
+    )
+    return gradients
+
+
+class _Chunk:
+    """Some output channels, seen through one input group element.
+
+    Everything that is as large as the responses lives within one step of a
+    scan over the input channels.
+    """
+
+    def __init__(
+        self, planes: Tensor, weights: Weights, geometry: Geometry
+    ) -> None:
+        self.planes = planes  # (c, b, height, width)
+        self.weights = weights
+        self.geometry = geometry
+        self.channels = planes.shape[0]
+        self.has_channel = "first" in weights
+        self.has_spatial = "spatial" in weights
+
+    def windows(self, plane: Tensor) -> Tensor:
+        """`(b, height, width)` to `(b, positions, t)`."""
+        seen = self.geometry.windows(plane)
+        batch, _, _, t = ops.shape(seen)
+        return ops.reshape(seen, (batch, -1, t))
+
+    def mean_windows(self, planes: Tensor) -> Tensor:
+        """Mean of each window position over space: `(c, b, t)`.
+
+        The mean of a response is this times the kernel.
+        """
+        return mean(self.geometry.windows(planes), (2, 3))
+
+    def peaks(self) -> Tensor:
+        """Maximum of each response over space: `(c, b, n)`."""
+        if not self.has_channel:  # nothing to keep
+            return ops.zeros_like(self.planes[:, :, 0, :1])
+
+        def step(carry: Any, piece: Any) -> Any:
+            plane, kernel = piece
+            return carry, ops.max(self.windows(plane) @ kernel, axis=1)
+
+        scanned = self.planes, self.weights["kernel"]
+        return backend.scan(step, (), scanned, self.planes)[1]
+
+    def channel(self, peaks: Tensor) -> tuple[Tensor, Tensor]:
+        """Channel attention `(c, b, n)`, and the means it saw."""
+        kernel = self.weights["kernel"]
+        means = ops.einsum(
+            "cbt,ctn->cbn", self.mean_windows(self.planes), kernel
+        )
+        first, second = self.weights["first"], self.weights["second"]
+        return channel_attention(means, peaks, first, second), means
+
+    def gate(self, total: Tensor, maximum: Tensor) -> Tensor | float:
+        """Spatial attention, or 1."""
+        if not self.has_spatial:
+            return 1.0
+        means = total / self.channels
+        return self._gate(means, maximum, self.weights["spatial"])
+
+    def _gate(self, means: Tensor, maxima: Tensor, kernel: Tensor) -> Tensor:
+        rate = self.geometry.attention_dilation_rate
+        return spatial_attention(means, maxima, kernel, rate)
+
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Channel attention `(c, b, n)` and spatial attention."""
+        total, maximum, _, alpha = self.reduce(self.peaks())
+        alpha = alpha + ops.zeros_like(self.weights["kernel"][:, :1])
+        return alpha, self.gate(total, maximum) * ops.ones_like(total)
+
+    def reduce(self, peaks: Tensor) -> tuple[Tensor, ...]:
+        """What is kept of the responses over the input channels.
+
+        Returns:
+            Sum, maximum and where it is, of `aC f` over `c`, each `(b,
+            height, width, n)`, and `aC (c, b, n)`.
+        """
+        kernel = self.weights["kernel"]
+        batch = ops.shape(self.planes)[1]
+        ones = ops.ones_like(peaks[..., :1])
+        alpha = self.channel(peaks)[0] if self.has_channel else ones
+        like = self.geometry.windows(self.planes[0])[..., :1]
+        shape = ops.shape(like)[:3]
+        total = ops.zeros_like(ops.reshape(like, (batch, -1, 1))) + ops.zeros(
+            (1, 1, kernel.shape[-1]), like.dtype
+        )
+        lowest = total + float(np.finfo(_dtype(total)).min)
+        index = ops.zeros_like(total, dtype="int32")
+
+        def step(carry: Any, piece: Any) -> Any:
+            total, maximum, index = carry
+            plane, kernel, alpha, channel = piece
+            response = self.windows(plane) @ (kernel * alpha[:, None])
+            if self.has_spatial:
+                better = response > maximum
+                maximum = ops.where(better, response, maximum)
+                index = ops.where(better, channel, index)
+            return (total + response, maximum, index), ()
+
+        (total, maximum, index), _ = backend.scan(
+            step,
+            (total, lowest, index),
+            (self.planes, kernel, alpha, self._indices()),
+        )
+        whole = (*shape, kernel.shape[-1])
+        total, maximum, index = (
+            ops.reshape(x, whole) for x in (total, maximum, index)
+        )
+        return total, maximum, index, alpha
+
+    def _indices(self) -> Tensor:
+        return ops.arange(self.channels, dtype="int32")
+
+    def gradients(self, peaks: Tensor, upstream: Tensor) -> Any:
+        """Gradients with respect to the planes and the weights."""
+        kernel = self.weights["kernel"]
+        total, maximum, index, alpha = self.reduce(peaks)
+        d_weights = {}
+        d_total, d_maximum = upstream, ops.zeros_like(upstream[:, :1, :1])
+        if self.has_spatial:
+            spatial = self.weights["spatial"]
+            means = total / self.channels
+            d_mean, d_maximum, d_weights["spatial"] = backend.vjp(
+                self._gate, (means, maximum, spatial), upstream * total
+            )
+            gate = self.gate(total, maximum)
+            d_total = upstream * gate + d_mean / self.channels
+        flat = (ops.shape(upstream)[0], -1, kernel.shape[-1])
+        d_total, d_maximum, index = (
+            ops.reshape(x, flat) for x in (d_total, d_maximum, index)
+        )
+
+        def linear(carry: Any, piece: Any) -> Any:
+            """Through `g` and the maximum over the channels."""
+            plane, kernel, alpha, channel = piece
+            windows = self.windows(plane)
+            d_response = d_total
+            if self.has_spatial:
+                chosen = ops.where(
+                    index == channel, d_maximum, ops.zeros_like(d_maximum)
+                )
+                d_response = d_total + chosen
+            d_scaled = ops.swapaxes(windows, 1, 2) @ d_response
+            scaled = ops.swapaxes(kernel * alpha[:, None], 1, 2)
+            return carry, (
+                self._of_plane(plane, d_response @ scaled),
+                ops.sum(d_scaled * alpha[:, None], axis=0),
+                ops.sum(d_scaled * kernel, axis=1),
+            )
+
+        scanned = (self.planes, kernel, alpha, self._indices())
+        _, (d_planes, d_kernel, d_alpha) = backend.scan(
+            linear, (), scanned, (self.planes, kernel, alpha)
+        )
+        d_weights["kernel"] = d_kernel
+        if self.has_channel:
+            d_planes, d_weights = self._through_channel(
+                peaks, d_alpha, d_planes, d_weights
+            )
+        return d_planes, d_weights
+
+    def _through_channel(
+        self,
+        peaks: Tensor,
+        d_alpha: Tensor,
+        d_planes: Tensor,
+        d_weights: Weights,
+    ) -> Any:
+        """Adds what flows through the channel attention."""
+        kernel = self.weights["kernel"]
+        first, second = self.weights["first"], self.weights["second"]
+        mean_windows = self.mean_windows(self.planes)
+        means = ops.einsum("cbt,ctn->cbn", mean_windows, kernel)
+        d_means, d_peaks, d_first, d_second = backend.vjp(
+            channel_attention, (means, peaks, first, second), d_alpha
+        )
+
+        def step(carry: Any, piece: Any) -> Any:
+            """Through the maxima over space; ties share."""
+            plane, kernel, d_peak = piece
+            windows = self.windows(plane)
+            response = windows @ kernel
+            peak = ops.max(response, axis=1, keepdims=True)
+            hit = ops.cast(response == peak, response.dtype)
+            share = (d_peak / ops.sum(hit, axis=1))[:, None]
+            d_kernel = ops.sum((ops.swapaxes(windows, 1, 2) @ hit) * share, 0)
+            d_windows = hit @ ops.swapaxes(kernel * share, 1, 2)
+            return carry, (self._of_plane(plane, d_windows), d_kernel)
+
+        _, (of_planes, d_kernel) = backend.scan(
+            step, (), (self.planes, kernel, d_peaks), (self.planes, kernel)
+        )
+        (through_means,) = backend.vjp(
+            self.mean_windows,
+            (self.planes,),
+            ops.einsum("cbn,ctn->cbt", d_means, kernel),
+        )
+        d_kernel = d_kernel + ops.einsum("cbt,cbn->ctn", mean_windows, d_means)
+        return d_planes + of_planes + through_means, {
+            **d_weights,
+            "kernel": d_weights["kernel"] + d_kernel,
+            "first": d_first,
+            "second": d_second,
+        }
+
+    def _of_plane(self, plane: Tensor, d_windows: Tensor) -> Tensor:
+        """Gradient of the plane from that of its windows."""
+        return backend.vjp(self.windows, (plane,), d_windows)[0]
+
+
+def _dtype(x: Tensor) -> str:
+    return str(keras.backend.standardize_dtype(x.dtype))

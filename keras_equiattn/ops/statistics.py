@@ -1,0 +1,23 @@
+"""Statistics that keep their precision on every backend."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_equiattn.ops._types import Tensor
+
+
+def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
+    """The mean, summed in float32 for half precision, in float64 for float64.
+
+    Not `ops.mean`: under PyTorch it would pass float64 through float32.
+    """
+    axes = (axis,) if isinstance(axis, int) else axis
+    sizes = [ops.shape(x)[each] for each in axes]
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    half = dtype in ("float16", "bfloat16")
+    total = ops.sum(ops.cast(x, "float32") if half else x, axis=axis)
+    known = all(isinstance(size, int) for size in sizes)
+    count = math.prod(sizes) if known else ops.prod(ops.stack(sizes))
+    return ops.cast(total / ops.cast(count, total.dtype), dtype)
