@@ -2,10 +2,11 @@
 
 from importlib.metadata import version
 
+from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn import ops
 from keras_equiattn import testing
 
 __version__ = version("keras-equiattn")
-__all__ = ["groups", "layers", "ops", "testing"]
+__all__ = ["convert", "groups", "layers", "ops", "testing"]

@@ -1,0 +1,405 @@
+"""Loads weights that the papers' own code has trained into our models."""
+
+import dataclasses
+import math
+import os
+import pickle
+import re
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_equiattn import layers
+
+__all__ = ["att_gconvs"]
+
+_TORCH_FILES = (".pth", ".pt", ".bin")
+
+# What the authors call a layer of ours; other layers have the same name there.
+_MODULES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (r"conv(\d+)", lambda match: f"c{match[1]}"),
+)
+
+# Of each variable the name in their module, their axes and ours: output (o),
+# input (i) and hidden (k) channels, statistics (s), group elements (h), rows
+# (x) and columns (y).
+_VARIABLES = {
+    "kernel": ("weight", "oihxy", "xyhio"),
+    "attention_kernel": ("spatial_attention.weight", "oihxy", "xyhio"),
+    "spatial_kernel": ("spatial_attention.weight", "oshxy", "xyhso"),
+    "channel_kernel_1": ("channel_attention.weight_fc1", "okih", "hiko"),
+    "channel_kernel_2": ("channel_attention.weight_fc2", "oikh", "hkio"),
+    "gamma": ("weight", "i", "i"),
+    "beta": ("bias", "i", "i"),
+    "moving_mean": ("running_mean", "i", "i"),
+    "moving_variance": ("running_var", "i", "i"),
+}
+
+# Our elements in their numbering: they turn first, we mirror first.
+_ELEMENTS = {
+    "z2": [0],
+    "p4": [0, 1, 2, 3],
+    "p4m": [0, 1, 2, 3, 6, 5, 4, 7],
+}
+
+# Their code multiplies each sum over the group by a constant, which differs
+# between group convolution and attentive group convolution.
+_CONSTANTS = {
+    "z2": (1.0, 1.0),
+    "p4": (math.pi / 2, math.pi / 2),
+    "p4m": (math.pi, math.pi / 4),
+}
+
+_ATTENTIVE = (layers.AttentiveLiftingConv2D, layers.AttentiveGroupConv2D)
+_CO_ATTENTIVE = (layers.CoAttentiveLiftingConv2D, layers.CoAttentiveGroupConv2D)
+_CONVOLUTIONS = (
+    layers.LiftingConv2D,
+    layers.GroupConv2D,
+    *_ATTENTIVE,
+    *_CO_ATTENTIVE,
+)
+
+
+def att_gconvs(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Romero et al. 2020 into a model, in place.
+
+    For the networks of "Attentive Group Equivariant Convolutional Networks",
+    trained with the authors' PyTorch code. The model must have the same
+    architecture: group, widths and attention. It then computes the same
+    function, to rounding, but for `attention="full"` and `"channel"` on p4m:
+    their form of these is not equivariant, ours is.
+
+    Nothing but arrays is converted. Images must be scaled as in their
+    training: pass `normalization` to the network. Their rotated MNIST networks
+    have seen digits with rows and columns exchanged.
+
+    A layer `conv<n>` takes the weights of their module `c<n>`, an
+    `InputAttention` named `<layer>_attention` those of the same module as
+    `<layer>`. Layers with other names take the module of their own name.
+
+    Args:
+        model: a built model of this library's convolutions, attention layers
+            and Keras' `BatchNormalization`, on z2, p4 or p4m.
+        state: a mapping of their names to arrays (NumPy or PyTorch), or the
+            path of a file with one: `.npz`, or with PyTorch installed `.pth`,
+            `.pt` or `.bin`. A mapping may lie under "state_dict" or "model",
+            names may begin with "module.".
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, and for weights that
+            are missing, not used, or of another shape. The model is then as
+            it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    Example:
+        >>> model = keras.Sequential([
+        ...     keras.Input((28, 28, 1)),
+        ...     layers.LiftingConv2D(10, 3, use_bias=False, name="conv1"),
+        ... ])
+        >>> state = {"c1.weight": np.ones((10, 1, 3, 3), "float32")}
+        >>> float(att_gconvs(model, state).get_weights()[0].sum())
+        90.0
+
+    References:
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830) and the
+          authors' code, https://github.com/dwromero/att_gconvs
+    """
+    parts = _model_parts(model)
+    arrays = _read(state)
+    _check(model, parts, arrays)
+    values = [part.convert(arrays[key]) for key, part in parts.items()]
+    for part, value in zip(parts.values(), values, strict=True):
+        part.variable.assign(value)
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Where a variable comes from.
+
+    Attributes:
+        variable: of our layer.
+        key: name in their module.
+        theirs, ours: axes; ours may have a group axis of size one beside.
+        elements: our group elements in their numbering.
+        factor: what their code multiplies by and ours does not.
+    """
+
+    variable: Any
+    key: str
+    theirs: str
+    ours: str
+    elements: Sequence[int]
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of their array."""
+        sizes = dict(zip(self.ours, self.variable.shape, strict=True))
+        return tuple(int(sizes[axis]) for axis in self.theirs)
+
+    def convert(self, array: Any) -> np.ndarray:
+        """The value of the variable."""
+        value = np.asarray(array, "float64")
+        axes = [axis for axis in self.ours if axis in self.theirs]
+        value = value.transpose([self.theirs.index(axis) for axis in axes])
+        if "h" in axes:
+            value = value.take(self.elements, axis=axes.index("h"))
+        return self.factor * value.reshape(self.variable.shape)
+
+
+def _parts(layer: Any) -> list[_Part]:
+    """Where the variables of one layer come from."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        group = "z2"
+    elif isinstance(layer, (*_CONVOLUTIONS, layers.InputAttention)):
+        group = layer.group.name
+    else:
+        raise ValueError(
+            f"{_label(layer)} is none of the layers that these weights are "
+            "for: convolutions and attention of this library, and "
+            "BatchNormalization."
+        )
+    if group not in _CONSTANTS:
+        raise ValueError(
+            f"{_label(layer)} must be on {_names(_CONSTANTS)}, the groups of "
+            f"the authors' networks. Received: '{group}'"
+        )
+    parts = []
+    for variable in layer.weights:
+        if variable.name not in _VARIABLES:
+            raise ValueError(
+                f"{_label(layer)} must have no '{variable.name}': the "
+                "authors' networks have none."
+            )
+        key, theirs, ours = _VARIABLES[variable.name]
+        if isinstance(layer, layers.InputAttention) and "k" in theirs:
+            theirs, ours = theirs.replace("o", ""), ours.replace("o", "")
+        lifting = len(variable.shape) < len(ours)
+        if lifting:
+            ours = ours.replace("h", "")
+        if lifting or group == "z2":
+            theirs = theirs.replace("h", "")
+        factor = 1.0 if lifting else _factor(layer, group, variable.name)
+        parts.append(
+            _Part(variable, key, theirs, ours, _ELEMENTS[group], factor)
+        )
+    return parts
+
+
+def _factor(layer: Any, group: str, name: str) -> float:
+    """What their code multiplies by where a group is summed over."""
+    constant, attentive = _CONSTANTS[group]
+    if isinstance(layer, _ATTENTIVE):
+        # Their constant follows the attention, which sees responses without
+        # it; ours sees those of a kernel that has it.
+        factors = {
+            "kernel": attentive,
+            "channel_kernel_1": 1 / attentive,
+            "spatial_kernel": 1 / attentive,
+        }
+        return factors.get(name, 1.0)
+    summed = ("kernel", "attention_kernel", "spatial_kernel")
+    return constant if name in summed else 1.0
+
+
+def _layer_weights(
+    layer: Any, arrays: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The variables of one layer from the arrays of one module."""
+    return {
+        part.variable.name: part.convert(arrays[part.key])
+        for part in _parts(layer)
+    }
+
+
+def _model_parts(model: Any) -> dict[str, _Part]:
+    """Where all variables of a model come from, by their full names."""
+    parts: dict[str, _Part] = {}
+    if isinstance(model, keras.Model):
+        for layer in model.layers:
+            if layer.weights:
+                module = _module(layer)
+                for part in _parts(layer):
+                    parts[f"{module}.{part.key}"] = part
+    if not parts:
+        raise ValueError(
+            f"`model` must be a built Keras model with weights. Received: "
+            f"{model!r}"
+        )
+    return parts
+
+
+def _module(layer: Any) -> str:
+    """What the authors call the module that has the weights of a layer."""
+    name = str(layer.name)
+    if isinstance(layer, layers.InputAttention):
+        name = name.removesuffix("_attention")
+    for pattern, module in _MODULES:
+        if match := re.fullmatch(pattern, name):
+            return module(match)
+    return name
+
+
+def _read(state: Any) -> dict[str, np.ndarray]:
+    """The arrays of a mapping or file, by name."""
+    if isinstance(state, str | os.PathLike):
+        state = _read_file(Path(state))
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            "`state` must be a mapping of names to arrays, or the path of a "
+            f".npz, .pth, .pt or .bin file. Received: {type(state).__name__}"
+        )
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+            break
+    # What torch.nn.DataParallel puts before every name.
+    prefix = "module."
+    if not all(str(key).startswith(prefix) for key in state):
+        prefix = ""
+    arrays = {}
+    for key, value in state.items():
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().double().numpy()
+        try:
+            array = np.asarray(value)
+            numeric = array.dtype.kind in "iuf"
+        except ValueError:  # lists of lists of several lengths
+            numeric = False
+        if not numeric:
+            raise ValueError(
+                "`state` must hold arrays of numbers under all its names. "
+                f"Received: {key!r}: {type(value).__name__}"
+            )
+        arrays[str(key).removeprefix(prefix)] = array
+    return arrays
+
+
+def _read_file(path: Path) -> Any:
+    suffix = path.suffix.lower()
+    if suffix not in (".npz", *_TORCH_FILES) or not path.is_file():
+        raise ValueError(
+            "`state` must be the path of a .npz, .pth, .pt or .bin file that "
+            f"exists. Received: {str(path)!r}"
+        )
+    if suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(
+            f"{path.name} is a file of PyTorch, which is not installed: pip "
+            "install torch, or save its arrays as .npz where PyTorch is."
+        ) from None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"`state` must be a file of a state dict, arrays alone. {path} "
+            "holds other Python objects, which are not loaded."
+        ) from error
+
+
+def _check(
+    model: keras.Model,
+    parts: Mapping[str, _Part],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Raises unless names and shapes are those that the model takes."""
+    counters = {
+        key.removesuffix("running_mean") + "num_batches_tracked"
+        for key in parts
+        if key.endswith(".running_mean")
+    }
+    missing = [key for key in parts if key not in arrays]
+    unused = [k for k in arrays if k not in parts and k not in counters]
+    other = [
+        f"{key} is {arrays[key].shape}, must be {part.shape}"
+        for key, part in parts.items()
+        if key in arrays and arrays[key].shape != part.shape
+    ]
+    if not (missing or unused or other):
+        return
+    kinds = _state_kind(arrays), _model_kind(model)
+    message = f"`state` does not fit '{model.name}'"
+    if kinds[0] != kinds[1]:
+        message += f": it looks {kinds[0]}, the model is {kinds[1]}"
+    for title, found in (
+        ("Missing", missing),
+        ("Not used by the model", unused),
+        ("Of another shape", other),
+    ):
+        if found:
+            message += f". {title}: {_first(found)}"
+    raise ValueError(message)
+
+
+def _first(found: Sequence[str], limit: int = 6) -> str:
+    """The first few of many, and how many they are."""
+    text = ", ".join(found[:limit])
+    if len(found) > limit:
+        text += f", ... ({len(found)} in all)"
+    return text
+
+
+def _state_kind(arrays: Mapping[str, np.ndarray]) -> str:
+    """In words of what kind of network the weights are."""
+    ranks = {key: array.ndim for key, array in arrays.items()}
+    orders = [arrays[key].shape[2] for key, rank in ranks.items() if rank == 5]
+    order = max(orders, default=1)
+    names = {len(elements): name for name, elements in _ELEMENTS.items()}
+    channel = [key for key in arrays if key.endswith("attention.weight_fc1")]
+    spatial = [
+        key for key in arrays if key.endswith("spatial_attention.weight")
+    ]
+    attention = None
+    if channel:
+        convolution = channel[0].replace("channel_attention.weight_fc1", "")
+        attention = "full" if spatial else "channel"
+        if ranks[channel[0]] < ranks.get(f"{convolution}weight", 5) - 1:
+            attention = "input"
+    elif spatial:
+        shape = arrays[spatial[0]].shape
+        attention = "spatial"
+        if shape[:1] == (1,):
+            attention = "co" if shape[-1:] == (1,) else "input"
+    return _kind(names.get(order, f"a group of order {order}"), attention)
+
+
+def _model_kind(model: keras.Model) -> str:
+    """In words of what kind a model is."""
+    group, attention = "z2", None
+    for layer in model.layers:
+        if isinstance(layer, layers.InputAttention):
+            attention = "input"
+        elif isinstance(layer, _CO_ATTENTIVE):
+            attention = "co"
+        elif isinstance(layer, _ATTENTIVE):
+            attention = layer.attention
+        if isinstance(layer, _CONVOLUTIONS):
+            group = layer.group.name
+    return _kind(group, attention)
+
+
+def _kind(group: str, attention: str | None) -> str:
+    return f"on {group} with attention={attention!r}"
+
+
+def _label(layer: Any) -> str:
+    return f"{type(layer).__name__} '{layer.name}'"
+
+
+def _names(names: Any) -> str:
+    return " or ".join(map(repr, names))

@@ -1,0 +1,434 @@
+"""Attention on responses, on inputs, per pixel: contract, oracle, vectors."""
+
+import keras
+import numpy as np
+import oracles
+import pytest
+from layer_contract import as_array
+from layer_contract import FLOAT64_BACKENDS
+from layer_contract import gradients
+from layer_contract import LayerCase
+from layer_contract import LayerContract
+
+from keras_equiattn import groups
+from keras_equiattn.layers import AttentiveGroupConv2D
+from keras_equiattn.layers import AttentiveLiftingConv2D
+from keras_equiattn.layers import CoAttentiveGroupConv2D
+from keras_equiattn.layers import CoAttentiveLiftingConv2D
+from keras_equiattn.layers import GroupConv2D
+from keras_equiattn.layers import InputAttention
+from keras_equiattn.ops import attentive_convolution
+from keras_equiattn.testing import assert_equivariant
+from keras_equiattn.testing import relative_difference
+
+CONVOLUTION = {
+    "filters": 3,
+    "kernel_size": (5, 5),
+    "padding": "same",
+    "data_format": "channels_first",
+    "activation": "tanh",
+    "use_bias": False,
+    "kernel_initializer": keras.initializers.HeNormal(seed=1),
+    "bias_initializer": keras.initializers.Constant(0.5),
+    "kernel_regularizer": keras.regularizers.L2(0.01),
+    "bias_regularizer": keras.regularizers.L1(0.01),
+    "activity_regularizer": keras.regularizers.L2(0.02),
+    "kernel_constraint": keras.constraints.MaxNorm(3.0),
+    "bias_constraint": keras.constraints.NonNeg(),
+    "group": "p4m",
+    "exact": False,
+}
+ATTENTION = {
+    "attention": "channel",
+    "attention_kernel_size": 5,
+    "attention_dilation_rate": 2,
+    "reduction_ratio": 3,
+    "channel_kernel_initializer": keras.initializers.HeNormal(seed=2),
+    "spatial_kernel_initializer": keras.initializers.HeNormal(seed=3),
+    "attention_regularizer": keras.regularizers.L2(0.03),
+}
+STEPS = ({"strides": (2, 2)}, {"dilation_rate": (2, 2)})
+SMALL = {"attention_kernel_size": 3, "reduction_ratio": 1}
+
+
+def convolution_cases(layer, planar):
+    weights = {"full": 5, "channel": 4, "spatial": 3, None: 3}
+
+    def case(group, arguments, shape, output, **options):
+        order = groups.get(group).order
+        if "attention_kernel_size" not in arguments:
+            attention = None
+        else:
+            attention = arguments.get("attention", "full")
+        return LayerCase(
+            layer,
+            {"group": group, "filters": 2, "kernel_size": 3, **arguments},
+            (2, *shape, *(() if planar else (order,)), 2),
+            (2, *output, order, 2),
+            weights=weights[attention],
+            group=group,
+            **options,
+        )
+
+    own = {} if layer.__name__.startswith("Co") else SMALL
+    if not own:
+        return (
+            case("p4", {}, (8, 8), (6, 6), rectangle=(7, 5)),
+            case("p4m", {"padding": "same"}, (7, 7), (7, 7), reach=1),
+            case("z2m", {"kernel_size": (2, 3)}, (6, 9), (5, 7)),
+        )
+    # Statistics over space see the border: no shift shows exactly.
+    return (
+        case("p4m", own, (8, 8), (6, 6), reach=None, rectangle=(7, 5)),
+        case(
+            "p4",
+            {
+                **own,
+                "attention": "spatial",
+                "padding": "same",
+                "attention_dilation_rate": 2,
+            },
+            (9, 9),
+            (9, 9),
+            reach=3,
+        ),
+        case(
+            "z2m",
+            {**own, "attention": "channel", "strides": (1, 2)},
+            (6, 9),
+            (4, 4),
+            reach=None,
+            unknown_size=False,
+        ),
+    )
+
+
+class TestAttentiveLiftingConv2D(LayerContract):
+    layer = AttentiveLiftingConv2D
+    cases = convolution_cases(AttentiveLiftingConv2D, planar=True)
+    arguments = tuple(
+        {**CONVOLUTION, **ATTENTION, "chunk_size": 5, **steps}
+        for steps in STEPS
+    )
+
+
+class TestAttentiveGroupConv2D(LayerContract):
+    layer = AttentiveGroupConv2D
+    cases = convolution_cases(AttentiveGroupConv2D, planar=False)
+    arguments = tuple(
+        {**CONVOLUTION, **ATTENTION, "chunk_size": 5, **steps}
+        for steps in STEPS
+    )
+
+
+CO = {
+    "attention_initializer": keras.initializers.HeNormal(seed=2),
+    "attention_regularizer": keras.regularizers.L2(0.03),
+}
+
+
+class TestCoAttentiveLiftingConv2D(LayerContract):
+    layer = CoAttentiveLiftingConv2D
+    cases = convolution_cases(CoAttentiveLiftingConv2D, planar=True)
+    arguments = tuple({**CONVOLUTION, **CO, **steps} for steps in STEPS)
+
+
+class TestCoAttentiveGroupConv2D(LayerContract):
+    layer = CoAttentiveGroupConv2D
+    cases = convolution_cases(CoAttentiveGroupConv2D, planar=False)
+    arguments = tuple({**CONVOLUTION, **CO, **steps} for steps in STEPS)
+
+
+class TestInputAttention(LayerContract):
+    layer = InputAttention
+    cases = (
+        LayerCase(
+            InputAttention,
+            {"group": "p4m", **SMALL},
+            (2, 8, 8, 8, 2),
+            (2, 8, 8, 8, 2),
+            weights=3,
+            group="p4m",
+            rectangle=(7, 5),
+            reach=None,
+        ),
+        LayerCase(
+            InputAttention,
+            {"group": "p4", **SMALL, "attention_dilation_rate": 2},
+            (2, 7, 7, 3),
+            (2, 7, 7, 3),
+            weights=3,
+            group="p4",
+            reach=None,
+        ),
+        LayerCase(
+            InputAttention,
+            {"group": "z2m", "attention": "spatial", **SMALL},
+            (2, 6, 9, 2, 2),
+            (2, 6, 9, 2, 2),
+            weights=1,
+            group="z2m",
+            reach=1,
+        ),
+    )
+    arguments = (
+        {**ATTENTION, "group": "p4m", "data_format": "channels_first"},
+    )
+
+
+def random_layer(
+    layer, shape, group, dtype="float32", on_group=False, **arguments
+):
+    """A built layer and an input; scores that saturate no sigmoid."""
+    rng = np.random.default_rng(0)
+    built = layer(group=group, dtype=dtype, **arguments)
+    if layer in (AttentiveGroupConv2D, CoAttentiveGroupConv2D) or on_group:
+        shape = (*shape[:3], groups.get(group).order, shape[-1])
+    built.build(shape)
+    for variable in built.weights:
+        scale = 0.2 if variable.name == "spatial_kernel" else 0.7
+        variable.assign(scale * rng.normal(size=variable.shape))
+    return built, rng.normal(size=shape)
+
+
+def weights_of(layer):
+    names = (
+        "kernel",
+        "channel_kernel_1",
+        "channel_kernel_2",
+        "spatial_kernel",
+        "attention_kernel",
+        "bias",
+    )
+    arrays = {v.name: as_array(v.value) for v in layer.weights}
+    arrays = {name: a.astype("float64") for name, a in arrays.items()}
+    return {name: arrays.get(name) for name in names}
+
+
+def attentive_oracle(layer, x, weights):
+    y, channel, spatial = oracles.attentive_conv(
+        x,
+        weights["kernel"],
+        weights["channel_kernel_1"],
+        weights["channel_kernel_2"],
+        weights["spatial_kernel"],
+        layer.group.name,
+        attention_dilation=layer.attention_dilation_rate,
+        strides=layer.strides[0],
+        padding=layer.padding,
+        dilation=layer.dilation_rate[0],
+    )
+    return y + weights["bias"], channel, spatial
+
+
+def input_oracle(layer, x, weights):
+    return oracles.input_attention(
+        x,
+        weights["channel_kernel_1"],
+        weights["channel_kernel_2"],
+        weights["spatial_kernel"],
+        layer.group.name,
+        layer.attention_dilation_rate,
+    )
+
+
+def co_oracle(layer, x, weights):
+    y = oracles.co_attentive_conv(
+        x, weights["kernel"], weights["attention_kernel"], layer.group.name
+    )
+    return y + weights["bias"]
+
+
+def check_oracle(layer, x, oracle, tolerance=1e-5):
+    """Outputs, and gradients by central differences of the oracle."""
+    weights = weights_of(layer)
+    dtype = keras.backend.standardize_dtype(layer.compute_dtype)
+    expected = oracle(x, weights)
+    y = as_array(layer(x.astype(dtype)))
+    assert relative_difference(y, expected) < tolerance
+
+    rng = np.random.default_rng(1)
+    cotangent = rng.normal(size=expected.shape)
+    names = ["x", *(v.name for v in layer.trainable_variables)]
+    found = gradients(layer, x.astype(dtype), cotangent.astype(dtype))
+    for name, gradient in zip(names, found, strict=True):
+        values = x if name == "x" else weights[name]
+        direction = rng.normal(size=values.shape)
+        step = 1e-5 * direction
+        ends = []
+        for sign in (1, -1):
+            if name == "x":
+                moved = oracle(x + sign * step, weights)
+            else:
+                changed = {**weights, name: values + sign * step}
+                moved = oracle(x, changed)
+            ends.append((moved * cotangent).sum())
+        np.testing.assert_allclose(
+            (gradient * direction).sum(),
+            (ends[0] - ends[1]) / 2e-5,
+            rtol=2e-3,
+            atol=2e-3 * np.abs(cotangent).mean(),
+            err_msg=name,
+        )
+
+
+@pytest.mark.parametrize(
+    ("layer", "group", "size", "arguments"),
+    [
+        (AttentiveGroupConv2D, "p4m", (6, 6), {"padding": "same"}),
+        (
+            AttentiveGroupConv2D,
+            "p4",
+            (7, 7),
+            {
+                "attention": "spatial",
+                "dilation_rate": 2,
+                "attention_dilation_rate": 2,
+            },
+        ),
+        (AttentiveGroupConv2D, "z2m", (6, 5), {"attention": "channel"}),
+        (AttentiveLiftingConv2D, "p4m", (7, 7), {"strides": 2}),
+        (AttentiveLiftingConv2D, "z2", (5, 6), {"chunk_size": 1}),
+    ],
+)
+def test_attention_on_responses_agrees_with_oracle(
+    layer, group, size, arguments
+):
+    arguments = {"attention_kernel_size": 3, "reduction_ratio": 1, **arguments}
+    built, x = random_layer(
+        layer, (2, *size, 2), group, filters=2, kernel_size=3, **arguments
+    )
+    check_oracle(built, x, lambda x, w: attentive_oracle(built, x, w)[0])
+
+
+@pytest.mark.parametrize("chunk_size", ["auto", None])
+def test_attention_on_responses_in_float64(chunk_size):
+    if keras.backend.backend() not in FLOAT64_BACKENDS:
+        pytest.skip("float64 is off by default on this backend")
+    built, x = random_layer(
+        AttentiveGroupConv2D,
+        (2, 5, 5, 3),
+        "p4m",
+        "float64",
+        filters=2,
+        kernel_size=3,
+        padding="same",
+        chunk_size=chunk_size,
+    )
+    check_oracle(built, x, lambda x, w: attentive_oracle(built, x, w)[0], 1e-12)
+
+
+@pytest.mark.parametrize("lifting", [True, False])
+@pytest.mark.parametrize(
+    ("group", "arguments"),
+    [
+        ("p4m", {"attention_kernel_size": 3}),
+        ("z2", {"attention": "channel"}),
+        (
+            "p4",
+            {"attention": "spatial", "attention_dilation_rate": 2},
+        ),
+    ],
+)
+def test_input_attention_agrees_with_oracle(lifting, group, arguments):
+    built, x = random_layer(
+        InputAttention,
+        (2, 6, 6, 3),
+        group,
+        on_group=not lifting,
+        reduction_ratio=2,
+        **arguments,
+    )
+    check_oracle(built, x, lambda x, w: input_oracle(built, x, w))
+
+
+@pytest.mark.parametrize(
+    "layer", [CoAttentiveLiftingConv2D, CoAttentiveGroupConv2D]
+)
+@pytest.mark.parametrize("group", ["p4m", "z2"])
+def test_co_attention_agrees_with_oracle(layer, group):
+    built, x = random_layer(
+        layer, (2, 5, 5, 2), group, filters=2, kernel_size=3
+    )
+    check_oracle(built, x, lambda x, w: co_oracle(built, x, w))
+
+
+@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+def test_every_chunk_size_gives_the_same(attention):
+    """Outputs and gradients; divisors and others."""
+    results = []
+    for chunk_size in (None, "auto", 1, 5, 1000):
+        layer, x = random_layer(
+            AttentiveGroupConv2D,
+            (2, 6, 6, 3),
+            "p4",
+            filters=3,
+            kernel_size=3,
+            attention=attention,
+            chunk_size=chunk_size,
+        )
+        x = x.astype("float32")
+        y = as_array(layer(x))
+        cotangent = np.random.default_rng(2).normal(size=y.shape)
+        found = gradients(layer, x, cotangent.astype("float32"))
+        results.append([y, *found])
+    for result in results[1:]:
+        for actual, expected in zip(result, results[0], strict=True):
+            assert relative_difference(actual, expected) < 1e-5
+
+
+def test_equal_responses_share_the_gradient_of_their_maximum():
+    """As in automatic differentiation: a flat image has only ties."""
+    found = []
+    for chunk_size in ("auto", None):
+        layer, _ = random_layer(
+            AttentiveLiftingConv2D,
+            (2, 5, 5, 1),
+            "p4",
+            filters=2,
+            kernel_size=3,
+            chunk_size=chunk_size,
+        )
+        x = np.full((2, 5, 5, 1), 0.5, "float32")
+        y = as_array(layer(x))
+        found.append(gradients(layer, x, np.ones_like(y)))
+    for actual, expected in zip(*found, strict=True):
+        assert relative_difference(actual, expected) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+@pytest.mark.parametrize(
+    "layer", [AttentiveLiftingConv2D, AttentiveGroupConv2D]
+)
+def test_maps_of_attention_on_responses(layer, attention):
+    built, x = random_layer(
+        layer,
+        (2, 5, 6, 3),
+        "z2m",
+        filters=2,
+        kernel_size=3,
+        attention=attention,
+    )
+    x32 = x.astype("float32")
+    y, maps = built(x32, return_attention_maps=True)
+    _, at = built(x32, return_attention_maps=True, query=(1, 3))
+    assert relative_difference(as_array(y), as_array(built(x32))) < 1e-6
+    expected, channel, spatial = attentive_oracle(built, x, weights_of(built))
+    assert relative_difference(as_array(y), expected) < 1e-5
+    # 1 - aX aC for every response: (b, rows, columns, h, j, c, o).
+    whole = 1 - (1 - channel[:, None, None]) * (1 - spatial[..., None, :])
+    wanted = {
+        "channel": channel,
+        "spatial": spatial,
+        "effective": whole.mean(axis=(4, 5, 6))[..., None],
+        "query": whole[:, 1, 3],
+    }
+    if layer is AttentiveLiftingConv2D:  # no input group element
+        for name, axis in (("channel", 2), ("spatial", 4), ("query", 2)):
+            wanted[name] = wanted[name].squeeze(axis)
+    names = {"full": {"channel", "spatial"}}.get(attention, {attention})
+    assert set(maps) == {"effective", *names}
+    for name, values in maps.items():
+        assert relative_difference(as_array(values), wanted[name]) < 1e-5
+    found = as_array(at["effective"])
+    assert relative_difference(found, wanted["query"]) < 1e-5
