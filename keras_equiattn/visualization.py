@@ -26,7 +26,9 @@ __all__ = ["attention_maps", "plot_attention_maps"]
 # A map that varies by less is called uniform, and drawn as such.
 UNIFORM = 1e-3
 # About as many positions with arrows along the shorter side.
-ARROWS = 9
+ARROWS = 7
+# Of the arrows of rotations and of mirrored elements.
+COLORS = ("tab:orange", "deepskyblue")
 # Turns the arrows of mirrored elements away from those of the others.
 TILT = np.pi / 12
 
@@ -96,7 +98,8 @@ def plot_attention_maps(
     elements: Iterable[int] | None = None,
     arrows: bool | None = None,
     colormap: str = "viridis",
-    opacity: float = 0.7,
+    opacity: float = 0.6,
+    size: float = 1.5,
 ) -> Any:
     """Draws the effective attention of one layer over a turned image.
 
@@ -130,6 +133,7 @@ def plot_attention_maps(
             None draws them where the group holds rotations.
         colormap: matplotlib's name of the colours.
         opacity: of the map over the image, 1 hides the image.
+        size: of one panel, in inches.
 
     Returns:
         A `matplotlib.figure.Figure` that belongs to no window and no pyplot.
@@ -175,9 +179,9 @@ def plot_attention_maps(
         field.require_group_axis("arrows", arrows)
 
     low, high = float(field.values.min()), float(field.values.max())
-    title = f"{model.name}, {layer}: attention {low:.4g} to {high:.4g}"
+    title = f"{model.name}, {layer}\nattention {low:.4g} to {high:.4g}"
     if high - low < UNIFORM:
-        title += " (uniform)"
+        title += ", uniform"
         # On a range of their own rounding errors would look like attention.
         low, high = (low + high - UNIFORM) / 2, (low + high + UNIFORM) / 2
     colors = {"cmap": colormap, "norm": normalize(low, high)}
@@ -186,7 +190,7 @@ def plot_attention_maps(
         name = f"h: {element_name(group, h)}"
         heads.append(name if field.on_group else "attention")
     figure = figure_class(
-        figsize=(1.2 + 1.35 * len(heads), 0.8 + 1.4 * len(tried)),
+        figsize=(1.3 + size * len(heads), 0.8 + size * len(tried)),
         layout="constrained",
     )
     figure.suptitle(title)
@@ -198,11 +202,12 @@ def plot_attention_maps(
     ):
         _draw_image(panels[0], pixels)
         panels[0].set_ylabel(element_name(group, g))
-        for panel in panels[1:]:  # colours are left to the map
-            _draw_image(panel, pixels.mean(-1, keepdims=True))
+        grey = pixels.mean(-1, keepdims=True)  # colours are left to the map
         if arrows:
-            _draw_arrows(panels[1], values, extent, group, colors)
+            _draw_image(panels[1], 0.4 * grey)
+            _draw_arrows(panels[1], values, extent, group, (low, high))
         for h, panel in zip(shown, panels[-len(shown) :], strict=True):
+            _draw_image(panel, 0.4 + 0.6 * grey)
             drawn = panel.imshow(
                 values[..., h],
                 extent=extent,
@@ -570,7 +575,7 @@ def _draw_arrows(
     values: np.ndarray,
     extent: tuple[float, ...],
     group: groups.Group,
-    colors: dict[str, Any],
+    limits: tuple[float, float],
 ) -> None:
     """One arrow for each group element at each of some positions."""
     left, right, bottom, top = extent
@@ -583,26 +588,25 @@ def _draw_arrows(
         left + (columns + 0.5) * pitch[1],
         indexing="ij",
     )
-    strength = values[np.ix_(rows, columns)]
-    norm = colors["norm"]
-    share = (strength - norm.vmin) / (norm.vmax - norm.vmin)
+    low, high = limits
+    share = (values[np.ix_(rows, columns)] - low) / (high - low)
     tilt = TILT if group.mirrors else 0.0
     # As offsets (row, column), on which the matrices act.
     up = np.array([-math.cos(tilt), math.sin(tilt)])
     directions = group.matrices @ up * pitch.min() * step / 2
     arrows = share[..., None] * directions
+    mirrored = np.arange(order) // group.rotations
     panel.quiver(
         np.repeat(x, order),
         np.repeat(y, order),
         arrows[..., 1].ravel(),
         arrows[..., 0].ravel(),
-        strength.ravel(),
+        color=np.tile(np.array(COLORS)[mirrored], x.size),
         angles="xy",
         scale_units="xy",
         scale=1,
-        width=0.012,
+        width=0.015,
         minlength=0,
-        **colors,
     )
 
 

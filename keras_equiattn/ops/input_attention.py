@@ -104,8 +104,8 @@ def _input_channel_attention(
 
 
 def group_dense_orbit(
-    kernel: Float[Tensor, "order *rest"], group: str | Group
-) -> Float[Tensor, "order order *rest"]:
+    kernel: Float[Tensor, "order ..."], group: str | Group
+) -> Float[Tensor, "order order ..."]:
     """`L_h W` of weights on the group alone: `(h, j)` holds `W[h^-1 j]`."""
     group = groups.get(group)
     return kernel_orbit(kernel[None, None], group, group_axis=True)[:, 0, 0]
