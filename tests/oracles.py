@@ -178,7 +178,7 @@ def attentive_conv(
                     )
                 alpha = sigmoid(score)
             g = alpha[:, None, None] * f
-            gate = np.ones(g.shape[:3] + (filters,))
+            gate = np.ones((*g.shape[:3], filters))
             if spatial is not None:
                 statistics = np.stack([g.mean(axis=3), g.max(axis=3)], axis=3)
                 psi = turn(spatial[:, :, source], group, h)

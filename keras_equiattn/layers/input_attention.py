@@ -305,8 +305,8 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
     """Group convolution of feature maps weighted per pixel: alpha_RH.
 
     `y = conv((1 - a) x) + b`, where `a(x, h)` comes from all channels
-    of the pixel at all group elements by a 1 x 1 convolution and a sigmoid. It is the
-    baseline of the paper: it sees no neighbourhood and no statistics.
+    of the pixel at all group elements by a 1 x 1 convolution and a sigmoid. It
+    is the baseline of the paper: it sees no neighbourhood and no statistics.
 
     Args:
         filters: number of filters; the output has `order * filters` values

@@ -136,9 +136,11 @@ def attended_sum(
         chunks = {name: _split(w, chunk) for name, w in weights.items()}
         y = response_chunks.attended_sum(planes, chunks, geometry)
         y = ops.transpose(y, (1, 2, 3, 0, 4))
-    shape = ops.shape(y)[:3]
-    y = ops.reshape(y, (*shape, groups.get(group).order, kernel.shape[-1]))
-    return ops.cast(y, dtype)
+    # From `x`: what was compiled for several sizes has forgotten them.
+    known = geometry.output_size(tuple(x.shape)[1:3], padding)
+    size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
+    shape = ops.shape(x)[0], *size, groups.get(group).order, kernel.shape[-1]
+    return ops.cast(ops.reshape(y, shape), dtype)
 
 
 def response_attention(
@@ -274,7 +276,7 @@ def _prepare(
         # Equal maxima, sums over pixels: statistics want more digits.
         x, kernel = ops.cast(x, "float32"), ops.cast(kernel, "float32")
         attention = attention.map(lambda w: ops.cast(w, "float32"))
-    pads = geometry.padding(x.shape[1:3], padding)
+    pads = geometry.padding(tuple(x.shape)[1:3], padding)
     planes = ops.pad(
         ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
     )
@@ -321,7 +323,7 @@ def _chunk_size(
     """The largest divisor of the output channels up to what is wanted."""
     n = weights["kernel"].shape[-1]
     if wanted == "auto":
-        size = geometry.output_size(x.shape[1:3], padding)
+        size = geometry.output_size(tuple(x.shape)[1:3], padding)
         if None in size:
             return 1
         dtype = keras.backend.standardize_dtype(x.dtype)

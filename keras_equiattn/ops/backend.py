@@ -110,22 +110,11 @@ def vjp(
     return torch.autograd.grad(value, leaves, cotangent)
 
 
-def compiled(function: Function) -> Function:
-    """The function compiled by XLA where the backend has it."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return jax.jit(function)
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, autograph=False, jit_compile=True)
-    return function
-
-
 def recomputed(forward: Function, backward: Function) -> Function:
-    """A function with a gradient of its own.
+    """A function with a gradient of its own, compiled where that is possible.
+
+    Under TensorFlow it is compiled by XLA within a `tf.function`, so in
+    `fit`; called eagerly it is not, since that would take seconds.
 
     Args:
         forward: from tensors to the result and what to keep for `backward`,
@@ -138,43 +127,67 @@ def recomputed(forward: Function, backward: Function) -> Function:
         A differentiable function from tensors to the result.
     """
 
-    @ops.custom_gradient
-    def function(*arguments: Tensor) -> Any:
-        arguments = tuple(map(ops.convert_to_tensor, arguments))
-        result, kept = forward(*arguments)
+    def build(compile: Function) -> Function:
+        run, run_back = compile(forward), compile(backward)
 
-        def gradient(*given: Tensor, upstream: Tensor | None = None) -> Any:
-            # The backends pass it in different places.
-            upstream = given[0] if upstream is None else upstream
-            return tuple(backward(arguments, kept, upstream))
+        @ops.custom_gradient
+        def function(*arguments: Tensor) -> Any:
+            arguments = tuple(map(ops.convert_to_tensor, arguments))
+            result, kept = run(*arguments)
 
-        return result, gradient
+            def gradient(*given: Tensor, upstream: Any = None) -> Any:
+                # The backends pass it in different places.
+                upstream = given[0] if upstream is None else upstream
+                return tuple(run_back(arguments, kept, upstream))
 
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+            return result, gradient
 
-        # Called eagerly, the tape would else look into what is compiled.
-        return tf.function(function, autograph=False)
-    return function
+        return function
+
+    return _compiled(build)
 
 
 def without_gradient(function: Function) -> Function:
-    """The function, with no gradient passing through it."""
+    """The function, with no gradient passing through its results."""
+
+    def build(compile: Function) -> Function:
+        run = compile(function)
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            # Not `stop_gradient`: TensorFlow would still look inside.
+            @tf.custom_gradient
+            def constant(*arguments: Tensor) -> Any:
+                return run(*arguments), lambda *_: [None] * len(arguments)
+
+            return constant
+        return lambda *arguments: run(*map(ops.stop_gradient, arguments))
+
+    return _compiled(build)
+
+
+def _compiled(build: Callable[[Function], Function]) -> Function:
+    """What `build` makes with the compiler of the backend."""
     backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow as tf
+    if backend == "jax":
+        import jax
 
-        @tf.custom_gradient
-        def constant(*arguments: Tensor) -> Any:
-            return function(*arguments), lambda *_: [None] * len(arguments)
+        return build(jax.jit)
+    if backend != "tensorflow":
+        return build(lambda function: function)
+    import tensorflow as tf
 
-        return tf.function(constant, autograph=False)
+    def with_xla(function: Function) -> Function:
+        return tf.function(function, autograph=False, jit_compile=True)
 
-    def stopped(*arguments: Tensor) -> Any:
-        arguments = tuple(map(ops.stop_gradient, arguments))
-        return function(*arguments)
+    in_graph = build(with_xla)
+    # A graph all the same: else the tape would hold every step.
+    eager = tf.function(build(lambda function: function), autograph=False)
 
-    return stopped
+    def function(*arguments: Tensor) -> Any:
+        return (in_graph if tf.inside_function() else eager)(*arguments)
+
+    return function
 
 
 def slow_depthwise() -> bool:

@@ -175,9 +175,7 @@ def _attended_sum(names: tuple[str, ...], geometry: Geometry) -> Any:
         )
         return (d_planes, *(d_weights[name] for name in names))
 
-    return backend.recomputed(
-        backend.compiled(forward), backend.compiled(backward)
-    )
+    return backend.recomputed(forward, backward)
 
 
 @functools.lru_cache(maxsize=256)
@@ -194,7 +192,7 @@ def _attention_maps(names: tuple[str, ...], geometry: Geometry) -> Any:
         named = dict(zip(names, weights, strict=True))
         return backend.scan(element, (), (planes, named), (planes, planes))[1]
 
-    return backend.without_gradient(backend.compiled(maps))
+    return backend.without_gradient(maps)
 
 
 def _forward(planes: Tensor, weights: Weights, geometry: Geometry) -> Any:

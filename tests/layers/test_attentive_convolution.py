@@ -15,10 +15,7 @@ from keras_equiattn.layers import AttentiveGroupConv2D
 from keras_equiattn.layers import AttentiveLiftingConv2D
 from keras_equiattn.layers import CoAttentiveGroupConv2D
 from keras_equiattn.layers import CoAttentiveLiftingConv2D
-from keras_equiattn.layers import GroupConv2D
 from keras_equiattn.layers import InputAttention
-from keras_equiattn.ops import attentive_convolution
-from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 
 CONVOLUTION = {
