@@ -1,19 +1,31 @@
 """The mathematics: stateless functions on tensors, in `keras.ops` only."""
 
 from keras_equiattn.ops.action import group_action
+from keras_equiattn.ops.attentive_convolution import AttentionKernels
+from keras_equiattn.ops.attentive_convolution import attentive_group_conv
+from keras_equiattn.ops.attentive_convolution import attentive_lifting_conv
+from keras_equiattn.ops.attentive_convolution import response_attention
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.exactness import is_exact
+from keras_equiattn.ops.input_attention import co_attention
+from keras_equiattn.ops.input_attention import input_attention
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.pooling import group_pool
 from keras_equiattn.ops.pooling import spatial_pool
 
 __all__ = [
+    "AttentionKernels",
+    "attentive_group_conv",
+    "attentive_lifting_conv",
+    "co_attention",
     "group_action",
     "group_conv",
     "group_pool",
+    "input_attention",
     "is_exact",
     "kernel_orbit",
     "lifting_conv",
+    "response_attention",
     "spatial_pool",
 ]

@@ -18,10 +18,13 @@ def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["examples/demo.py"])
     demo.main()
     results = json.loads(Path("runs/demo/results.json").read_text())
-    z2, p4 = results["models"]["z2"], results["models"]["p4"]
+    z2, p4, attentive = results["models"].values()
+    assert list(results["models"]) == list(demo.MODELS)
     assert z2["parameters"] == 21_620
     assert p4["parameters"] == 24_610
-    assert p4["equivariance_error"] < 1e-4 < z2["equivariance_error"]
+    assert attentive["parameters"] == 29_462
+    for exact in (p4, attentive):
+        assert exact["equivariance_error"] < 1e-4 < z2["equivariance_error"]
     assert p4["test_accuracy"] > z2["test_accuracy"] > 0.1
     shown = capsys.readouterr().out
     assert "24,610" in shown
