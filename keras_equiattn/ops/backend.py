@@ -88,26 +88,36 @@ def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
 
 def vjp(
     function: Function, arguments: tuple[Tensor, ...], cotangent: Any
-) -> tuple[Tensor, ...]:
-    """Gradients of `sum(function(*arguments) * cotangent)`."""
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A value, and the gradients of `sum(value * cotangent)`.
+
+    Args:
+        function: from tensors to one tensor.
+        arguments: of the function.
+        cotangent: like its value.
+
+    Returns:
+        `function(*arguments)`, and a gradient for each of the arguments.
+    """
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
 
-        return jax.vjp(function, *arguments)[1](cotangent)
+        value, pull_back = jax.vjp(function, *arguments)
+        return value, pull_back(cotangent)
     if backend == "tensorflow":
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
             tape.watch(arguments)
             value = function(*arguments)
-        return tuple(tape.gradient(value, arguments, cotangent))
+        return value, tuple(tape.gradient(value, arguments, cotangent))
     import torch
 
     with torch.enable_grad():
         leaves = tuple(a.detach().requires_grad_() for a in arguments)
         value = function(*leaves)
-    return torch.autograd.grad(value, leaves, cotangent)
+    return value.detach(), torch.autograd.grad(value, leaves, cotangent)
 
 
 def recomputed(forward: Function, backward: Function) -> Function:

@@ -364,10 +364,10 @@ class _Chunk:
         if self.has_spatial:
             spatial = self.weights["spatial"]
             means = total / self.channels
-            d_mean, d_maximum, d_weights["spatial"] = backend.vjp(
+            gate, gradients = backend.vjp(
                 self._gate, (means, maximum, spatial), upstream * total
             )
-            gate = self.gate(total, maximum)
+            d_mean, d_maximum, d_weights["spatial"] = gradients
             d_total = upstream * gate + d_mean / self.channels
         flat = (ops.shape(upstream)[0], -1, kernel.shape[-1])
         d_total, d_maximum, index = (
@@ -415,7 +415,7 @@ class _Chunk:
         first, second = self.weights["first"], self.weights["second"]
         mean_windows = self.mean_windows(self.planes)
         means = ops.einsum("cbt,ctn->cbn", mean_windows, kernel)
-        d_means, d_peaks, d_first, d_second = backend.vjp(
+        _, (d_means, d_peaks, d_first, d_second) = backend.vjp(
             channel_attention, (means, peaks, first, second), d_alpha
         )
 
@@ -434,7 +434,7 @@ class _Chunk:
         _, (of_planes, d_kernel) = backend.scan(
             step, (), (self.planes, kernel, d_peaks), (self.planes, kernel)
         )
-        (through_means,) = backend.vjp(
+        _, (through_means,) = backend.vjp(
             self.mean_windows,
             (self.planes,),
             ops.einsum("cbn,ctn->cbt", d_means, kernel),
@@ -449,7 +449,7 @@ class _Chunk:
 
     def _of_plane(self, plane: Tensor, d_windows: Tensor) -> Tensor:
         """Gradient of the plane from that of its windows."""
-        return backend.vjp(self.windows, (plane,), d_windows)[0]
+        return backend.vjp(self.windows, (plane,), d_windows)[1][0]
 
 
 def _dtype(x: Tensor) -> str:

@@ -352,9 +352,9 @@ def test_co_attention_agrees_with_oracle(layer, group):
 
 @pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
 def test_every_chunk_size_gives_the_same(attention):
-    """Outputs and gradients; divisors and others."""
+    """Outputs and gradients; 5 does not divide the 12 output channels."""
     results = []
-    for chunk_size in (None, "auto", 1, 5, 1000):
+    for chunk_size in (None, "auto", 5):
         layer, x = random_layer(
             AttentiveGroupConv2D,
             (2, 6, 6, 3),
