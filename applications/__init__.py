@@ -2,40 +2,63 @@
 
 from collections.abc import Callable
 from typing import Any
+from typing import TypeAlias
 
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn.applications.allcnn import AllCNNC
+from keras_equiattn.applications.pcam_densenet import PCamDenseNet
+from keras_equiattn.applications.resnet44 import ResNet44
 from keras_equiattn.applications.rotmnist import RotMNISTCNN
 
-__all__ = ["RotMNISTCNN", "get_model", "list_models"]
+__all__ = [
+    "AllCNNC",
+    "PCamDenseNet",
+    "ResNet44",
+    "RotMNISTCNN",
+    "get_model",
+    "list_models",
+]
 
-_MODELS: dict[str, tuple[Callable[..., keras.Model], dict[str, Any]]] = {
-    "rotmnist_z2cnn": (RotMNISTCNN, {"group": "z2"}),
-    "rotmnist_p4cnn": (RotMNISTCNN, {"group": "p4"}),
-    "rotmnist_p4cnn_big11": (RotMNISTCNN, {"group": "p4", "filters": 11}),
-    "rotmnist_p4cnn_big15": (RotMNISTCNN, {"group": "p4", "filters": 15}),
-    "rotmnist_p4cnn_big19": (RotMNISTCNN, {"group": "p4", "filters": 19}),
-    "rotmnist_p4cnn_full": (
+_Model: TypeAlias = tuple[Callable[..., keras.Model], dict[str, Any]]
+
+# Constructor, name with a place for the group, and "group_attention" of each.
+_FAMILIES = [
+    (
         RotMNISTCNN,
-        {"group": "p4", "attention": "full"},
+        "rotmnist_{}cnn",
+        "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m p8",
     ),
-    "rotmnist_p4cnn_channel": (
+    (
+        AllCNNC,
+        "allcnnc_{}",
+        "z2 p4 p4_full p4_channel p4_spatial p4_input p4m p4m_input",
+    ),
+    (ResNet44, "resnet44_{}", "z2 p4m p4m_input"),
+    (PCamDenseNet, "pcam_densenet_{}", "z2 p4 p4_input p4m p4m_input"),
+]
+
+
+def _variants() -> dict[str, _Model]:
+    """The families by group and attention, such as `allcnnc_p4m_input`."""
+    models: dict[str, _Model] = {}
+    for constructor, name, variants in _FAMILIES:
+        for variant in variants.split():
+            group, *attention = variant.split("_")
+            models["_".join([name.format(group), *attention])] = (
+                constructor,
+                {"group": group, "attention": next(iter(attention), None)},
+            )
+    return models
+
+
+_MODELS = _variants()
+for _width in (11, 15, 19):  # the wider baselines
+    _MODELS[f"rotmnist_p4cnn_big{_width}"] = (
         RotMNISTCNN,
-        {"group": "p4", "attention": "channel"},
-    ),
-    "rotmnist_p4cnn_spatial": (
-        RotMNISTCNN,
-        {"group": "p4", "attention": "spatial"},
-    ),
-    "rotmnist_p4cnn_input": (
-        RotMNISTCNN,
-        {"group": "p4", "attention": "input"},
-    ),
-    "rotmnist_p4cnn_co": (RotMNISTCNN, {"group": "p4", "attention": "co"}),
-    "rotmnist_p4mcnn": (RotMNISTCNN, {"group": "p4m"}),
-    "rotmnist_p8cnn": (RotMNISTCNN, {"group": "p8"}),
-}
+        {"group": "p4", "filters": _width},
+    )
 
 
 def list_models() -> list[str]:

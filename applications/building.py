@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,16 @@ import keras
 import numpy as np
 
 from keras_equiattn import _checks
+from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.groups import Group
+from keras_equiattn.ops.exactness import is_exact
+from keras_equiattn.ops.exactness import output_size
 
 # What `attention` of a network can be.
 ATTENTION = (None, "full", "channel", "spatial", "input", "co")
+# What `downsampling` of a network can be.
+DOWNSAMPLING = ("exact", "strided")
 
 WEIGHTS_FOLDER = Path(__file__).parent / "weights"
 Statistics = tuple[float | Sequence[float], float | Sequence[float]]
@@ -171,6 +177,259 @@ def _attention_arguments(
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A square window that changes the size of feature maps."""
+
+    size: int
+    strides: int = 1
+    padding: str = "valid"
+
+
+# Shipped weights by (group, attention, filters), then by name.
+Shipped = Mapping[tuple[str, str | None, int], Mapping[str, ShippedWeights]]
+
+
+class Network:
+    """Checks the arguments that all networks share, and builds with them.
+
+    Args:
+        kind: name of the constructor, for messages.
+        group, attention, filters, input_shape, classes, classifier_activation,
+            normalization, downsampling, weights: of the constructor; `filters`
+            is a number here.
+        planar: makes the initialiser of kernels of the group `z2`.
+        scale: half-width of the uniform start of all other kernels, times
+            `sqrt(channels) * kernel_size`.
+        windows: what the feature maps go through, first to last, given whether
+            the downsampling is exact; no more sizes than those that pass are
+            accepted.
+        shipped: the weights that are shipped, of exact networks.
+
+    Raises:
+        ValueError: for bad arguments.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        group: Group,
+        attention: str | None,
+        filters: int,
+        input_shape: tuple[int, int, int],
+        classes: int,
+        classifier_activation: str | None,
+        normalization: Statistics | None,
+        downsampling: str,
+        weights: str | Path | None,
+        planar: Callable[[], keras.initializers.Initializer],
+        scale: float = 1.0,
+        windows: Callable[[bool], Sequence[Window]] = lambda exact: (),
+        shipped: Shipped | None = None,
+    ) -> None:
+        self.kind = kind
+        self.group = group
+        self.attention = _checks.choice(attention, "attention", ATTENTION)
+        self.filters = _checks.integer(filters, "filters")
+        self.classes = _checks.integer(classes, "classes")
+        keras.activations.get(classifier_activation)  # raises for unknown ones
+        self.classifier_activation = classifier_activation
+        self.downsampling = _checks.choice(
+            downsampling, "downsampling", DOWNSAMPLING
+        )
+        self.exact = downsampling == "exact"
+        self.input_shape = check_image_shape(input_shape)
+        self._check_size(windows)
+        self.planar = planar
+        self.scale = scale
+        self.weights = weights
+        key = (group.name, attention, self.filters)
+        self.shipped = (shipped or {}).get(key, {}) if self.exact else {}
+        found = check_weights(
+            weights, self.shipped, kind, self.input_shape, self.classes
+        )
+        if found and normalization is None:
+            normalization = found.normalization
+        self.statistics = check_normalization(
+            normalization, self.input_shape[-1]
+        )
+
+    def start(self) -> tuple[Any, Any]:
+        """The images, and the images normalised."""
+        inputs = keras.Input(self.input_shape, name="image")
+        return inputs, normalize(inputs, self.statistics)
+
+    def convolution(
+        self,
+        x: Any,
+        filters: int,
+        kernel_size: int,
+        settings: AttentionSettings,
+        *,
+        name: str,
+        rescaled: bool = True,
+        **options: Any,
+    ) -> Any:
+        """`group_convolution` of this network, started as the authors do.
+
+        Args:
+            x, filters, kernel_size, settings, name: see `group_convolution`.
+            rescaled: whether batch normalisation of these channels alone takes
+                the scale of the kernel away. Otherwise it starts with the
+                authors' constant, see `haar`.
+            **options: more arguments of the convolution.
+        """
+        lifting = len(x.shape) == 4
+        constant = 1.0 if rescaled or lifting else haar(self.group)
+        return group_convolution(
+            x,
+            filters,
+            kernel_size,
+            group=self.group,
+            attention=self.attention,
+            settings=settings,
+            kernel_initializer=self._kernel_initializer(lifting, constant),
+            name=name,
+            **options,
+        )
+
+    def halving_convolution(
+        self,
+        x: Any,
+        filters: int,
+        kernel_size: int,
+        settings: AttentionSettings,
+        *,
+        name: str,
+        pool: str,
+        mode: str = "max",
+        **options: Any,
+    ) -> Any:
+        """A convolution and 2 x 2 pooling, or one with strides of 2.
+
+        Args:
+            x, filters, kernel_size, settings, name: see `convolution`.
+            pool: name of the pooling layer.
+            mode: of the pooling layer.
+            **options: more arguments of `convolution`.
+        """
+        if not self.exact:
+            options |= {"strides": 2, "exact": False}
+        x = self.convolution(
+            x, filters, kernel_size, settings, name=name, **options
+        )
+        return self.pool(x, pool, mode) if self.exact else x
+
+    def pool(self, x: Any, name: str, mode: str = "max") -> Any:
+        """2 x 2 pooling with strides of 2."""
+        return layers.SpatialPooling2D(
+            2,
+            mode=mode,
+            group=self.group,
+            data_format="channels_last",
+            name=name,
+        )(x)
+
+    def finish(self, inputs: Any, x: Any, name: str) -> keras.Model:
+        """The model from images to logits, its weights loaded."""
+        outputs = predictions(x, self.classifier_activation)
+        model = keras.Model(inputs, outputs, name=name)
+        load_weights(model, self.weights, self.shipped)
+        return model
+
+    @property
+    def suffix(self) -> str:
+        """What follows the group in the name of the model."""
+        parts = (self.attention, None if self.exact else self.downsampling)
+        return "".join(f"_{part}" for part in parts if part)
+
+    def _kernel_initializer(
+        self, lifting: bool, constant: float
+    ) -> keras.initializers.Initializer:
+        # A new one each time: one initialiser draws the same values again.
+        if self.group.order == 1:
+            return self.planar()
+        # Uniform within scale / sqrt(channels k^2): the authors' fan-in leaves
+        # out the order, ours has it where the kernel has it.
+        order = 1 if lifting else self.group.order
+        return keras.initializers.VarianceScaling(
+            order * (self.scale * constant) ** 2 / 3, "fan_in", "uniform"
+        )
+
+    def _check_size(self, windows: Callable[[bool], Sequence[Window]]) -> None:
+        """Raises unless feature maps can go through the windows."""
+        size = self.input_shape[:2]
+        if _passes(size, self.group, windows(self.exact), self.exact):
+            return
+        around = max(size)
+        candidates = sorted(
+            range(1, around + 129), key=lambda n: (abs(n - around), n)
+        )
+        accepted = [
+            n
+            for n in candidates
+            if _passes((n, n), self.group, windows(self.exact), self.exact)
+        ]
+        examples = ", ".join(f"{n} x {n}" for n in sorted(accepted[:4]))
+        message = (
+            f"`input_shape` of {self.kind} with group '{self.group.name}' and "
+            f"downsampling='{self.downsampling}' must have a size such as "
+            f"{examples}: "
+        )
+        message += (
+            "on others its windows do not fit or are not exactly equivariant."
+            if self.exact and self.group.order > 1
+            else "on smaller ones its windows do not fit."
+        )
+        message += f" Received: {self.input_shape}."
+        if self.exact and _passes(size, self.group, windows(False), False):
+            message += (
+                " downsampling='strided' takes this size and is approximate."
+            )
+        raise ValueError(message)
+
+
+def _passes(
+    size: tuple[int, ...], group: Group, windows: Sequence[Window], exact: bool
+) -> bool:
+    """Whether windows fit one after the other; exactly, if asked."""
+    if not exact:
+        group = groups.get("z2")  # asks for no more than that they fit
+    for window in windows:
+        options = (window.size, window.strides, 1, window.padding)
+        if not is_exact(group, size, *options):
+            return False
+        size = tuple(output_size(n, *options) or 0 for n in size)
+    return True
+
+
+# Of the residual and dense networks: the variance before a ReLU is kept.
+HE_SCALE = math.sqrt(2)
+
+
+def he_normal() -> keras.initializers.Initializer:
+    """Normal with variance `2 / fan-in`."""
+    return keras.initializers.VarianceScaling(
+        2.0, mode="fan_in", distribution="untruncated_normal"
+    )
+
+
+def batch_norm_relu(x: Any, names: str) -> Any:
+    """Batch normalisation and ReLU; "block1_{}" names them "block1_bn", ..."""
+    x = keras.layers.BatchNormalization(
+        momentum=0.9, epsilon=2e-5, name=names.format("bn")
+    )(x)
+    return keras.layers.ReLU(name=names.format("relu"))(x)
+
+
+def global_mean(x: Any) -> Any:
+    """The mean over space and group: `(batch, channels)`, invariant."""
+    return keras.layers.GlobalAveragePooling3D(
+        data_format="channels_last", dtype=_end_dtype(), name="global_mean"
+    )(x)
+
+
 def check_image_shape(input_shape: Any) -> tuple[int, int, int]:
     """An image shape `(height, width, channels)` of positive integers."""
     try:
@@ -220,10 +479,15 @@ def normalize(
 
 def predictions(x: Any, activation: str | None) -> Any:
     """The last layer; half precision ends before it."""
-    half = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
     return keras.layers.Activation(
-        activation, dtype="float32" if half else None, name="predictions"
+        activation, dtype=_end_dtype(), name="predictions"
     )(x)
+
+
+def _end_dtype() -> str | None:
+    """Of the layers at the end: float32 instead of half precision."""
+    half = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
+    return "float32" if half else None
 
 
 def load_weights(

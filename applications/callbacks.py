@@ -1,8 +1,9 @@
 """Keras callbacks of a training run that survives being killed.
 
-They act at the end of an epoch in the order log, backup, checkpoints. What a
-kill leaves behind between two of them is set right when the run resumes: the
-log is cut to the epochs of the backup, the checkpoints are written again.
+They act at the end of an epoch in the order log, plateau, backup, checkpoints.
+What a kill leaves behind between two of them is set right when the run
+resumes: the log is cut to the epochs of the backup, the checkpoints are written
+again.
 """
 
 import csv
@@ -210,6 +211,41 @@ def read_log(path: pathlib.Path) -> list[Row]:
             | {"epoch": int(row["epoch"])}
             for row in csv.DictReader(file)
         ]
+
+
+class Plateau(keras.callbacks.ReduceLROnPlateau):
+    """Lowers the learning rate when the validation accuracy stays.
+
+    It is lowered after `patience + 1` epochs in a row that were not better by
+    1e-4 than the best one before, as in PyTorch. All of it follows from the
+    log, so that a resumed run goes on as if it had not stopped.
+
+    Args:
+        log: The run's log, which comes before in the list of callbacks.
+        learning_rate: Rate at the start of the run.
+        patience: Epochs that may pass without a better one.
+        factor: What the rate is multiplied by.
+    """
+
+    def __init__(
+        self, log: EpochLog, learning_rate: float, patience: int, factor: float
+    ) -> None:
+        super().__init__(
+            monitor="val_accuracy",
+            factor=factor,
+            patience=patience + 1,  # Keras counts the epoch that lowers it
+            mode="max",
+            min_delta=1e-4,
+        )
+        self.log = log
+        self.learning_rate = learning_rate
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Sees the completed epochs once more."""
+        super().on_train_begin(logs)
+        self.model.optimizer.learning_rate = self.learning_rate
+        for row in self.log.rows:
+            self.on_epoch_end(int(row["epoch"]) - 1, dict(row))
 
 
 class Checkpoints(keras.callbacks.Callback):

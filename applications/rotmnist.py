@@ -4,18 +4,16 @@ from pathlib import Path
 
 import keras
 
-from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.applications import building
 from keras_equiattn.layers import GroupPooling
-from keras_equiattn.layers import SpatialPooling2D
 
 PLANAR_WIDTH = 20
 DROPOUT = 0.3
 
-# By (group, filters), then by name.
-SHIPPED = {
-    ("p4", 10): {
+# Of exact networks, by (group, attention, filters), then by name.
+SHIPPED: building.Shipped = {
+    ("p4", None, 10): {
         "rot_mnist": building.ShippedWeights(
             "rotmnist_p4cnn-rot_mnist.weights.h5",
             normalization=(0.1309, 0.2901),
@@ -34,6 +32,7 @@ def RotMNISTCNN(
     classes: int = 10,
     classifier_activation: str | None = None,
     normalization: building.Statistics | None = None,
+    downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
 ) -> keras.Model:
@@ -42,13 +41,23 @@ def RotMNISTCNN(
     Six 3 x 3 convolutions, each with batch normalisation, ReLU and dropout
     0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
     convolution to the classes and the maximum over the group. No padding, no
-    bias. With `group="p4"` it has 24,610 trainable parameters, the z2 network
-    with its 20 filters 21,620 (`count_params()` adds the moving statistics of
-    the batch normalisation).
+    bias. The z2 network with its 20 filters has 21,620 trainable parameters
+    (`count_params()` adds the moving statistics of the batch normalisation),
+    the p4 network by its attention:
+
+    | None | `"full"` | `"channel"` | `"spatial"` | `"input"` | `"co"` |
+    |---|---|---|---|---|---|
+    | 24,610 | 73,130 | 48,630 | 49,110 | 29,462 | 24,851 |
+
+    Layers are called `conv1`, `bn1`, `relu1`, `dropout1`, `conv2`, `bn2`,
+    `relu2`, `pool2`, ..., `conv7`, `group_max`, `flatten`, `predictions`.
+    Input attention comes before a convolution as `<its name>_attention`.
 
     Args:
         group: a group or its name.
-        attention: None; attentive variants are not part of this release.
+        attention: of every convolution. None, "full", "channel" or "spatial"
+            (on the responses, `AttentiveGroupConv2D`), "input"
+            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
         filters: width of the six hidden layers. None is the paper's: 20 for
             z2, 10 for p4, 7 for p4m, 20 / sqrt(order) for others. 11, 15 and
             19 on p4 are the paper's wider baselines.
@@ -59,6 +68,9 @@ def RotMNISTCNN(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity, or what shipped weights were trained with.
+        downsampling: "exact" pools in the second layer. "strided" gives its
+            convolution strides of 2 instead: an approximate network as in the
+            paper's appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
             the path of a weights file.
         name: name of the model.
@@ -68,9 +80,9 @@ def RotMNISTCNN(
         logits `(batch, classes)`.
 
     Symmetry:
-        The logits do not change when the image is acted on by the group; to
-        rounding for groups on the grid, for the others under their 90-degree
-        subgroup.
+        With exact downsampling the logits do not change when the image is
+        acted on by the group; to rounding for groups on the grid, for the
+        others under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -80,64 +92,60 @@ def RotMNISTCNN(
           section 8.1
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix
           B.1. As in their code the kernels start uniform within
-          `1 / sqrt(channels k^2)`: the order is not in this fan-in.
+          `1 / sqrt(channels k^2)`: the order is not in this fan-in. Attention
+          reduces channels by 2, but not those of the image, and input
+          attention on the image has a spatial kernel dilated 4 times; both
+          only their code says.
     """
     group = groups.get(group)
-    _checks.choice(attention, "attention", building.ATTENTION)
     if filters is None:
         filters = building.group_width(PLANAR_WIDTH, group)
-    filters = _checks.integer(filters, "filters")
-    classes = _checks.integer(classes, "classes")
-    keras.activations.get(classifier_activation)  # raises for unknown ones
-    input_shape = building.check_image_shape(input_shape)
-    if input_shape[:2] != (28, 28):
+    network = building.Network(
+        "RotMNISTCNN",
+        group=group,
+        attention=attention,
+        filters=filters,
+        input_shape=input_shape,
+        classes=classes,
+        classifier_activation=classifier_activation,
+        normalization=normalization,
+        downsampling=downsampling,
+        weights=weights,
+        planar=lambda: keras.initializers.VarianceScaling(
+            1.0, "fan_in", "normal"
+        ),
+        shipped=SHIPPED,
+    )
+    if network.input_shape[:2] != (28, 28):
         raise ValueError(
             "`input_shape` must be (28, 28, channels): the last kernel sees "
-            f"exactly 4 x 4 pixels. Received: {input_shape}"
+            f"exactly 4 x 4 pixels. Received: {network.input_shape}"
         )
-    shipped = SHIPPED.get((group.name, filters), {})
-    found = building.check_weights(
-        weights, shipped, "RotMNISTCNN", input_shape, classes
-    )
-    if found and normalization is None:
-        normalization = found.normalization
-    statistics = building.check_normalization(normalization, input_shape[-1])
 
-    inputs = keras.Input(input_shape, name="image")
-    x = building.normalize(inputs, statistics)
-    for index in range(1, 8):
-        last = index == 7
-        x = building.group_convolution(
+    inputs, x = network.start()
+    for index in range(1, 7):
+        strided = index == 2 and not network.exact
+        x = network.convolution(
             x,
-            classes if last else filters,
-            4 if last else 3,
-            group=group,
-            attention=attention,
-            settings=_attention(index, attention),
-            kernel_initializer=_kernel_initializer(group, lifting=index == 1),
+            network.filters,
+            3,
+            _attention(index, attention),
+            strides=2 if strided else 1,
+            exact=not strided,
             name=f"conv{index}",
         )
-        if last:
-            break
-        x = keras.layers.BatchNormalization(
-            momentum=0.9, epsilon=2e-5, name=f"bn{index}"
-        )(x)
-        x = keras.layers.ReLU(name=f"relu{index}")(x)
-        if index == 2:
-            x = SpatialPooling2D(
-                2, group=group, data_format="channels_last", name="pool2"
-            )(x)
-        else:
+        x = building.batch_norm_relu(x, f"{{}}{index}")
+        if index != 2:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
+        elif network.exact:
+            x = network.pool(x, "pool2")
+    x = network.convolution(
+        x, network.classes, 4, _attention(7, attention), name="conv7"
+    )
     x = GroupPooling("max", data_format="channels_last", name="group_max")(x)
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
-    outputs = building.predictions(x, classifier_activation)
-    suffix = f"_{attention}" if attention else ""
-    model = keras.Model(
-        inputs, outputs, name=name or f"rotmnist_{group.name}cnn{suffix}"
-    )
-    building.load_weights(model, weights, shipped)
-    return model
+    name = name or f"rotmnist_{group.name}cnn{network.suffix}"
+    return network.finish(inputs, x, name)
 
 
 def _attention(index: int, attention: str | None) -> building.AttentionSettings:
@@ -148,14 +156,3 @@ def _attention(index: int, attention: str | None) -> building.AttentionSettings:
     return building.AttentionSettings(
         reduction_ratio=1, dilation_rate=4 if attention == "input" else 1
     )
-
-
-def _kernel_initializer(
-    group: groups.Group, lifting: bool = False
-) -> keras.initializers.Initializer:
-    """Normal for the planar network, else uniform, as the authors start."""
-    if group.order == 1:
-        return keras.initializers.VarianceScaling(1.0, "fan_in", "normal")
-    # Their fan-in leaves out the order, ours has it where the kernel has it.
-    order = 1 if lifting else group.order
-    return keras.initializers.VarianceScaling(order / 3, "fan_in", "uniform")

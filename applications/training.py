@@ -53,7 +53,10 @@ class TrainOptions:
         learning_rate: Learning rate before any milestone.
         weight_decay: Coupled weight decay.
         milestones: Completed epochs at which the learning rate drops, to a
-            tenth unless the recipe says otherwise.
+            tenth unless the recipe says otherwise. In place of a plateau.
+        plateau_patience: Epochs that may pass without a better validation
+            accuracy before the learning rate drops, to half unless the recipe
+            says otherwise. In place of milestones.
         padding: Zero padding for random crops, 0 for none.
         flip: Whether images are mirrored at random.
         validation_size: Training examples that are held out.
@@ -77,6 +80,7 @@ class TrainOptions:
     learning_rate: float | None = None
     weight_decay: float | None = None
     milestones: tuple[int, ...] | None = None
+    plateau_patience: int | None = None
     padding: int | None = None
     flip: bool | None = None
     validation_size: int | None = None
@@ -125,7 +129,17 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
         if options.dataset not in (None, recipe.dataset):
             # The number held out of the recipe's dataset says nothing here.
             given.setdefault("validation_size", None)
+        if options.milestones is not None:
+            given.setdefault("plateau_patience", None)
+        elif options.plateau_patience is not None:
+            given["milestones"] = ()
         recipe = dataclasses.replace(recipe, **given)
+        if recipe.plateau_patience is not None and options.train_on_all:
+            raise ValueError(
+                "--train-on-all leaves no validation accuracy to lower the "
+                f"learning rate by (plateau_patience={recipe.plateau_patience}"
+                "): give --milestones instead."
+            )
         datasets.info(recipe.dataset)
     except (datasets.DatasetNotPreparedError, ValueError) as error:
         raise OptionsError(str(error)) from None
@@ -154,7 +168,8 @@ def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
             "or choose another --out."
         )
     try:
-        started = dict(json.loads(text))
+        # A run of an earlier version had the defaults of what came later.
+        started = _recipe_defaults() | dict(json.loads(text))
     except (TypeError, ValueError):
         raise OptionsError(
             f"{path} is damaged: the run cannot be resumed. Choose another "
@@ -207,6 +222,14 @@ def _identity(options: TrainOptions, recipe: recipes.Recipe) -> dict[str, Any]:
     del protocol["source"]
     identity = {**own, **protocol, "backend": keras.backend.backend()}
     return json.loads(json.dumps(identity))
+
+
+def _recipe_defaults() -> dict[str, Any]:
+    return {
+        field.name: field.default
+        for field in dataclasses.fields(recipes.Recipe)
+        if field.default is not dataclasses.MISSING
+    }
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

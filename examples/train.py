@@ -65,6 +65,14 @@ def train(options: training.TrainOptions) -> None:
         training.open_out(options, recipe)
 
     actions = [log, backup, callbacks.Checkpoints(options.out, log)]
+    if recipe.plateau_patience is not None:
+        plateau = callbacks.Plateau(
+            log,
+            recipe.learning_rate,
+            recipe.plateau_patience,
+            recipe.plateau_factor,
+        )
+        actions.insert(1, plateau)  # the backup keeps the lowered rate
     if completed < recipe.epochs:
         model.fit(
             data.train,

@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -21,8 +22,25 @@ __all__ = ["att_gconvs"]
 _TORCH_FILES = (".pth", ".pt", ".bin")
 
 # What the authors call a layer of ours; other layers have the same name there.
+# They count blocks from 0, and name the stages of a ResNet by their sizes.
 _MODULES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (r"conv(\d+)", lambda match: f"c{match[1]}"),
+    (r"conv(\d+)", lambda m: f"c{m[1]}"),
+    (r"conv_out", lambda m: "c_out"),
+    (
+        r"block(\d+)_(bn|conv)",
+        lambda m: f"block_layers.{int(m[1]) - 1}.{m[2]}",
+    ),
+    (
+        r"transition(\d+)_(bn|conv)",
+        lambda m: f"trans_layers.{int(m[1]) - 1}.{m[2]}",
+    ),
+    (
+        r"stage([123])_block(\d+)_(bn1|bn2|conv1|conv2|shortcut)",
+        lambda m: (
+            f"layers_nc{64 // 2 ** int(m[1])}.{int(m[2]) - 1}."
+            + {"shortcut": "fiber_map"}.get(m[3], m[3].replace("conv", "c"))
+        ),
+    ),
 )
 
 # Of each variable the name in their module, their axes and ours: output (o),
@@ -72,25 +90,27 @@ def att_gconvs(
 
     For the networks of "Attentive Group Equivariant Convolutional Networks",
     trained with the authors' PyTorch code. The model must have the same
-    architecture: group, widths and attention. It then computes the same
-    function, to rounding, but for `attention="full"` and `"channel"` on p4m:
-    their form of these is not equivariant, ours is.
+    architecture: group, widths, attention. It then computes the same function,
+    to rounding. The exception is `attention="full"` or `"channel"` on p4m:
+    theirs is not equivariant there, ours is.
 
-    Nothing but arrays is converted. Images must be scaled as in their
-    training: pass `normalization` to the network. Their rotated MNIST networks
-    have seen digits with rows and columns exchanged.
+    Images must be scaled as in their training: pass `normalization` to the
+    network. The authors' networks for rotated MNIST were trained on digits
+    with rows and columns exchanged.
 
-    A layer `conv<n>` takes the weights of their module `c<n>`, an
-    `InputAttention` named `<layer>_attention` those of the same module as
-    `<layer>`. Layers with other names take the module of their own name.
+    Layers find their weights by name, as `RotMNISTCNN`, `AllCNNC`, `ResNet44`
+    and `PCamDenseNet` name them: `conv3` takes those of the authors' module
+    `c3`, `block1_bn` those of `block_layers.0.bn`. An `InputAttention` named
+    `<layer>_attention` takes them from the same module as `<layer>`. A layer
+    of another name takes the module of that name, for networks of your own.
 
     Args:
         model: a built model of this library's convolutions, attention layers
             and Keras' `BatchNormalization`, on z2, p4 or p4m.
-        state: a mapping of their names to arrays (NumPy or PyTorch), or the
-            path of a file with one: `.npz`, or with PyTorch installed `.pth`,
-            `.pt` or `.bin`. A mapping may lie under "state_dict" or "model",
-            names may begin with "module.".
+        state: a mapping of the authors' names to arrays (NumPy or PyTorch), or
+            the path of a file that holds one: `.npz`, or with PyTorch
+            installed `.pth`, `.pt` or `.bin`. The mapping may lie under
+            "state_dict" or "model", and all names may begin with "module.".
 
     Returns:
         The model.
@@ -228,10 +248,15 @@ def _model_parts(model: Any) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     if isinstance(model, keras.Model):
         for layer in model.layers:
-            if layer.weights:
-                module = _module(layer)
-                for part in _parts(layer):
-                    parts[f"{module}.{part.key}"] = part
+            module = _module(layer)
+            for part in _parts(layer) if layer.weights else []:
+                key = f"{module}.{part.key}"
+                if key in parts:
+                    raise ValueError(
+                        f"{_label(layer)} would take '{key}', and so would "
+                        "another layer of the model: rename one."
+                    )
+                parts[key] = part
     if not parts:
         raise ValueError(
             f"`model` must be a built Keras model with weights. Received: "
@@ -293,22 +318,31 @@ def _read_file(path: Path) -> Any:
             "`state` must be the path of a .npz, .pth, .pt or .bin file that "
             f"exists. Received: {str(path)!r}"
         )
-    if suffix == ".npz":
+    if suffix != ".npz":
+        try:
+            import torch
+        except ImportError:
+            raise ImportError(
+                f"{path.name} is a file of PyTorch, which is not installed: "
+                "pip install torch, or save its arrays as .npz where it is."
+            ) from None
+    try:
+        if suffix != ".npz":
+            return torch.load(path, map_location="cpu", weights_only=True)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    try:
-        import torch
-    except ImportError:
-        raise ImportError(
-            f"{path.name} is a file of PyTorch, which is not installed: pip "
-            "install torch, or save its arrays as .npz where PyTorch is."
-        ) from None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (
+        AttributeError,
+        EOFError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
         raise ValueError(
-            f"`state` must be a file of a state dict, arrays alone. {path} "
-            "holds other Python objects, which are not loaded."
+            f"{path} is not a file of arrays by name. Of a PyTorch model save "
+            "its `state_dict()`: other Python objects are not loaded."
         ) from error
 
 
@@ -332,10 +366,10 @@ def _check(
     ]
     if not (missing or unused or other):
         return
-    kinds = _state_kind(arrays), _model_kind(model)
     message = f"`state` does not fit '{model.name}'"
-    if kinds[0] != kinds[1]:
-        message += f": it looks {kinds[0]}, the model is {kinds[1]}"
+    looks, kind = _state_kind(arrays), _model_kind(model)
+    if looks not in (None, kind):
+        message += f": it looks {looks}, the model is {kind}"
     for title, found in (
         ("Missing", missing),
         ("Not used by the model", unused),
@@ -346,7 +380,7 @@ def _check(
     raise ValueError(message)
 
 
-def _first(found: Sequence[str], limit: int = 6) -> str:
+def _first(found: Sequence[str], limit: int = 5) -> str:
     """The first few of many, and how many they are."""
     text = ", ".join(found[:limit])
     if len(found) > limit:
@@ -354,9 +388,11 @@ def _first(found: Sequence[str], limit: int = 6) -> str:
     return text
 
 
-def _state_kind(arrays: Mapping[str, np.ndarray]) -> str:
-    """In words of what kind of network the weights are."""
+def _state_kind(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """In words of what kind of network the weights are, if of any."""
     ranks = {key: array.ndim for key, array in arrays.items()}
+    if max(ranks.values(), default=0) < 4:  # no convolution
+        return None
     orders = [arrays[key].shape[2] for key, rank in ranks.items() if rank == 5]
     order = max(orders, default=1)
     names = {len(elements): name for name, elements in _ELEMENTS.items()}

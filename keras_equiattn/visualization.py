@@ -10,30 +10,29 @@ Pictures need matplotlib, the extra `viz`; arrays do not.
 import dataclasses
 import math
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_equiattn import _attention_sites
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn._attention_sites import Maps
+from keras_equiattn._attention_sites import Pitch
+from keras_equiattn._attention_sites import Site
 from keras_equiattn.ops.action import group_action
 
-__all__ = ["attention_maps", "plot_attention_maps"]
+__all__ = ["attention_maps", "element_name", "plot_attention_maps"]
 
 # A map that varies by less is called uniform, and drawn as such.
 UNIFORM = 1e-3
 # About as many positions with arrows along the shorter side.
-ARROWS = 7
+ARROWS = 5
 # Of the arrows of rotations and of mirrored elements.
 COLORS = ("tab:orange", "deepskyblue")
 # Turns the arrows of mirrored elements away from those of the others.
 TILT = np.pi / 12
-
-Pitch = tuple[float, float]
-Maps = dict[str, np.ndarray]
 
 
 def attention_maps(
@@ -44,9 +43,9 @@ def attention_maps(
 ) -> dict[str, Maps]:
     """What every attentive layer of a model returns for a batch of images.
 
-    The model runs once, in inference mode, for the inputs of these layers;
-    then each is called with `return_attention_maps=True`. The model itself
-    stays as it is.
+    The model runs once, in inference mode, compiled as `predict` compiles it;
+    on the way each of these layers is called with
+    `return_attention_maps=True`. The model itself stays as it is.
 
     Args:
         model: a functional or Sequential model, or one of several models
@@ -86,8 +85,8 @@ def attention_maps(
         >>> maps["conv2_attention"]["effective"].shape
         (1, 26, 26, 4, 2)
     """
-    calls = _calls(model, images, layers)
-    return {name: call.maps(query) for name, call in calls.items()}
+    sites = _attention_sites.select(_attention_sites.find(model), layers)
+    return _attention_sites.read(model, images, sites, query)
 
 
 def plot_attention_maps(
@@ -98,7 +97,7 @@ def plot_attention_maps(
     elements: Iterable[int] | None = None,
     arrows: bool | None = None,
     colormap: str = "viridis",
-    opacity: float = 0.6,
+    opacity: float = 0.7,
     size: float = 1.5,
 ) -> Any:
     """Draws the effective attention of one layer over a turned image.
@@ -150,7 +149,7 @@ def plot_attention_maps(
         >>> model = RotMNISTCNN(group="p4", attention="input", filters=2)
         >>> image = np.random.default_rng(0).uniform(size=(28, 28, 1))
         >>> figure = plot_attention_maps(model, image, "conv2_attention")
-        >>> len(figure.axes)  # 4 rows of image, arrows, 4 maps; a colour bar
+        >>> len(figure.axes)  # four rows of six panels, and a colour bar
         25
     """
     figure_class, normalize = _matplotlib()
@@ -158,17 +157,21 @@ def plot_attention_maps(
     opacity = _checks.number(
         opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
     )
+    sites = _attention_sites.find(model)
     if layer is None:
-        layer = _most_varied(_calls(model, image[None]))
-    attentive = _calls(model, image[None], layer)[layer].site.operation
-    group = attentive.group
-    first = attentive.data_format == "channels_first"
+        layer = _most_varied(_attention_sites.read(model, image[None], sites))
+    sites = _attention_sites.select(sites, layer)
+    site = _attention_sites.leaves(sites)[layer]
+    group = site.operation.group
+    first = site.operation.data_format == "channels_first"
     if first:
         image = np.moveaxis(image, 0, -1)
     tried = _elements(group, elements, image)
     images = np.concatenate([_act(image[None], group, g) for g in tried])
     batch = np.moveaxis(images, -1, 1) if first else images
-    field = _Field.of(layer, _calls(model, batch, layer)[layer])
+    field = _Field.of(
+        layer, site, _attention_sites.read(model, batch, sites)[layer]
+    )
     shown = list(range(field.values.shape[-1]))
     if group_element is not None:
         field.require_group_axis("group_element", group_element)
@@ -237,200 +240,6 @@ def element_name(group: str | groups.Group, element: int) -> str:
     return f"mirror, {angle}" if turn else "mirror"
 
 
-# --- Layers in a graph ------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Site:
-    """Where a graph calls an attentive layer, or a model that has some.
-
-    Attributes:
-        operation: the layer or the model.
-        tensors: its symbolic inputs.
-        pitches: rows and columns of the image per pixel, before and after.
-        inner: sites by name, of a model.
-    """
-
-    operation: Any
-    tensors: list[Any]
-    pitches: tuple[Pitch, Pitch]
-    inner: dict[str, "_Site"]
-
-
-@dataclasses.dataclass
-class _Call:
-    """An attentive layer and what it is called with."""
-
-    site: _Site
-    inputs: Any
-
-    def maps(self, query: tuple[int, int] | None = None) -> Maps:
-        _, maps = self.site.operation(
-            self.inputs, return_attention_maps=True, query=query
-        )
-        return {name: _to_numpy(value) for name, value in maps.items()}
-
-
-def _calls(
-    model: keras.Model, images: Any, layers: str | Iterable[str] | None = None
-) -> dict[str, _Call]:
-    """What a model calls its attentive layers with, by name."""
-    if not _has_graph(model):
-        raise ValueError(
-            "`model` must be a functional or Sequential Keras model that is "
-            "built: layers are found in its graph, which subclassed models do "
-            f"not have. Received: {model!r}"
-        )
-    sites, _ = _sites(model)
-    names = list(_names(sites))
-    if not names:
-        raise ValueError(
-            f"Model '{model.name}' has no attentive layers: none of its "
-            "layers is a `keras_equiattn.layers.base.AttentionLayer`."
-        )
-    if layers is not None:
-        wanted = [layers] if isinstance(layers, str) else list(layers)
-        for name in wanted:
-            _checks.known_name(name, "attentive layer", names)
-        sites = _keep(sites, wanted)
-    if len(model.inputs) != 1:
-        raise ValueError(
-            f"`model` must have one input. Received: '{model.name}' with "
-            f"{len(model.inputs)}"
-        )
-    images = keras.ops.convert_to_tensor(images)
-    expected = tuple(model.inputs[0].shape)
-    if len(images.shape) != len(expected):
-        raise ValueError(
-            f"`images` must be a batch of rank {len(expected)}: the model "
-            f"'{model.name}' takes {expected}. "
-            f"Received: shape {tuple(images.shape)}"
-        )
-    return dict(_run(model, [images], sites))
-
-
-def _has_graph(operation: Any) -> bool:
-    return isinstance(operation, keras.Model) and bool(
-        getattr(operation, "inputs", None)
-    )
-
-
-def _sites(
-    model: keras.Model, pitch: Pitch = (1.0, 1.0)
-) -> tuple[dict[str, _Site], Pitch]:
-    """Sites in the order of execution, and the pitch of the output."""
-    sites: dict[str, _Site] = {}
-    pitches = {id(tensor): pitch for tensor in model.inputs}
-    for node in _nodes(model):
-        if node.is_input:
-            continue
-        operation, tensors = node.operation, list(node.input_tensors)
-        before = max(pitches[id(tensor)] for tensor in tensors)
-        after = _after(operation, before)
-        inner: dict[str, _Site] = {}
-        attentive = isinstance(operation, AttentionLayer)
-        if not attentive and _has_graph(operation):
-            inner, after = _sites(operation, before)
-        elif not attentive and _hides_attention(operation):
-            raise ValueError(
-                f"Layer '{operation.name}' of '{model.name}' calls attentive "
-                "layers in its own code, where they cannot be found. Build it "
-                "as a functional model."
-            )
-        if attentive or inner:
-            name, uses = operation.name, 1
-            while name in sites:
-                uses += 1
-                name = f"{operation.name}#{uses}"
-            sites[name] = _Site(operation, tensors, (before, after), inner)
-        pitches |= {id(tensor): after for tensor in node.outputs}
-    return sites, max(pitches[id(tensor)] for tensor in model.outputs)
-
-
-def _nodes(model: keras.Model) -> Iterator[Any]:
-    """The calls that make a graph, each after those that it depends on."""
-    # Not recursive: graphs are deeper than Python's stack.
-    pending = [
-        (tensor._keras_history.operation, tensor._keras_history.node_index)
-        for tensor in reversed(model.outputs)
-    ]
-    stack = [(op._inbound_nodes[index], False) for op, index in pending]
-    seen = set()
-    while stack:
-        node, complete = stack.pop()
-        if complete:
-            yield node
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((n, False) for n in reversed(node.parent_nodes))
-
-
-def _after(operation: Any, pitch: Pitch) -> Pitch:
-    """The pitch behind an operation: strides widen it."""
-    strides = getattr(operation, "strides", None)
-    strides = strides or getattr(operation, "pool_size", None) or 1
-    strides = np.atleast_1d(strides).astype(float)
-    if "Transpose" in type(operation).__name__:
-        strides = 1 / strides
-    return pitch[0] * float(strides[0]), pitch[1] * float(strides[:2][-1])
-
-
-def _hides_attention(operation: Any) -> bool:
-    return isinstance(operation, keras.Layer) and any(
-        isinstance(layer, AttentionLayer)
-        for layer in operation._flatten_layers(include_self=False)
-    )
-
-
-def _names(sites: dict[str, _Site], prefix: str = "") -> Iterator[str]:
-    """Full names of the attentive layers."""
-    for name, site in sites.items():
-        if not site.inner:
-            yield prefix + name
-        yield from _names(site.inner, f"{prefix}{name}/")
-
-
-def _keep(
-    sites: dict[str, _Site], wanted: list[str], prefix: str = ""
-) -> dict[str, _Site]:
-    kept = {}
-    for name, site in sites.items():
-        inner = _keep(site.inner, wanted, f"{prefix}{name}/")
-        if inner or prefix + name in wanted:
-            kept[name] = dataclasses.replace(site, inner=inner)
-    return kept
-
-
-def _run(
-    model: keras.Model,
-    inputs: list[Any],
-    sites: dict[str, _Site],
-    prefix: str = "",
-) -> Iterator[tuple[str, _Call]]:
-    """Computes what goes into each site; nested models run for their own."""
-    tensors = [tensor for site in sites.values() for tensor in site.tensors]
-    if not tensors:
-        return
-    probe = keras.Model(model.inputs, tensors, name="attention_inputs")
-    values = iter(keras.tree.flatten(probe(inputs, training=False)))
-    for name, site in sites.items():
-        own = [next(values) for _ in site.tensors]
-        if site.inner:
-            inner = f"{prefix}{name}/"
-            yield from _run(site.operation, own, site.inner, inner)
-        else:
-            yield prefix + name, _Call(site, own[0])
-
-
-def _to_numpy(x: Any) -> np.ndarray:
-    values = np.asarray(keras.ops.convert_to_numpy(x))
-    return values.astype("float32") if values.itemsize < 4 else values
-
-
-# --- Drawing ----------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class _Field:
     """The effective attention of a layer, averaged over its channels.
@@ -448,8 +257,7 @@ class _Field:
     pitch: Pitch
 
     @classmethod
-    def of(cls, layer: str, call: _Call) -> "_Field":
-        maps = call.maps()
+    def of(cls, layer: str, site: Site, maps: Maps) -> "_Field":
         if "effective" not in maps:
             raise ValueError(
                 f"Layer '{layer}' returns no map \"effective\" to draw, but "
@@ -459,13 +267,12 @@ class _Field:
         on_group = values.ndim == 4
         if not on_group:
             values = values[..., None]
-        first = call.site.operation.data_format == "channels_first"
-        size = tuple(
-            call.inputs.shape[2:4] if first else call.inputs.shape[1:3]
-        )
-        before, after = call.site.pitches
-        unchanged = values.shape[1:3] == size
-        return cls(layer, values, on_group, before if unchanged else after)
+        # A map of its input, or of its output?
+        before, after = site.pitches
+        size = tuple(site.tensors[0].shape[1:])
+        first = site.operation.data_format == "channels_first"
+        of_input = values.shape[1:3] == (size[1:3] if first else size[:2])
+        return cls(layer, values, on_group, before if of_input else after)
 
     def require_group_axis(self, name: str, value: Any) -> None:
         if not self.on_group:
@@ -507,14 +314,18 @@ def _one_image(image: Any) -> np.ndarray:
     return pixels
 
 
-def _most_varied(calls: dict[str, _Call]) -> str:
+def _most_varied(maps: dict[str, Maps]) -> str:
     """The layer whose map has the largest standard deviation over space."""
-
-    def spread(name: str) -> float:
-        values = _Field.of(name, calls[name]).values
-        return float(values.std(axis=(1, 2)).max())
-
-    return max(calls, key=spread)
+    spreads = {
+        name: float(found["effective"].mean(-1).std(axis=(1, 2)).max())
+        for name, found in maps.items()
+        if "effective" in found
+    }
+    if not spreads:
+        raise ValueError(
+            'No attentive layer of the model returns an "effective" map.'
+        )
+    return max(spreads, key=lambda name: spreads[name])
 
 
 def _elements(
@@ -538,7 +349,8 @@ def _elements(
 
 
 def _act(image: np.ndarray, group: groups.Group, element: int) -> np.ndarray:
-    return _to_numpy(group_action(image, group, element))
+    moved = group_action(image, group, element)
+    return np.asarray(keras.ops.convert_to_numpy(moved))
 
 
 def _displayed(images: np.ndarray) -> np.ndarray:
@@ -593,8 +405,9 @@ def _draw_arrows(
     tilt = TILT if group.mirrors else 0.0
     # As offsets (row, column), on which the matrices act.
     up = np.array([-math.cos(tilt), math.sin(tilt)])
-    directions = group.matrices @ up * pitch.min() * step / 2
-    arrows = share[..., None] * directions
+    gaps = [axis[1] - axis[0] for axis in (y[:, 0], x[0]) if len(axis) > 1]
+    reach = min(gaps, default=pitch.min()) / 2
+    arrows = share[..., None] * reach * (group.matrices @ up)
     mirrored = np.arange(order) // group.rotations
     panel.quiver(
         np.repeat(x, order),
@@ -605,13 +418,17 @@ def _draw_arrows(
         angles="xy",
         scale_units="xy",
         scale=1,
-        width=0.015,
+        width=0.012,
+        headwidth=3,
+        headlength=3,
+        headaxislength=3,
         minlength=0,
     )
 
 
 def _centred(size: int, step: int) -> np.ndarray:
-    """Positions in steps, the same seen from either end, the step or more."""
+    """Positions that look the same from either end, steps apart or more."""
+    step = min(step, max(size - 1, 1))
     while (size - 1) % step % 2:
         step += 1
     return np.arange((size - 1) % step // 2, size, step)

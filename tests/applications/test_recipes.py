@@ -295,6 +295,45 @@ def test_rotmnist_recipe_is_the_authors():
 
 
 @pytest.mark.once
+def test_cifar_recipes_are_the_authors():
+    recipe = recipes.get_recipe("allcnnc_p4_input")
+    assert (recipe.dataset, recipe.batch_size) == ("cifar10", 128)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.05, 1e-3)
+    assert (recipe.epochs, recipe.factor) == (350, 0.1)
+    assert recipe.milestones == (200, 250, 300)
+    assert recipe.normalization == "imagenet"
+    assert (recipe.padding, recipe.flip) == (0, False)
+    assert "0.01, 0.05, 0.1, 0.25" in recipe.source
+    recipe = recipes.get_recipe("resnet44_p4m")
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.05, 0)
+    assert (recipe.epochs, recipe.milestones) == (300, (50, 100, 150))
+
+
+@pytest.mark.once
+def test_pcam_recipe_is_the_authors():
+    recipe = recipes.get_recipe("pcam_densenet_p4m_input")
+    assert (recipe.dataset, recipe.batch_size) == ("pcam", 64)
+    assert (recipe.optimizer, recipe.learning_rate) == ("adam", 1e-3)
+    assert (recipe.weight_decay, recipe.epochs) == (1e-4, 100)
+    assert (recipe.plateau_patience, recipe.plateau_factor) == (20, 0.5)
+    assert recipe.normalization == "dataset"
+    assert not recipe.milestones
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "change", [{"milestones": (50,)}, {"warmup_epochs": 1}]
+)
+def test_plateau_excludes_other_changes_of_the_rate(change):
+    recipe = recipes.get_recipe("pcam_densenet_p4")
+    message = "`plateau_patience` must be None where .* Received: 20"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(recipe, **change)
+
+
+@pytest.mark.once
 def test_every_model_has_a_recipe():
     assert set(applications.list_models()) <= set(recipes.list_recipes())
     with pytest.raises(ValueError, match="Unknown recipe 'nothing'"):
@@ -323,6 +362,10 @@ def test_every_model_has_a_recipe():
         {"nesterov": 0},
         {"flip": "yes"},
         {"factor": 0.0},
+        {"plateau_patience": -1},
+        {"plateau_patience": 1.5},
+        {"plateau_factor": 0.0},
+        {"plateau_factor": 1.0},
         {"milestones": (60, 30)},
         {"milestones": (0,)},
         {"milestones": (1.5,)},

@@ -1,6 +1,7 @@
 """``examples/train.py`` refuses what cannot be, before it loads any data."""
 
 import dataclasses
+import json
 import tempfile
 
 import keras
@@ -48,6 +49,7 @@ def refusal(train, command, capsys) -> str:
         ("--padding=-1", "`padding` must be a non-negative integer"),
         ("--milestones=0", "`milestones` must be positive integers that"),
         ("--milestones=4", "less than the 4 epochs of the run"),
+        ("--plateau-patience=-1", "`plateau_patience` must be a non-negative"),
         ("--validation-size=0", "`validation_size` must be a positive integer"),
         ("--seed=-1", "`seed` must be a non-negative integer. Received: -1"),
         ("--seed=4294967296", "`seed` must be less than 2**32"),
@@ -182,6 +184,52 @@ def test_shorter_run_than_its_milestones(
     monkeypatch.setitem(recipes._RECIPES, "tiny", recipe)
     told = refusal(train, arguments(npz, tmp_path / "run"), capsys)
     assert "`milestones` must be less than the 4 epochs" in told
+
+
+@pytest.mark.once
+def test_milestones_and_plateau_replace_each_other(train, tmp_path):
+    def recipe(model, **options):
+        return training.resolve(
+            training.TrainOptions(model, tmp_path, **options)
+        )
+
+    assert recipe("pcam_densenet_p4").plateau_patience == 20
+    with_milestones = recipe("pcam_densenet_p4", milestones=(50,))
+    assert with_milestones.plateau_patience is None
+    assert with_milestones.milestones == (50,)
+    with_plateau = recipe("allcnnc_p4", plateau_patience=5)
+    assert with_plateau.milestones == ()
+    assert with_plateau.plateau_patience == 5
+    message = "must be None where `milestones`"
+    with pytest.raises(training.OptionsError, match=message):
+        recipe("allcnnc_p4", plateau_patience=5, milestones=(3,))
+
+
+@pytest.mark.once
+def test_plateau_needs_validation(train, npz, tmp_path, capsys, no_data):
+    command = arguments(
+        npz, tmp_path / "run", "--plateau-patience=1", "--train-on-all"
+    )
+    told = refusal(train, command, capsys)
+    assert "--train-on-all leaves no validation accuracy" in told
+
+
+@pytest.mark.once
+def test_run_of_an_earlier_version_is_resumed(train, npz, tmp_path):
+    """It lacks what the recipes have learned since, and had the default."""
+    options = training.TrainOptions("tiny", tmp_path, resume=True)
+    recipe = training.resolve(options)
+    training.open_out(options, recipe)
+    path = tmp_path / "options.json"
+    started = json.loads(path.read_text())
+    assert started.pop("plateau_factor") == 0.5
+    path.write_text(json.dumps(started))
+    training.check_out(options, recipe)
+    other = dataclasses.replace(recipe, plateau_factor=0.1)
+    with pytest.raises(
+        training.OptionsError, match=r"plateau_factor=0\.5, not"
+    ):
+        training.check_out(options, other)
 
 
 @pytest.mark.once

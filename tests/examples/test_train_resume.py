@@ -99,6 +99,68 @@ def test_kills_at_the_seams_lose_nothing(train, whole_run, npz, tmp_path):
     assert_same_run(out, whole_run)
 
 
+@pytest.mark.once
+def test_kill_does_not_forget_a_plateau(train, npz, tmp_path, monkeypatch):
+    """Accuracies that stay from the second epoch on: the rate drops twice."""
+    original = callbacks.EpochLog.on_epoch_end
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_accuracy"] = 0.5 if epoch else 0.1
+        original(self, epoch, logs)
+
+    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
+    more = ("--plateau-patience=0", "--resume", "--no-test")
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    train.main(arguments(npz, whole, *more, epochs=5))
+    rates = [
+        row["learning_rate"] for row in callbacks.read_log(whole / "log.csv")
+    ]
+    assert rates == [0.001, 0.001, 0.001, 0.0005, 0.00025]
+    for owner, name, condition in (
+        # The rate has dropped, the backup does not have it.
+        (
+            callbacks.EpochBackup,
+            "on_epoch_end",
+            lambda self, epoch, _: epoch == 2,
+        ),
+        # The backup has it, the checkpoints do not.
+        (
+            callbacks.Checkpoints,
+            "on_epoch_end",
+            lambda self, epoch, _: epoch == 2,
+        ),
+        SEAMS[-1],
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            kill_when(patch, owner, name, condition)
+            with pytest.raises(Kill):
+                train.main(arguments(npz, out, *more, epochs=5))
+    train.main(arguments(npz, out, *more, epochs=5))
+    assert_same_run(out, whole)
+
+
+def test_plateau_lowers_the_rate_as_pytorch_does(tmp_path):
+    torch = pytest.importorskip("torch")
+    values = [0.5, 0.6, 0.6, 0.55, 0.6, 0.6, 0.61, 0.6, 0.6, 0.6, 0.6, 0.6]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode="max", factor=0.5, patience=2
+    )
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1))
+    plateau = callbacks.Plateau(
+        callbacks.EpochLog(tmp_path / "log.csv"), 0.1, patience=2, factor=0.5
+    )
+    plateau.set_model(model)
+    plateau.on_train_begin()
+    for epoch, value in enumerate(values):
+        theirs.step(value)
+        plateau.on_epoch_end(epoch, {"val_accuracy": value})
+        rate = keras.ops.convert_to_numpy(model.optimizer.learning_rate)
+        assert float(rate) == pytest.approx(optimizer.param_groups[0]["lr"])
+    assert float(rate) == pytest.approx(0.025)
+
+
 def test_best_checkpoint_is_written_after_a_kill(tmp_path):
     """The last completed epoch is the best, but not saved as such."""
     rows = [

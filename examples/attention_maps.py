@@ -1,0 +1,312 @@
+r"""Draws what a network attends to, over an image in all its poses.
+
+    python examples/attention_maps.py --out runs/maps
+    python examples/attention_maps.py --model rotmnist_p4cnn_input \
+        --dataset rot_mnist --weights runs/input/last.weights.h5 \
+        --downsampling strided --out runs/maps
+
+Writes `<model>.png`: the effective attention of one layer, for a test image and
+the same image turned. The table tells of every layer how far its attention
+ranges, how much it varies over space, and how well the maps of turned images
+agree with the turned maps of the images, relative to the largest value.
+
+`--weights` takes a weights file, the name of shipped weights, or a file that
+the authors of attentive group convolution trained (.npz, .pth, .pt). Without it
+the network is trained on the dataset first, `--epochs` times.
+
+`--downsampling strided` sets the approximate network beside the exact one, in a
+second table and in `<model>_strided.png`. It has the weights of the exact one
+unless `--strided-weights` gives its own.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from keras_equiattn import applications
+from keras_equiattn import convert
+from keras_equiattn import groups
+from keras_equiattn import visualization
+from keras_equiattn.applications import datasets
+from keras_equiattn.applications import reporting
+from keras_equiattn.ops import group_action
+
+AUTHORS_FILES = (".npz", ".pth", ".pt")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", default="rotmnist_p4cnn_input", help="registered name")
+    add("--weights", help="file or name; without it the network is trained")
+    add("--strided-weights", help="of the strided network")
+    add("--dataset", default="digits", help="name, or .npz file")
+    add("--data-dir", type=Path, help="folder of the prepared datasets")
+    add("--index", type=int, default=0, help="of the test image to draw")
+    add("--transpose", action="store_true", help="exchange rows and columns")
+    add("--layer", help="to draw; without it the one that varies most")
+    add(
+        "--downsampling",
+        default="exact",
+        choices=("exact", "strided"),
+        help="'strided' compares the approximate network with the exact one",
+    )
+    add("--images", type=int, default=8, help="test images for the tables")
+    add("--epochs", type=int, default=3, help="of training without --weights")
+    add("--batch-size", type=int, default=32, help="of that training")
+    add("--seed", type=int, default=0)
+    add("--dpi", type=int, default=80)
+    add("--out", type=Path, required=True, help="folder of the pictures")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    keras.utils.set_random_seed(options.seed)
+    try:
+        exact = load(options)
+        image, images = test_images(options)
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(f"attention_maps.py: error: {error}") from None
+    print(reporting.model_line(exact), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    maps = turned_maps(exact, images)
+    show_table(exact, maps)
+    try:
+        figure = visualization.plot_attention_maps(exact, image, options.layer)
+    except ValueError as error:  # --layer
+        raise SystemExit(f"attention_maps.py: error: {error}") from None
+    write(figure, options, f"{options.model}.png")
+    if options.downsampling == "exact":
+        return
+    strided = strided_network(options, exact)
+    deformed = turned_maps(strided, images)
+    show_table(strided, deformed)
+    errors = {name: turn_error(*found) for name, found in deformed.items()}
+    layer = options.layer or max(errors, key=lambda name: errors[name])
+    figure = compare({"exact": exact, "strided": strided}, image, layer)
+    write(figure, options, f"{options.model}_strided.png")
+
+
+# --- Networks and images ----------------------------------------------------
+
+
+def load(options: argparse.Namespace) -> keras.Model:
+    """The exact network, its weights loaded or trained."""
+    authors = str(options.weights).endswith(AUTHORS_FILES)
+    if options.weights is None or authors:
+        model = build(options)
+        if authors:
+            return convert.att_gconvs(model, options.weights)
+        return train(model, options)
+    return build(options, weights=options.weights)
+
+
+def build(options: argparse.Namespace, **overrides: Any) -> keras.Model:
+    info = datasets.info(options.dataset)
+    return applications.get_model(
+        options.model,
+        input_shape=tuple(info.shape),
+        classes=info.classes,
+        normalization=info.normalization,
+        **overrides,
+    )
+
+
+def train(model: keras.Model, options: argparse.Namespace) -> keras.Model:
+    """A short training, to have something to look at."""
+    data = datasets.load_pydataset(
+        options.dataset,
+        "train",
+        options.batch_size,
+        seed=options.seed,
+        data_dir=options.data_dir,
+    )
+    model.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    model.fit(
+        data,
+        epochs=options.epochs,
+        shuffle=False,  # the dataset does
+        callbacks=[datasets.EpochCounter(data)],
+        verbose=2,
+    )
+    return model
+
+
+def strided_network(
+    options: argparse.Namespace, exact: keras.Model
+) -> keras.Model:
+    """The approximate network."""
+    strided = build(
+        options, downsampling="strided", weights=options.strided_weights
+    )
+    if options.strided_weights is None:
+        for layer in strided.layers:  # it has no pooling, the rest is alike
+            layer.set_weights(exact.get_layer(layer.name).get_weights())
+    return strided
+
+
+def test_images(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """The image to draw, and those for the tables."""
+    data = datasets.load_pydataset(
+        options.dataset, "test", 1, data_dir=options.data_dir
+    )
+    if not 0 <= options.index < len(data):
+        raise ValueError(
+            f"--index must be from 0 to {len(data) - 1}. "
+            f"Received: {options.index}"
+        )
+    count = min(options.images, len(data))
+    images = np.concatenate(
+        [data[n][0] for n in (options.index, *range(count))]
+    )
+    if options.transpose:
+        images = np.swapaxes(images, 1, 2)
+    return images[0], images[1:]
+
+
+# --- Maps of turned images --------------------------------------------------
+
+
+def act(x: np.ndarray, group: groups.Group, element: int) -> np.ndarray:
+    return keras.ops.convert_to_numpy(group_action(x, group, element))
+
+
+def turned_maps(
+    model: keras.Model, images: np.ndarray, layers: str | None = None
+) -> dict[str, tuple[groups.Group, np.ndarray]]:
+    """Of each layer the group and the effective attention.
+
+    The first axis of the attention is the element of the group that the images
+    were turned by, of those that map the grid onto itself.
+    """
+    group = groups.get(reporting.group_of(model))
+    elements = group.grid_elements
+    batch = np.concatenate([act(images, group, g) for g in elements])
+    found = visualization.attention_maps(model, batch, layers=layers)
+    return {
+        name: (group, np.split(maps["effective"], len(elements)))
+        for name, maps in found.items()
+        if "effective" in maps
+    }
+
+
+def turn_error(group: groups.Group, maps: Sequence[np.ndarray]) -> float:
+    """`max |maps(L_g x) - L_g maps(x)| / max |maps(x)|`, the worst `g`."""
+    differences = [
+        np.abs(found - act(maps[0], group, g)).max()
+        for g, found in zip(group.grid_elements, maps, strict=True)
+    ]
+    return float(max(differences) / np.abs(maps[0]).max())
+
+
+def show_table(
+    model: keras.Model, maps: dict[str, tuple[groups.Group, np.ndarray]]
+) -> None:
+    table = Table(title=model.name)
+    for column in (
+        "layer",
+        "size",
+        "least",
+        "largest",
+        "deviation over space",
+        "rotation error",
+    ):
+        table.add_column(column, justify="right")
+    for name, (group, found) in maps.items():
+        upright = found[0]
+        height, width = upright.shape[1:3]
+        table.add_row(
+            name,
+            f"{height} x {width}",
+            f"{upright.min():.4f}",
+            f"{upright.max():.4f}",
+            f"{upright.std(axis=(1, 2)).mean():.4f}",
+            f"{turn_error(group, found):.1e}",
+        )
+    Console().print(table)
+
+
+# --- Pictures ---------------------------------------------------------------
+
+
+def compare(
+    models: dict[str, keras.Model], image: np.ndarray, layer: str
+) -> Any:
+    """Maps of turned images, turned back: all alike if it is equivariant.
+
+    The mean over the group and the channels. A row below those of each network
+    shows the difference from the map of the upright image.
+    """
+    from matplotlib.figure import Figure
+
+    fields = {
+        name: back_again(model, image, layer) for name, model in models.items()
+    }
+    group = groups.get(reporting.group_of(models["exact"]))
+    turns = group.grid_elements
+    figure = Figure(
+        figsize=(1.3 + 1.5 * len(turns), 0.8 + 1.5 * (1 + 2 * len(fields))),
+        layout="constrained",
+    )
+    figure.suptitle(
+        f"{models['exact'].name}, {layer}\nmaps of turned images, turned back"
+    )
+    rows = figure.subplots(1 + 2 * len(fields), len(turns), squeeze=False)
+    for panel, g in zip(rows[0], turns, strict=True):
+        pixels = act(image[None], group, g)[0]
+        panel.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1)
+        panel.set_title(visualization.element_name(group, g))
+    rows[0, 0].set_ylabel("image")
+    for index, (name, field) in enumerate(fields.items()):
+        shown, changed = rows[1 + 2 * index : 3 + 2 * index]
+        low, high = field.min(), field.max()
+        reach = float(high - low)
+        for panel, values in zip(shown, field, strict=True):
+            drawn = panel.imshow(values, vmin=low, vmax=high)
+        figure.colorbar(drawn, ax=shown)
+        shown[0].set_ylabel(name)
+        for panel, values in zip(changed, field - field[0], strict=True):
+            # On the scale of the map, so that rounding stays white.
+            drawn = panel.imshow(
+                values, cmap="RdBu", vmin=-reach / 2, vmax=reach / 2
+            )
+            panel.set_xlabel(f"{np.abs(values).max() / reach:.1e}")
+        figure.colorbar(drawn, ax=changed)
+        changed[0].set_ylabel("difference")
+    for panel in rows.ravel():
+        panel.set(xticks=[], yticks=[])
+    return figure
+
+
+def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:
+    """Maps of the turned images, averaged and turned back."""
+    group, maps = turned_maps(model, image[None], layer)[layer]
+    fields = []
+    for g, found in zip(group.grid_elements, maps, strict=True):
+        plane = found.reshape(*found.shape[:3], -1).mean(-1, keepdims=True)
+        fields.append(act(plane, group, group.inverse[g])[0, ..., 0])
+    return np.stack(fields)
+
+
+def write(figure: Any, options: argparse.Namespace, name: str) -> None:
+    path = options.out / name
+    figure.savefig(path, dpi=options.dpi, pil_kwargs={"optimize": True})
+    print(f"Written to {path}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""``examples/attention_maps.py``: tables and pictures."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_equiattn import applications
+from keras_equiattn import groups
+from keras_equiattn.layers import GroupPooling
+from keras_equiattn.layers import InputAttention
+from keras_equiattn.layers import LiftingConv2D
+from keras_equiattn.layers import SpatialPooling2D
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "attention_maps.py"
+
+
+def tiny_network(
+    input_shape, classes, normalization, downsampling="exact", weights=None
+):
+    """Attention behind one halving."""
+    exact = downsampling == "exact"
+    x = inputs = keras.Input(input_shape)
+    x = LiftingConv2D(
+        2, 3, strides=1 if exact else 2, exact=exact, group="p4", name="conv"
+    )(x)
+    if exact:
+        x = SpatialPooling2D(2, group="p4", name="pool")(x)
+    x = InputAttention(group="p4", name="attention")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="mean")(
+        GroupPooling(name="group_max")(x)
+    )
+    x = keras.layers.Dense(classes, name="dense")(x)
+    model = keras.Model(inputs, x, name=f"tiny_{downsampling}")
+    if weights is not None:
+        model.load_weights(weights)
+    return model
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.setattr(
+        applications, "get_model", lambda name, **kwargs: tiny_network(**kwargs)
+    )
+    import attention_maps
+
+    return attention_maps
+
+
+@pytest.fixture
+def weights(tmp_path):
+    model = tiny_network((28, 28, 1), 10, None)
+    for variable in model.get_layer("attention").weights:
+        variable.assign(4 * variable.value)
+    model.save_weights(tmp_path / "tiny.weights.h5")
+    return tmp_path / "tiny.weights.h5"
+
+
+def arguments(npz, out, *more):
+    return ["--model=tiny", f"--dataset={npz}", f"--out={out}", *more]
+
+
+def rotation_errors(shown):
+    """The last column of the tables."""
+    return [float(e) for e in re.findall(r"(\d\.\de[+-]\d+) │", shown)]
+
+
+def test_trains_prints_and_draws(example, npz, tmp_path, capsys):
+    out = tmp_path / "new" / "maps"
+    more = ("--epochs=1", "--images=2", "--index=3")
+    example.main(arguments(npz, out, *more))
+    shown = capsys.readouterr().out
+    assert "tiny_exact: " in shown
+    (error,) = rotation_errors(shown)
+    assert error < 1e-5
+    assert [path.name for path in out.iterdir()] == ["tiny.png"]
+    assert (out / "tiny.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_strided_beside_exact(example, npz, weights, tmp_path, capsys):
+    more = (f"--weights={weights}", "--downsampling=strided", "--images=2")
+    example.main(arguments(npz, tmp_path / "a", *more))
+    exact, strided = rotation_errors(capsys.readouterr().out)
+    assert exact < 1e-5
+    assert strided > 1e-2
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == ["tiny.png", "tiny_strided.png"]
+    # The same weights, given.
+    more = (*more, f"--strided-weights={weights}")
+    example.main(arguments(npz, tmp_path / "b", *more))
+    again = rotation_errors(capsys.readouterr().out)
+    assert again == pytest.approx([exact, strided])
+
+
+def test_comparison_shows_what_changes(example, npz, weights):
+    models = {
+        name: tiny_network((28, 28, 1), 10, None, name, weights)
+        for name in ("exact", "strided")
+    }
+    image = np.random.default_rng(0).uniform(size=(28, 28, 1))
+    figure = example.compare(models, image, "attention")
+    panels = np.array(figure.axes[:20]).reshape(5, 4)
+    values = np.array(
+        [[panel.images[0].get_array() for panel in row] for row in panels[1:]]
+    )
+    exact, nothing, strided, changed = values
+    np.testing.assert_allclose(exact, exact[:1].repeat(4, 0), atol=1e-5)
+    np.testing.assert_allclose(nothing, 0, atol=1e-5)
+    np.testing.assert_array_equal(changed, strided - strided[0])
+    assert np.abs(changed[1:]).max(axis=(1, 2)).min() > 1e-2
+    limits = [panel.images[0].get_clim() for panel in panels[3]]
+    assert set(limits) == {(strided.min(), strided.max())}
+    assert [panel.get_title() for panel in panels[0]] == [
+        "0°",
+        "90°",
+        "180°",
+        "270°",
+    ]
+
+
+def test_rotation_error(example):
+    """Of maps that do not turn at all, against the definition."""
+    group = groups.get("p4")
+    plane = np.random.default_rng(0).uniform(size=(2, 5, 5, 1))
+    still = [plane] * 4
+    turned = [np.rot90(plane, g, axes=(1, 2)) for g in range(4)]
+    worst = max(np.abs(plane - other).max() for other in turned)
+    found = example.turn_error(group, still)
+    assert found == pytest.approx(worst / plane.max())
+    assert example.turn_error(group, turned) == 0
+
+
+def test_transposed_digits(example, npz):
+    options = example.parse(arguments(npz, "out", "--index=1"))
+    image, images = example.test_images(options)
+    np.testing.assert_array_equal(image, images[1])
+    options = example.parse(arguments(npz, "out", "--index=1", "--transpose"))
+    found, _ = example.test_images(options)
+    np.testing.assert_array_equal(found, np.swapaxes(image, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--index=48"], "--index must be from 0 to 47. Received: 48"),
+        (["--layer=atention"], "Did you mean 'attention'"),
+        (["--weights=nowhere.npz"], "nowhere.npz"),
+    ],
+)
+def test_errors_are_one_line(example, npz, weights, tmp_path, more, message):
+    command = arguments(npz, tmp_path, f"--weights={weights}", *more)
+    with pytest.raises(SystemExit, match="error: .*" + re.escape(message)):
+        example.main(command)
+
+
+@pytest.mark.slow
+def test_command_line_on_a_real_network(npz, tmp_path):
+    """The command of the documentation, on a few images."""
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        f"--dataset={npz}",
+        "--epochs=1",
+        "--images=2",
+        "--downsampling=strided",
+        "--out=maps",
+    ]
+    process = subprocess.run(
+        command, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert "conv7_attention" in process.stdout
+    errors = rotation_errors(process.stdout)
+    assert len(errors) == 14
+    assert max(errors[:7]) < 1e-5
+    assert len(list((tmp_path / "maps").iterdir())) == 2

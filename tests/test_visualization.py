@@ -1,0 +1,579 @@
+"""Attention maps of whole networks: they transform, and pictures show them."""
+
+import sys
+
+import keras
+import numpy as np
+import oracles
+import pytest
+from keras import ops
+
+from keras_equiattn import layers
+from keras_equiattn import visualization
+from keras_equiattn.applications import RotMNISTCNN
+from keras_equiattn.testing import relative_difference
+from keras_equiattn.visualization import attention_maps
+from keras_equiattn.visualization import plot_attention_maps
+
+
+def randomize(model):
+    """The same weights on every backend, batch normalisation off its start."""
+    rng = np.random.default_rng(1)
+    for variable in model.weights:
+        shape = tuple(variable.shape)
+        if variable.name in ("gamma", "moving_variance"):
+            variable.assign(rng.uniform(0.5, 1.5, shape))
+        elif variable.name in ("beta", "moving_mean"):
+            variable.assign(rng.uniform(-0.2, 0.6, shape))
+        elif variable.dtype == "float32":  # no seeds
+            bound = np.sqrt(6 / np.prod(shape[:-1]))
+            if "spatial" in variable.name:  # well off one half
+                bound *= 4
+            variable.assign(rng.uniform(-bound, bound, shape))
+    return model
+
+
+def images(count=1, shape=(28, 28, 1)):
+    return np.random.default_rng(0).uniform(size=(count, *shape))
+
+
+def moved(values, name, group, element, group_axes):
+    """`L_g` of one map, without its batch axis."""
+    first = 0
+    if name != "channel":
+        values = oracles.turn(values, group, element)
+        first = 2
+    for axis in range(first, first + group_axes):
+        size = values.shape[axis]
+        assert size == oracles.order(group)
+        source = [oracles.relative(group, element, j) for j in range(size)]
+        values = values.take(source, axis=axis)
+    return values
+
+
+def group_axes(attention, lifting, name):
+    """How many axes of a map are group elements: h, or h and j."""
+    if attention in ("input", "co"):
+        return 0 if lifting else 1
+    return 1 if lifting or name == "effective" else 2
+
+
+@pytest.mark.parametrize(
+    ("group", "attention"),
+    [
+        ("p4", "input"),
+        ("p4", "full"),
+        ("p4", "co"),
+        ("p4m", "input"),
+        pytest.param("p4m", "co", marks=pytest.mark.slow),
+        pytest.param("p4m", "full", marks=pytest.mark.slow),
+    ],
+)
+def test_maps_of_a_network_transform(group, attention):
+    model = randomize(RotMNISTCNN(group, attention, filters=4))
+    (image,) = images()
+    order = oracles.order(group)
+    batch = np.stack([oracles.turn(image, group, g) for g in range(order)])
+    found = attention_maps(model, batch)
+    names = [f"conv{index}" for index in range(1, 8)]
+    if attention == "input":
+        names = [f"{name}_attention" for name in names]
+    assert list(found) == names
+    for layer, maps in found.items():
+        kinds = {"spatial", "effective"}
+        assert set(maps) == (
+            kinds if attention == "co" else kinds | {"channel"}
+        )
+        for name, values in maps.items():
+            axes = group_axes(attention, layer == names[0], name)
+            for g in range(order):
+                error = relative_difference(
+                    values[g], moved(values[0], name, group, g, axes)
+                )
+                assert error < 1e-5, (layer, name, g)
+        # The maps tell the elements apart.
+        wrong = relative_difference(*maps["spatial"][:2])
+        assert wrong > 3e-3, layer
+
+
+def small_layers():
+    """Attentive layers with random weights, by name, for (8, 8, 2) images."""
+    lift = layers.AttentiveLiftingConv2D(3, 3, group="p4", name="lift")
+    inner = layers.InputAttention(group="p4", name="inner")
+    conv = layers.CoAttentiveGroupConv2D(2, 3, group="p4", name="conv")
+    return lift, inner, conv
+
+
+def small_network():
+    lift, inner, conv = small_layers()
+    inputs = keras.Input((8, 8, 2))
+    x = keras.layers.BatchNormalization(name="bn")(inputs)
+    x = keras.layers.Dropout(0.5, name="dropout")(lift(x))
+    x = conv(inner(x))
+    x = keras.layers.GlobalAveragePooling3D(name="pool")(x)
+    return randomize(keras.Model(inputs, x, name="small"))
+
+
+def by_hand(model, x):
+    """The maps of `small_network`, layer after layer."""
+    get = model.get_layer
+    x = get("bn")(ops.convert_to_tensor(x, "float32"), training=False)
+    found = {}
+    for name in ("lift", "inner", "conv"):
+        x, maps = get(name)(x, return_attention_maps=True)
+        found[name] = {k: ops.convert_to_numpy(v) for k, v in maps.items()}
+    return found
+
+
+def assert_same_maps(actual, expected):
+    assert list(actual) == list(expected)
+    for name, maps in expected.items():
+        assert set(actual[name]) == set(maps)
+        for key, values in maps.items():
+            assert isinstance(actual[name][key], np.ndarray)
+            np.testing.assert_allclose(
+                actual[name][key], values, rtol=1e-5, atol=1e-6
+            )
+
+
+def test_maps_are_those_of_the_layers_in_inference_mode():
+    model, x = small_network(), images(3, (8, 8, 2))
+    assert_same_maps(attention_maps(model, x), by_hand(model, x))
+
+
+def test_the_model_stays_as_it_is():
+    model, x = small_network(), images(2, (8, 8, 2))
+    before = model.get_config()
+    attention_maps(model, x)
+    for layer in model.layers:  # raises for a layer in two places
+        assert layer.output is not None
+    assert model.get_config() == before
+
+
+def test_selected_layers():
+    model, x = small_network(), images(2, (8, 8, 2))
+    expected = by_hand(model, x)
+    found = attention_maps(model, x, layers=["conv", "lift"])
+    assert_same_maps(found, {n: expected[n] for n in ("lift", "conv")})
+    found = attention_maps(model, x, layers="inner")
+    assert_same_maps(found, {"inner": expected["inner"]})
+    assert attention_maps(model, x, layers=[]) == {}
+
+
+def test_query():
+    model, x = small_network(), images(2, (8, 8, 2))
+    found = attention_maps(model, x, query=(1, 3))
+    assert found["lift"]["effective"].shape == (2, 4, 2, 3)
+    whole = attention_maps(model, x)["conv"]["effective"]
+    np.testing.assert_allclose(
+        found["conv"]["effective"], whole[:, 1, 3], rtol=1e-6
+    )
+
+
+def test_nested_models():
+    """Models in models, one of them Sequential, give the same maps."""
+    flat, x = small_network(), images(2, (8, 8, 2))
+    expected = by_hand(flat, x)
+    middle = keras.Input((6, 6, 4, 3))
+    inner = keras.Model(
+        middle, flat.get_layer("inner")(middle), name="functional"
+    )
+    sequential = keras.Sequential(
+        [keras.Input((6, 6, 4, 3)), inner, flat.get_layer("conv")],
+        name="sequential",
+    )
+    plain = keras.Sequential(  # without attention
+        [keras.Input((4, 4, 4, 2)), keras.layers.ReLU()], name="plain"
+    )
+    inputs = keras.Input((8, 8, 2))
+    y = flat.get_layer("lift")(flat.get_layer("bn")(inputs))
+    outer = keras.Model(inputs, plain(sequential(y)))
+    names = {
+        "lift": "lift",
+        "sequential/functional/inner": "inner",
+        "sequential/conv": "conv",
+    }
+    expected = {full: expected[name] for full, name in names.items()}
+    assert_same_maps(attention_maps(outer, x), expected)
+    for name in names:
+        found = attention_maps(outer, x, layers=name)
+        assert_same_maps(found, {name: expected[name]})
+
+
+def test_sequential_model():
+    lift, inner, conv = small_layers()
+    model = keras.Sequential(
+        [keras.layers.BatchNormalization(name="bn"), lift, inner, conv]
+    )
+    x = images(2, (8, 8, 2))
+    with pytest.raises(ValueError, match=r"functional or Sequential .* built"):
+        attention_maps(model, x)
+    model(x)
+    randomize(model)
+    assert_same_maps(attention_maps(model, x), by_hand(model, x))
+
+
+def test_shared_layers_come_up_once_a_call():
+    shared = layers.InputAttention(group="p4", name="shared")
+    inputs = keras.Input((6, 6, 4, 2))
+    x = ops.convert_to_tensor(images(2, (6, 6, 4, 2)), "float32")
+    model = keras.Model(inputs, shared(ops.square(shared(inputs))))
+    randomize(model)
+    other = keras.Input((6, 6, 4, 2))
+    keras.Model(other, shared(other))  # elsewhere: none of the model's calls
+    y, first = shared(x, return_attention_maps=True)
+    _, second = shared(ops.square(y), return_attention_maps=True)
+    expected = {
+        name: {k: ops.convert_to_numpy(v) for k, v in maps.items()}
+        for name, maps in (("shared", first), ("shared#2", second))
+    }
+    assert_same_maps(attention_maps(model, x), expected)
+    found = attention_maps(model, x, layers="shared#2")
+    assert_same_maps(found, {"shared#2": expected["shared#2"]})
+
+
+def test_half_precision_is_returned_as_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    found = attention_maps(small_network(), images(1, (8, 8, 2)))
+    for maps in found.values():
+        assert {values.dtype for values in maps.values()} == {
+            np.dtype("float32")
+        }
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__(name="subclassed")
+        self.attention = layers.InputAttention(group="p4")
+
+    def call(self, x):
+        return self.attention(x)
+
+
+def test_models_that_cannot_be_read():
+    x = images(1, (8, 8, 1))
+    subclassed = Subclassed()
+    subclassed(x)
+    with pytest.raises(ValueError, match="subclassed models do not have"):
+        attention_maps(subclassed, x)
+    with pytest.raises(ValueError, match="must be a functional or Sequential"):
+        attention_maps(subclassed.attention, x)
+    inputs = keras.Input((8, 8, 1))
+    hiding = keras.Model(inputs, subclassed(inputs), name="hiding")
+    with pytest.raises(
+        ValueError, match="Layer 'subclassed' of 'hiding' calls attentive"
+    ):
+        attention_maps(hiding, x)
+    plain = RotMNISTCNN("p4", filters=1, name="plain")
+    with pytest.raises(ValueError, match="'plain' has no attentive layers"):
+        attention_maps(plain, images())
+
+
+def test_wrong_arguments():
+    model = small_network()
+    with pytest.raises(
+        ValueError,
+        match=r"attentive layer 'lifft'. Did you mean 'lift'.* lift, inner",
+    ):
+        attention_maps(model, images(1, (8, 8, 2)), layers=["lifft"])
+    with pytest.raises(
+        ValueError, match=r"batch of rank 4.*\(None, 8, 8, 2\).*\(8, 8, 2\)"
+    ):
+        attention_maps(model, images(1, (8, 8, 2))[0])
+    a, b = keras.Input((8, 8, 2)), keras.Input((8, 8, 2))
+    two = keras.Model([a, b], layers.InputAttention(group="p4")(a + b))
+    with pytest.raises(ValueError, match=r"must have one input.* with 2"):
+        attention_maps(two, images(1, (8, 8, 2)))
+
+
+# --- Pictures ---------------------------------------------------------------
+
+
+def test_panels_show_the_maps():
+    model, (image,) = small_network(), images(1, (8, 8, 2))
+    figure = plot_attention_maps(model, image, "inner")
+    batch = np.stack([np.rot90(image, g) for g in range(4)])
+    effective = attention_maps(model, batch)["inner"]["effective"].mean(-1)
+    assert len(figure.axes) == 4 * (1 + 1 + 4) + 1
+    panels = np.array(figure.axes[:24]).reshape(4, 6)
+    maps = np.array(
+        [[p.images[-1].get_array() for p in row[2:]] for row in panels]
+    )
+    np.testing.assert_allclose(
+        maps, np.moveaxis(effective, 3, 1), rtol=1e-5, atol=1e-6
+    )
+    for g in range(4):  # they turn with the image
+        for h in range(4):
+            np.testing.assert_allclose(
+                maps[g, (g + h) % 4], np.rot90(maps[0, h], g), atol=1e-5
+            )
+        np.testing.assert_allclose(  # two channels are averaged
+            panels[g, 0].images[0].get_array(), np.rot90(image.mean(-1), g)
+        )
+    titles = [panel.get_title() for panel in panels[0]]
+    assert titles == [
+        "image",
+        "all h",
+        "h: 0°",
+        "h: 90°",
+        "h: 180°",
+        "h: 270°",
+    ]
+    assert [row[0].get_ylabel() for row in panels] == [
+        "0°",
+        "90°",
+        "180°",
+        "270°",
+    ]
+    low, high = effective.min(), effective.max()
+    title = f"small, inner\nattention {low:.4g} to {high:.4g}"
+    assert figure.get_suptitle() == title
+    limits = {p.images[-1].get_clim() for row in panels for p in row[2:]}
+    np.testing.assert_allclose(*limits, (low, high), rtol=1e-5)
+    (bar,) = figure.axes[24:]
+    np.testing.assert_allclose(bar.get_ylim(), (low, high), rtol=1e-5)
+    assert figure.canvas.manager is None  # no window, no pyplot
+
+
+def test_selected_panels():
+    model, x = small_network(), images(1, (8, 8, 2))
+    figure = plot_attention_maps(
+        model, x, "inner", group_element=1, elements=[0, 3], arrows=False
+    )
+    assert len(figure.axes) == 2 * 2 + 1
+    assert figure.axes[1].get_title() == "h: 90°"
+    assert figure.axes[2].get_ylabel() == "270°"
+    expected = attention_maps(model, x, layers="inner")["inner"]["effective"]
+    np.testing.assert_allclose(
+        figure.axes[1].images[-1].get_array(),
+        expected[0, :, :, 1].mean(-1),
+        rtol=1e-5,
+    )
+
+
+def test_arrows_are_as_long_as_the_attention_is_strong():
+    model, (image,) = small_network(), images(1, (8, 8, 2))
+    figure = plot_attention_maps(model, image, "inner")
+    panels = np.array(figure.axes[:24]).reshape(4, 6)
+    values = np.array(
+        [[p.images[-1].get_array() for p in row[2:]] for row in panels]
+    )
+    low, high = values.min(), values.max()
+    # A 6 x 6 map in the middle of 8 x 8 pixels, at every third position.
+    rows, columns = np.array([[1, 1], [1, 4], [4, 1], [4, 4]]).T
+    up = np.array([[0, -1], [-1, 0], [0, 1], [1, 0]])  # (right, down)
+    for row, maps in zip(panels, values, strict=True):
+        (quiver,) = row[1].collections
+        share = (maps[:, rows, columns].T - low) / (high - low)
+        expected = share[..., None] * up * 3 / 2
+        arrows = np.stack([quiver.U, quiver.V], -1).reshape(4, 4, 2)
+        np.testing.assert_allclose(arrows, expected, atol=1e-5)
+        np.testing.assert_array_equal(
+            quiver.XY[::4], np.stack([columns, rows], -1) + 1
+        )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("step", [1, 2, 5, 8])
+def test_positions_are_the_same_from_either_end(step):
+    for size in range(1, 40):
+        found = visualization._centred(size, step)
+        np.testing.assert_array_equal(found, size - 1 - found[::-1])
+        assert len(found) >= 1
+        assert np.all(np.diff(found) >= min(step, size - 1))
+
+
+def test_arrows_of_mirrored_elements():
+    """Each is the image of the first under its element, in two colours."""
+    inputs = keras.Input((6, 6, 1))
+    x = layers.AttentiveLiftingConv2D(2, 3, group="p4m", name="lift")(inputs)
+    model = randomize(keras.Model(inputs, x))
+    figure = plot_attention_maps(model, images(1, (6, 6, 1)), elements=[0, 5])
+    assert len(figure.axes) == 2 * (1 + 1 + 8) + 1
+    (quiver,) = figure.axes[1].collections
+    offsets = np.stack([quiver.V, quiver.U], -1).reshape(-1, 8, 2)
+    lengths = np.linalg.norm(offsets, axis=-1, keepdims=True)
+    directions = (offsets / np.where(lengths > 1e-6, lengths, 1)).max(
+        axis=0, where=lengths > 1e-6, initial=-1
+    )
+    matrices = visualization.groups.get("p4m").matrices
+    np.testing.assert_allclose(directions, matrices @ directions[0], atol=1e-5)
+    colors = quiver.get_facecolors().reshape(-1, 8, 4)[0]
+    assert len(np.unique(colors, axis=0)) == 2
+    assert figure.axes[10].get_ylabel() == "mirror, 90°"
+
+
+def test_uniform_maps_say_so():
+    model = small_network()
+    for variable in model.get_layer("inner").weights:
+        variable.assign(0 * variable.value)
+    figure = plot_attention_maps(model, images(1, (8, 8, 2)), "inner")
+    # sigmoid(0) sigmoid(0) is taken away.
+    assert figure.get_suptitle() == (
+        "small, inner\nattention 0.75 to 0.75, uniform"
+    )
+    low, high = figure.axes[2].images[-1].get_clim()
+    assert high - low == pytest.approx(visualization.UNIFORM)
+    assert (low + high) / 2 == pytest.approx(0.75)
+    (quiver,) = figure.axes[1].collections
+    np.testing.assert_allclose(np.ptp(quiver.U), np.ptp(quiver.V), rtol=1e-4)
+
+
+def test_default_layer_varies_most_over_space():
+    model, x = small_network(), images(1, (8, 8, 2))
+    for name in ("lift", "inner"):
+        for variable in model.get_layer(name).weights:
+            if variable.name == "spatial_kernel":
+                variable.assign(0 * variable.value)
+    kernel = model.get_layer("conv").attention_kernel
+    kernel.assign(3 * kernel.value)
+    figure = plot_attention_maps(model, x)
+    assert figure.get_suptitle().startswith("small, conv\n")
+
+
+def test_maps_lie_where_they_come_from():
+    """Centred, a pixel as wide as the strides before it."""
+    inputs = keras.Input((28, 28, 1))
+    attend = layers.InputAttention
+    x = attend(group="p4", name="at_28")(inputs)
+    x = layers.LiftingConv2D(1, 3, group="p4")(x)
+    x = layers.GroupConv2D(1, 3, group="p4")(x)
+    x = layers.SpatialPooling2D(2, group="p4")(x)
+    x = attend(group="p4", name="at_12")(x)
+    x = layers.CoAttentiveGroupConv2D(
+        1, 4, strides=2, group="p4", name="before_5"
+    )(x)
+    x = attend(group="p4", name="at_5")(x)
+    model = keras.Model(inputs, x)
+    for name, half in (
+        ("at_28", 14),
+        ("at_12", 12),
+        ("before_5", 12),
+        ("at_5", 10),
+    ):
+        figure = plot_attention_maps(model, images(), name, elements=[0])
+        panel = figure.axes[-2]
+        middle = 13.5
+        assert panel.images[-1].get_extent() == [
+            middle - half,
+            middle + half,
+            middle + half,
+            middle - half,
+        ]
+        assert panel.get_xlim() == (-0.5, 27.5)
+        assert panel.get_ylim() == (27.5, -0.5)
+
+
+def test_attention_on_images_has_one_panel():
+    inputs = keras.Input((6, 8, 3))
+    x = layers.InputAttention(group="p4", name="attention")(inputs)
+    model = randomize(keras.Model(inputs, x))
+    x = images(1, (6, 8, 3))
+    figure = plot_attention_maps(model, x)
+    # A quarter turn of a rectangle would not fit beside it.
+    assert len(figure.axes) == 2 * 2 + 1
+    assert figure.axes[1].get_title() == "attention"
+    assert [figure.axes[n].get_ylabel() for n in (0, 2)] == ["0°", "180°"]
+    np.testing.assert_allclose(figure.axes[0].images[0].get_array(), x[0])
+    with pytest.raises(ValueError, match=r"on its side.* Received: .0, 1"):
+        plot_attention_maps(model, x, elements=[0, 1])
+    for argument in ({"group_element": 0}, {"arrows": True}):
+        with pytest.raises(ValueError, match="has no group axis"):
+            plot_attention_maps(model, x, **argument)
+
+
+def test_channels_first():
+    keras.config.set_image_data_format("channels_first")
+    inputs = keras.Input((3, 8, 8))
+    x = layers.AttentiveLiftingConv2D(2, 3, group="p4", name="lift")(inputs)
+    x = layers.InputAttention(group="p4", name="attention")(x)
+    model = randomize(keras.Model(inputs, x))
+    x = images(1, (3, 8, 8))
+    for name in ("lift", "attention"):
+        figure = plot_attention_maps(model, x, name, elements=[0, 1])
+        shown = np.moveaxis(x[0], 0, -1)
+        np.testing.assert_allclose(
+            figure.axes[6].images[0].get_array(), np.rot90(shown)
+        )
+        maps = [p.images[-1].get_array() for p in figure.axes[2:12]]
+        np.testing.assert_allclose(maps[7], np.rot90(maps[0]), atol=1e-5)
+        assert maps[0].shape == (6, 6)
+        assert figure.axes[2].images[-1].get_extent() == [0.5, 6.5, 6.5, 0.5]
+
+
+def test_elements_that_interpolate():
+    inputs = keras.Input((9, 9, 1))
+    x = layers.AttentiveLiftingConv2D(1, 3, group="p8", name="lift")(inputs)
+    model = keras.Model(inputs, x)
+    figure = plot_attention_maps(
+        model, images(1, (9, 9, 1)), group_element=0, arrows=False
+    )
+    assert len(figure.axes) == 4 * 2 + 1
+    figure = plot_attention_maps(model, images(1, (9, 9, 1)), elements=[1])
+    assert len(figure.axes) == 1 * (1 + 1 + 8) + 1
+    assert figure.axes[0].get_ylabel() == "45°"
+
+
+def test_pixels_outside_zero_and_one_are_rescaled_for_display():
+    model = small_network()
+    x = 4 * images(1, (8, 8, 2)) - 2
+    figure = plot_attention_maps(model, x, "inner", elements=[0])
+    shown = figure.axes[0].images[0].get_array()
+    grey = x[0].mean(-1)
+    np.testing.assert_allclose(
+        shown, (grey - grey.min()) / np.ptp(grey), rtol=1e-5
+    )
+
+
+def test_picture_is_written(tmp_path):
+    model, x = small_network(), images(1, (8, 8, 2))
+    figure = plot_attention_maps(model, x, "inner", elements=[0])
+    figure.savefig(tmp_path / "maps.png")
+    assert (tmp_path / "maps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_arguments_of_pictures(monkeypatch):
+    model, x = small_network(), images(2, (8, 8, 2))
+    with pytest.raises(ValueError, match=r"one image.*\(2, 8, 8, 2\)"):
+        plot_attention_maps(model, x)
+    for argument, message in (
+        ({"layer": "lifft"}, "Did you mean 'lift'"),
+        ({"layer": "inner", "group_element": 4}, "from 0 to 3 for group 'p4'"),
+        ({"elements": [5]}, "from 0 to 3 for group 'p4'"),
+        ({"elements": []}, "`elements` must hold one or more"),
+        ({"opacity": 2}, "`opacity` must be a number from 0 to 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_attention_maps(model, x[0], **argument)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"keras-equiattn\[viz\]"):
+        plot_attention_maps(model, x[0])
+
+
+class WithoutEffective(layers.InputAttention):
+    def attend_channels_last(self, x, query=None):
+        y, maps = super().attend_channels_last(x, query)
+        del maps["effective"]
+        return y, maps
+
+
+def test_layers_without_an_effective_map():
+    inputs = keras.Input((8, 8, 1))
+    x = WithoutEffective(group="p4", name="other")(inputs)
+    model = keras.Model(inputs, x)
+    with pytest.raises(ValueError, match="'other' returns no map \"effective"):
+        plot_attention_maps(model, images(1, (8, 8, 1)), "other")
+
+
+@pytest.mark.once
+def test_names_of_elements():
+    name = visualization.element_name
+    assert [name("p4m", g) for g in (0, 1, 4, 7)] == [
+        "0°",
+        "90°",
+        "mirror",
+        "mirror, 270°",
+    ]
+    assert name("p16", 1) == "22.5°"
+    with pytest.raises(ValueError, match="from 0 to 3"):
+        name("p4", 4)
