@@ -13,11 +13,9 @@ import keras
 import numpy as np
 
 from keras_equiattn import _checks
-from keras_equiattn import groups
 from keras_equiattn import layers
+from keras_equiattn.applications import _sizes
 from keras_equiattn.groups import Group
-from keras_equiattn.ops.exactness import is_exact
-from keras_equiattn.ops.exactness import output_size
 
 # What `attention` of a network can be.
 ATTENTION = (None, "full", "channel", "spatial", "input", "co")
@@ -177,15 +175,6 @@ def _attention_arguments(
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """A square window that changes the size of feature maps."""
-
-    size: int
-    strides: int = 1
-    padding: str = "valid"
-
-
 # Shipped weights by (group, attention, filters), then by name.
 Shipped = Mapping[tuple[str, str | None, int], Mapping[str, ShippedWeights]]
 
@@ -201,9 +190,7 @@ class Network:
         planar: makes the initialiser of kernels of the group `z2`.
         scale: half-width of the uniform start of all other kernels, times
             `sqrt(channels) * kernel_size`.
-        windows: what the feature maps go through, first to last, given whether
-            the downsampling is exact; no more sizes than those that pass are
-            accepted.
+        windows: what feature maps go through, see `_sizes.check`.
         shipped: the weights that are shipped, of exact networks.
 
     Raises:
@@ -225,7 +212,7 @@ class Network:
         weights: str | Path | None,
         planar: Callable[[], keras.initializers.Initializer],
         scale: float = 1.0,
-        windows: Callable[[bool], Sequence[Window]] = lambda exact: (),
+        windows: _sizes.Windows = lambda exact: (),
         shipped: Shipped | None = None,
     ) -> None:
         self.kind = kind
@@ -240,7 +227,7 @@ class Network:
         )
         self.exact = downsampling == "exact"
         self.input_shape = check_image_shape(input_shape)
-        self._check_size(windows)
+        _sizes.check(kind, self.input_shape, group, windows, self.downsampling)
         self.planar = planar
         self.scale = scale
         self.weights = weights
@@ -356,52 +343,6 @@ class Network:
         return keras.initializers.VarianceScaling(
             order * (self.scale * constant) ** 2 / 3, "fan_in", "uniform"
         )
-
-    def _check_size(self, windows: Callable[[bool], Sequence[Window]]) -> None:
-        """Raises unless feature maps can go through the windows."""
-        size = self.input_shape[:2]
-        if _passes(size, self.group, windows(self.exact), self.exact):
-            return
-        around = max(size)
-        candidates = sorted(
-            range(1, around + 129), key=lambda n: (abs(n - around), n)
-        )
-        accepted = [
-            n
-            for n in candidates
-            if _passes((n, n), self.group, windows(self.exact), self.exact)
-        ]
-        examples = ", ".join(f"{n} x {n}" for n in sorted(accepted[:4]))
-        message = (
-            f"`input_shape` of {self.kind} with group '{self.group.name}' and "
-            f"downsampling='{self.downsampling}' must have a size such as "
-            f"{examples}: "
-        )
-        message += (
-            "on others its windows do not fit or are not exactly equivariant."
-            if self.exact and self.group.order > 1
-            else "on smaller ones its windows do not fit."
-        )
-        message += f" Received: {self.input_shape}."
-        if self.exact and _passes(size, self.group, windows(False), False):
-            message += (
-                " downsampling='strided' takes this size and is approximate."
-            )
-        raise ValueError(message)
-
-
-def _passes(
-    size: tuple[int, ...], group: Group, windows: Sequence[Window], exact: bool
-) -> bool:
-    """Whether windows fit one after the other; exactly, if asked."""
-    if not exact:
-        group = groups.get("z2")  # asks for no more than that they fit
-    for window in windows:
-        options = (window.size, window.strides, 1, window.padding)
-        if not is_exact(group, size, *options):
-            return False
-        size = tuple(output_size(n, *options) or 0 for n in size)
-    return True
 
 
 # Of the residual and dense networks: the variance before a ReLU is kept.

@@ -7,8 +7,8 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications._sizes import Window
 from keras_equiattn.applications.building import AttentionSettings
-from keras_equiattn.applications.building import Window
 
 # The paper's, of the first convolution and of every block; other groups get
 # the planar width over sqrt(order).

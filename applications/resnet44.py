@@ -7,8 +7,8 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications._sizes import Window
 from keras_equiattn.applications.building import AttentionSettings
-from keras_equiattn.applications.building import Window
 from keras_equiattn.layers import SpatialPooling2D
 
 # The paper's, of the three stages; other groups get the planar widths over

@@ -20,7 +20,15 @@ SHIPPED: building.Shipped = {
             input_shape=(28, 28, 1),
             classes=10,
         )
-    }
+    },
+    ("p4", "input", 10): {
+        "rot_mnist": building.ShippedWeights(
+            "rotmnist_p4cnn_input-rot_mnist.weights.h5",
+            normalization=(0.1309, 0.2901),
+            input_shape=(28, 28, 1),
+            classes=10,
+        )
+    },
 }
 
 

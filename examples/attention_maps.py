@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--index", type=int, default=0, help="of the test image to draw")
     add("--transpose", action="store_true", help="exchange rows and columns")
     add("--layer", help="to draw; without it the one that varies most")
+    add("--strided-layer", help="to compare; without it the most deformed one")
     add(
         "--downsampling",
         default="exact",
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     deformed = turned_maps(strided, images)
     show_table(strided, deformed)
     errors = {name: turn_error(*found) for name, found in deformed.items()}
-    layer = options.layer or max(errors, key=lambda name: errors[name])
+    layer = options.strided_layer or max(errors, key=lambda name: errors[name])
     figure = compare({"exact": exact, "strided": strided}, image, layer)
     write(figure, options, f"{options.model}_strided.png")
 
@@ -124,12 +125,15 @@ def build(options: argparse.Namespace, **overrides: Any) -> keras.Model:
 
 def train(model: keras.Model, options: argparse.Namespace) -> keras.Model:
     """A short training, to have something to look at."""
+    info = datasets.info(options.dataset)
     data = datasets.load_pydataset(
         options.dataset,
-        "train",
+        "train+validation",
         options.batch_size,
         seed=options.seed,
         data_dir=options.data_dir,
+        # Not needed; the least that can be cut off.
+        validation_size=info.validation_size and info.views,
     )
     model.compile(
         "adam",
@@ -154,8 +158,10 @@ def strided_network(
         options, downsampling="strided", weights=options.strided_weights
     )
     if options.strided_weights is None:
-        for layer in strided.layers:  # it has no pooling, the rest is alike
-            layer.set_weights(exact.get_layer(layer.name).get_weights())
+        for layer in strided.layers:  # pooling, which it lacks, has none
+            if layer.weights:
+                values = exact.get_layer(layer.name).get_weights()
+                layer.set_weights(values)
     return strided
 
 
@@ -248,8 +254,8 @@ def compare(
 ) -> Any:
     """Maps of turned images, turned back: all alike if it is equivariant.
 
-    The mean over the group and the channels. A row below those of each network
-    shows the difference from the map of the upright image.
+    For the group element whose map of the upright image varies most. A row
+    below the maps of each network shows their difference from the first.
     """
     from matplotlib.figure import Figure
 
@@ -258,13 +264,16 @@ def compare(
     }
     group = groups.get(reporting.group_of(models["exact"]))
     turns = group.grid_elements
+    title = f"{models['exact'].name}, {layer}"
+    if fields["exact"].ndim == 4:
+        h = int(fields["exact"][0].std(axis=(0, 1)).argmax())
+        fields = {name: field[..., h] for name, field in fields.items()}
+        title += f", h: {visualization.element_name(group, h)}"
     figure = Figure(
         figsize=(1.3 + 1.5 * len(turns), 0.8 + 1.5 * (1 + 2 * len(fields))),
         layout="constrained",
     )
-    figure.suptitle(
-        f"{models['exact'].name}, {layer}\nmaps of turned images, turned back"
-    )
+    figure.suptitle(f"{title}\nmaps of turned images, turned back")
     rows = figure.subplots(1 + 2 * len(fields), len(turns), squeeze=False)
     for panel, g in zip(rows[0], turns, strict=True):
         pixels = act(image[None], group, g)[0]
@@ -284,7 +293,8 @@ def compare(
             drawn = panel.imshow(
                 values, cmap="RdBu", vmin=-reach / 2, vmax=reach / 2
             )
-            panel.set_xlabel(f"{np.abs(values).max() / reach:.1e}")
+            share = np.abs(values).max() / reach
+            panel.set_xlabel(f"{share:.1e} of the range", fontsize="small")
         figure.colorbar(drawn, ax=changed)
         changed[0].set_ylabel("difference")
     for panel in rows.ravel():
@@ -293,12 +303,12 @@ def compare(
 
 
 def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:
-    """Maps of the turned images, averaged and turned back."""
+    """Maps of the turned images, turned back, as means over the channels."""
     group, maps = turned_maps(model, image[None], layer)[layer]
-    fields = []
-    for g, found in zip(group.grid_elements, maps, strict=True):
-        plane = found.reshape(*found.shape[:3], -1).mean(-1, keepdims=True)
-        fields.append(act(plane, group, group.inverse[g])[0, ..., 0])
+    fields = [
+        act(found, group, group.inverse[g])[0].mean(-1)
+        for g, found in zip(group.grid_elements, maps, strict=True)
+    ]
     return np.stack(fields)
 
 

@@ -12,10 +12,10 @@ from keras_equiattn.layers.base import AttentionLayer
 from keras_equiattn.layers.convolution import BaseGroupConv2D
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.attention import co_attention
+from keras_equiattn.ops.attention import input_attention
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
-from keras_equiattn.ops.input_attention import co_attention
-from keras_equiattn.ops.input_attention import input_attention
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")

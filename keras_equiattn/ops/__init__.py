@@ -1,6 +1,8 @@
 """The mathematics: stateless functions on tensors, in `keras.ops` only."""
 
 from keras_equiattn.ops.action import group_action
+from keras_equiattn.ops.attention import co_attention
+from keras_equiattn.ops.attention import input_attention
 from keras_equiattn.ops.attentive_convolution import AttentionKernels
 from keras_equiattn.ops.attentive_convolution import attentive_group_conv
 from keras_equiattn.ops.attentive_convolution import attentive_lifting_conv
@@ -8,8 +10,6 @@ from keras_equiattn.ops.attentive_convolution import response_attention
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.exactness import is_exact
-from keras_equiattn.ops.input_attention import co_attention
-from keras_equiattn.ops.input_attention import input_attention
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.pooling import group_pool
 from keras_equiattn.ops.pooling import spatial_pool

@@ -83,7 +83,7 @@ def depthwise_banded(
     for u in range(rows):
         seen = x[:, u * dilation_rate : u * dilation_rate + height]
         seen = ops.reshape(seen, (channels, -1, statistics * halo))
-        total = total + ops.matmul(seen, matrices[u])
+        total = total + seen @ matrices[u]
     y = ops.reshape(total, (channels, height, -1, tiles * tile))
     return ops.transpose(y[..., :width], (2, 1, 3, 0))
 

@@ -14,6 +14,7 @@ from keras_equiattn import groups
 from keras_equiattn.applications import AllCNNC
 from keras_equiattn.applications import building
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import pcam_densenet
 from keras_equiattn.applications import PCamDenseNet
 from keras_equiattn.applications import reporting
 from keras_equiattn.applications import ResNet44
@@ -63,22 +64,29 @@ INPUTS = {
     "resnet44": ((32, 32, 3), 10),
     "rotmnist": ((28, 28, 1), 10),
 }
-# Each network, and the smallest images that it takes.
-SMALLEST = {
+# Each network, and images that it takes when it is `short`.
+SMALL = {
     AllCNNC: (4, 4, 3),
-    PCamDenseNet: (80, 80, 3),
+    PCamDenseNet: (10, 10, 3),
     ResNet44: (4, 4, 3),
     RotMNISTCNN: (28, 28, 1),
 }
 NETWORKS = pytest.mark.parametrize(
-    "network", SMALLEST, ids=lambda network: network.__name__
+    "network", SMALL, ids=lambda network: network.__name__
 )
 
 
 @pytest.fixture
-def short(monkeypatch):
+def short_resnet(monkeypatch):
     """One block in each stage of the residual network, not seven."""
     monkeypatch.setattr(resnet44, "BLOCKS", 1)
+
+
+@pytest.fixture
+def short(short_resnet, monkeypatch):
+    """Two blocks in the dense network as well."""
+    blocks = pcam_densenet.BLOCK_ATTENTION[:2]
+    monkeypatch.setattr(pcam_densenet, "BLOCK_ATTENTION", blocks)
 
 
 def randomize(model):
@@ -176,7 +184,7 @@ def test_invariance_at_full_size(name):
         "rotmnist_p4cnn_full",
     ],
 )
-def test_invariance_with_attention(name, short):
+def test_invariance_with_attention(name, short_resnet):
     """At the real input size; narrow, and the residual network short."""
     model = applications.get_model(name, filters=2)
     randomize(model)
@@ -196,7 +204,7 @@ def test_invariance_with_attention(name, short):
         ("rotmnist_p4cnn", 28, False),
     ],
 )
-def test_strided_downsampling(name, size, exact, short):
+def test_strided_downsampling(name, size, exact, short_resnet):
     model = applications.get_model(
         name,
         filters=2,
@@ -224,7 +232,7 @@ def test_invariance_of_all(name):
 @pytest.mark.parametrize(
     ("attention", "policy"),
     [
-        # JAX takes a minute to compile one; the layers are tested everywhere.
+        # Takes long to compile; the layers are tested on every backend.
         pytest.param("full", "float32", marks=pytest.mark.once),
         ("input", "mixed_bfloat16"),
     ],
@@ -232,10 +240,12 @@ def test_invariance_of_all(name):
 @NETWORKS
 def test_one_step_of_fit_with_attention(network, attention, policy, short):
     keras.config.set_dtype_policy(policy)
-    shape = SMALLEST[network]
+    shape = SMALL[network]
     model = network("p4", attention, filters=2, input_shape=shape, classes=3)
     model.compile(
-        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        "sgd",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        run_eagerly=attention == "full",
     )
     before = [as_array(v).copy() for v in model.trainable_variables]
     loss = model.train_on_batch(images((2, *shape)), np.array([0, 2]))
@@ -255,7 +265,7 @@ def test_one_step_of_fit_with_attention(network, attention, policy, short):
 @pytest.mark.slow
 @NETWORKS
 def test_files(network, short, tmp_path):
-    shape = SMALLEST[network]
+    shape = SMALL[network]
     model = network("p4", "input", filters=2, input_shape=shape, classes=3)
     randomize(model)
     x = images((2, *shape))
@@ -327,7 +337,7 @@ def test_group_width(group, width):
 @pytest.mark.parametrize("group", ["z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"])
 @NETWORKS
 def test_every_group_and_attention(network, group, attention, short):
-    model = network(group, attention, 2, SMALLEST[network])
+    model = network(group, attention, 2, SMALL[network])
     convolutions = [x for x in model.layers if hasattr(x, "kernel_size")]
     assert {x.group.name for x in convolutions} == {group}
     if attention == "input":
@@ -540,7 +550,7 @@ def test_sizes_that_are_refused(network, arguments, message):
         (PCamDenseNet, {"group": "p4", "input_shape": (80, 96, 1)}),
     ],
 )
-def test_sizes_that_are_taken(network, arguments, short):
+def test_sizes_that_are_taken(network, arguments, short_resnet):
     assert network(filters=1, **arguments).output_shape[0] is None
 
 

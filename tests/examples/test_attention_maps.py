@@ -149,7 +149,7 @@ def test_transposed_digits(example, npz):
     [
         (["--index=48"], "--index must be from 0 to 47. Received: 48"),
         (["--layer=atention"], "Did you mean 'attention'"),
-        (["--weights=nowhere.npz"], "nowhere.npz"),
+        (["--weights=nowhere.weights.h5"], "nowhere.weights.h5"),
     ],
 )
 def test_errors_are_one_line(example, npz, weights, tmp_path, more, message):

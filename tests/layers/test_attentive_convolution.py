@@ -298,6 +298,30 @@ def test_attention_on_responses_agrees_with_oracle(
     check_oracle(built, x, lambda x, w: attentive_oracle(built, x, w)[0])
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() not in FLOAT64_BACKENDS,
+    reason="float64 is off by default on this backend",
+)
+@pytest.mark.parametrize(
+    ("layer", "arguments", "oracle"),
+    [
+        (InputAttention, {}, input_oracle),
+        (CoAttentiveLiftingConv2D, {"filters": 2, "kernel_size": 3}, co_oracle),
+        (CoAttentiveGroupConv2D, {"filters": 2, "kernel_size": 3}, co_oracle),
+    ],
+)
+@pytest.mark.parametrize("on_group", [True, False])
+def test_attention_on_inputs_in_float64(layer, arguments, oracle, on_group):
+    if on_group and layer is not InputAttention:
+        pytest.skip("the layer says what it takes")
+    built, x = random_layer(
+        layer, (2, 5, 5, 2), "p4m", "float64", on_group, **arguments
+    )
+    y = as_array(built(keras.ops.convert_to_tensor(x, "float64")))
+    expected = oracle(built, x, weights_of(built))
+    assert relative_difference(y, expected) < 1e-12
+
+
 @pytest.mark.parametrize("chunk_size", ["auto", None])
 def test_attention_on_responses_in_float64(chunk_size):
     if keras.backend.backend() not in FLOAT64_BACKENDS:

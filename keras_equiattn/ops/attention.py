@@ -84,7 +84,8 @@ def co_attention(
     """
     if len(x.shape) == 5:
         return ops.sigmoid(group_conv(x, kernel, group)[..., 0])
-    return ops.sigmoid(ops.matmul(x, kernel[0, 0])[..., 0])
+    # Not `ops.matmul`: under PyTorch it passes float64 through float32.
+    return ops.sigmoid((x @ kernel[0, 0])[..., 0])
 
 
 def _input_channel_attention(

@@ -1,0 +1,80 @@
+"""Which image sizes a network takes."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops.exactness import is_exact
+from keras_equiattn.ops.exactness import output_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A square window of a convolution or of pooling."""
+
+    size: int
+    strides: int = 1
+    padding: str = "valid"
+
+
+# The windows that maps go through, given whether downsampling is exact.
+Windows: TypeAlias = Callable[[bool], Sequence[Window]]
+
+
+def check(
+    network: str,
+    input_shape: tuple[int, int, int],
+    group: Group,
+    windows: Windows,
+    downsampling: str,
+) -> None:
+    """Raises `ValueError` unless images can go through a network.
+
+    Args:
+        network: what to call it in the message.
+        input_shape: shape of the images.
+        group: the group of the network.
+        windows: those of the network, first to last; what changes no size and
+            is always exact may be left out.
+        downsampling: "exact" or "strided".
+    """
+    exact = downsampling == "exact"
+    size = input_shape[:2]
+    if _passes(size, group, windows, exact):
+        return
+    around = max(size)
+    near = sorted(range(1, around + 129), key=lambda n: abs(n - around))
+    accepted = [n for n in near if _passes((n, n), group, windows, exact)]
+    examples = ", ".join(f"{n} x {n}" for n in sorted(accepted[:4]))
+    reason = "on smaller ones its windows do not fit"
+    if exact and group.order > 1:
+        reason = (
+            "on others its windows do not fit or are not exactly equivariant"
+        )
+    message = (
+        f"`input_shape` of {network} with group '{group.name}' and "
+        f"downsampling='{downsampling}' must have a size such as {examples}: "
+        f"{reason}. Received: {input_shape}"
+    )
+    if exact and group.order > 1 and _passes(size, group, windows, False):
+        message += (
+            ". downsampling='strided' takes this size and is approximate."
+        )
+    raise ValueError(message)
+
+
+def _passes(
+    size: tuple[int, ...], group: Group, windows: Windows, exact: bool
+) -> bool:
+    """Whether windows fit one after the other; exactly, if asked."""
+    if not exact:
+        group = groups.get("z2")  # asks for no more than that they fit
+    for window in windows(exact):
+        options = (window.size, window.strides, 1, window.padding)
+        if not is_exact(group, size, *options):
+            return False
+        size = tuple(output_size(n, *options) or 0 for n in size)
+    return True
