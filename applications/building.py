@@ -97,6 +97,7 @@ def group_convolution(
     """
     lifting = len(x.shape) == 4
     channels = x.shape[-1]
+    layer: Any
     options = {
         "group": group,
         "use_bias": False,

@@ -61,7 +61,7 @@ class _Reader(keras.Model):
 
     def call(self, inputs: list[Any]) -> dict[str, dict[str, Any]]:
         values = iter(keras.tree.flatten(self.before(inputs, training=False)))
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, part, count in zip(
             self.names, self.parts, self.counts, strict=True
         ):
@@ -207,7 +207,7 @@ def _hides_attention(operation: Any) -> bool:
 
 def leaves(sites: Sites, prefix: str = "") -> Sites:
     """The attentive layers by full names."""
-    found = {}
+    found: Sites = {}
     for name, site in sites.items():
         if site.inner:
             found |= leaves(site.inner, f"{prefix}{name}/")

@@ -1,9 +1,9 @@
 """Attentive lifting and group convolution: attention on the responses."""
 
+import math
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_equiattn import _checks
 from keras_equiattn.layers.base import AttentionLayer
@@ -360,7 +360,7 @@ def add_attention_weights(
     """
     order, channels = tuple(shape[3:-1]), int(shape[-1] or 0)
     hidden = max(1, channels // layer.reduction_ratio)
-    summed = 1 if filters else int(np.prod(order))
+    summed = 1 if filters else math.prod(int(n or 1) for n in order)
     size = layer.attention_kernel_size
 
     def add(name: str, *inner: Any, fan_in: int, initializer: Any) -> Any:

@@ -158,8 +158,9 @@ def response_attention(
     """The attention as applied: `1 - alpha`. No gradient passes through it.
 
     Args:
-        x, kernel, attention, group, strides, padding, dilation_rate,
-            attention_dilation_rate: see `attended_sum`.
+        x, kernel, attention, group: see `attentive_group_conv`.
+        strides, padding, dilation_rate: of the convolution.
+        attention_dilation_rate: of the spatial kernel.
         query: row and column of an output; None for all.
 
     Returns:
@@ -298,8 +299,9 @@ def _prepare(
     kernels = ops.reshape(kernels, (j, rows * columns, channels, n))
     weights = {"kernel": ops.transpose(kernels, (0, 2, 1, 3))}
     if attention.channel_1 is not None:
-        weights["first"] = orbit(attention.channel_1[None, None])[:, 0, 0]
-        weights["second"] = orbit(attention.channel_2[None, None])[:, 0, 0]
+        first, second = attention.channel_1, attention.channel_2
+        weights["first"] = orbit(ops.expand_dims(first, (0, 1)))[:, 0, 0]
+        weights["second"] = orbit(ops.expand_dims(second, (0, 1)))[:, 0, 0]
     if attention.spatial is not None:
         weights["spatial"] = orbit(attention.spatial)
     return planes, weights
@@ -322,14 +324,14 @@ def _chunk_size(
 ) -> int:
     """The largest divisor of the output channels up to what is wanted."""
     n = weights["kernel"].shape[-1]
-    if wanted == "auto":
-        size = geometry.output_size(tuple(x.shape)[1:3], padding)
-        if None in size:
+    if isinstance(wanted, str):  # "auto"
+        height, width = geometry.output_size(tuple(x.shape)[1:3], padding)
+        if height is None or width is None:
             return 1
         dtype = keras.backend.standardize_dtype(x.dtype)
-        width = 8 if dtype == "float64" else 4
+        size = 8 if dtype == "float64" else 4
         images = x.shape[0] or ASSUMED_BATCH
-        wanted = MEMORY_LIMIT // (LIVE * width * images * size[0] * size[1])
+        wanted = MEMORY_LIMIT // (LIVE * size * images * height * width)
     return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(wanted, 1))
 
 

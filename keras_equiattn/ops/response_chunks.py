@@ -39,7 +39,10 @@ class Geometry:
 
     def output_size(self, size: Shape, padding: str) -> list[int | None]:
         """Height and width of the output for an input that is not padded."""
-        return [output_size(*axis, padding) for axis in self._axes(size)]
+        return [
+            output_size(n, window, stride, dilation, padding)
+            for n, window, stride, dilation in self._axes(size)
+        ]
 
     def padding(self, size: Shape, padding: str) -> list[tuple[int, int]]:
         """Zeros before and after along both axes, as Keras pads."""

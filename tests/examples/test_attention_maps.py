@@ -126,7 +126,8 @@ def test_comparison_shows_what_changes(example, npz, weights):
 def test_rotation_error(example):
     """Of maps that do not turn at all, against the definition."""
     group = groups.get("p4")
-    plane = np.random.default_rng(0).uniform(size=(2, 5, 5, 1))
+    rng = np.random.default_rng(0)
+    plane = rng.uniform(size=(2, 5, 5, 1)).astype("float32")
     still = [plane] * 4
     turned = [np.rot90(plane, g, axes=(1, 2)) for g in range(4)]
     worst = max(np.abs(plane - other).max() for other in turned)
