@@ -7,8 +7,9 @@ r"""Draws what a network attends to, over an image in all its poses.
 
 Writes `<model>.png`: the effective attention of one layer, for a test image and
 the same image turned. The table tells of every layer how far its attention
-ranges, how much it varies over space, and how well the maps of turned images
-agree with the turned maps of the images, relative to the largest value.
+ranges, its standard deviation over space, and the largest error of rotation:
+between the maps of turned images and the turned maps of the images, relative to
+the largest value.
 
 `--weights` takes a weights file, the name of shipped weights, or a file that
 the authors of attentive group convolution trained (.npz, .pth, .pt). Without it
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(reporting.model_line(exact), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     maps = turned_maps(exact, images)
-    show_table(exact, maps)
+    show_table(options.model, maps)
     try:
         figure = visualization.plot_attention_maps(exact, image, options.layer)
     except ValueError as error:  # --layer
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     strided = strided_network(options, exact)
     deformed = turned_maps(strided, images)
-    show_table(strided, deformed)
+    show_table(f"{options.model}, strided", deformed)
     errors = {name: turn_error(*found) for name, found in deformed.items()}
     layer = options.strided_layer or max(errors, key=lambda name: errors[name])
     figure = compare({"exact": exact, "strided": strided}, image, layer)
@@ -220,18 +221,11 @@ def turn_error(group: groups.Group, maps: Sequence[np.ndarray]) -> float:
 
 
 def show_table(
-    model: keras.Model, maps: dict[str, tuple[groups.Group, np.ndarray]]
+    title: str, maps: dict[str, tuple[groups.Group, np.ndarray]]
 ) -> None:
-    table = Table(title=model.name)
-    for column in (
-        "layer",
-        "size",
-        "least",
-        "largest",
-        "deviation over space",
-        "rotation error",
-    ):
-        table.add_column(column, justify="right")
+    table = Table(title=title)
+    for column in ("layer", "size", "min", "max", "spatial std", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, (group, found) in maps.items():
         upright = found[0]
         height, width = upright.shape[1:3]

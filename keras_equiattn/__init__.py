@@ -7,6 +7,7 @@ from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn import ops
 from keras_equiattn import testing
+from keras_equiattn import visualization
 
 __version__ = version("keras-equiattn")
-__all__ = ["convert", "groups", "layers", "ops", "testing"]
+__all__ = ["convert", "groups", "layers", "ops", "testing", "visualization"]

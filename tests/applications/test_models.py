@@ -57,6 +57,9 @@ PARAMETERS = {
     "rotmnist_p4mcnn": 26_747,  # not in the papers
     "rotmnist_p8cnn": 26_747,  # not in the papers
 }
+SHIPPED = pytest.mark.parametrize(
+    "name", ["rotmnist_p4cnn", "rotmnist_p4cnn_input"]
+)
 # By family: input shape and classes.
 INPUTS = {
     "allcnnc": ((32, 32, 3), 10),
@@ -300,8 +303,10 @@ def test_float64_is_kept():
 
 
 @pytest.mark.once
-def test_shipped_weights_expect_the_images_of_their_dataset():
-    (shipped,) = rotmnist.SHIPPED["p4", None, 10].values()
+@pytest.mark.parametrize("key", rotmnist.SHIPPED)
+def test_shipped_weights_expect_the_images_of_their_dataset(key):
+    (shipped,) = rotmnist.SHIPPED[key].values()
+    assert shipped.path.is_file()
     info = datasets.info("rot_mnist")
     channels = info.shape[-1]
     assert building.check_normalization(
@@ -571,10 +576,11 @@ def test_does_not_depend_on_the_configured_data_format():
     assert relative_difference(as_array(other(x)), expected) < 1e-6
 
 
-def test_shipped_weights_give_the_same_logits_everywhere(request):
+@SHIPPED
+def test_shipped_weights_give_the_same_logits_everywhere(name, request):
     """Committed logits of one backend, within 1e-4 of their size."""
-    model = applications.get_model("rotmnist_p4cnn", weights="rot_mnist")
-    values = GOLDEN / "rotmnist_p4cnn-rot_mnist.npz"
+    model = applications.get_model(name, weights="rot_mnist")
+    values = GOLDEN / f"{name}-rot_mnist.npz"
     if request.config.getoption("--update-golden"):
         images, labels = next(
             iter(datasets.load_pydataset("digits", "test", 16))
@@ -595,7 +601,7 @@ def test_shipped_weights_give_the_same_logits_everywhere(request):
         ({"input_shape": (28, 28, 3)}, r"trained with input_shape=\(28, 28, 1"),
         ({"filters": 11}, "none for this network"),
         ({"group": "z2"}, "none for this network"),
-        ({"attention": "input"}, "none for this network"),
+        ({"attention": "co"}, "none for this network"),
         ({"downsampling": "strided"}, "none for this network"),
     ],
 )
@@ -605,11 +611,12 @@ def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
 
 
 @needs("rot_mnist")
-def test_shipped_weights_on_all_test_digits():
+@SHIPPED
+def test_shipped_weights_on_all_test_digits(name):
     """The error on the model card, on 50,000 digits."""
-    card = building.WEIGHTS_FOLDER / "rotmnist_p4cnn-rot_mnist.md"
+    card = building.WEIGHTS_FOLDER / f"{name}-rot_mnist.md"
     (error,) = re.findall(r"\| test error \| ([\d.]+) %", card.read_text())
-    model = applications.get_model("rotmnist_p4cnn", weights="rot_mnist")
+    model = applications.get_model(name, weights="rot_mnist")
     test = datasets.load_pydataset("rot_mnist", "test", 500)
     assert sum(len(labels) for _, labels in test) == 50_000
     right = sum(

@@ -149,7 +149,7 @@ def test_transposed_digits(example, npz):
     ("more", "message"),
     [
         (["--index=48"], "--index must be from 0 to 47. Received: 48"),
-        (["--layer=atention"], "Did you mean 'attention'"),
+        (["--layer=attentive"], "Did you mean 'attention'"),
         (["--weights=nowhere.weights.h5"], "nowhere.weights.h5"),
     ],
 )

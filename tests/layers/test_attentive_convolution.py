@@ -75,29 +75,18 @@ def convolution_cases(layer, planar):
             case("z2m", {"kernel_size": (2, 3)}, (6, 9), (5, 7)),
         )
     # Statistics over space see the border: no shift shows exactly.
-    return (
-        case("p4m", own, (8, 8), (6, 6), reach=None, rectangle=(7, 5)),
-        case(
-            "p4",
-            {
-                **own,
-                "attention": "spatial",
-                "padding": "same",
-                "attention_dilation_rate": 2,
-            },
-            (9, 9),
-            (9, 9),
-            reach=3,
-        ),
-        case(
-            "z2m",
-            {**own, "attention": "channel", "strides": (1, 2)},
-            (6, 9),
-            (4, 4),
-            reach=None,
-            unknown_size=False,
-        ),
-    )
+    full = case("p4m", own, (8, 8), (6, 6), reach=None, rectangle=(7, 5))
+    spatial = {
+        **own,
+        "attention": "spatial",
+        "padding": "same",
+        "attention_dilation_rate": 2,
+    }
+    channel = {**own, "attention": "channel", "strides": (1, 2)}
+    if planar:
+        unknown = {"reach": None, "unknown_size": False}
+        return full, case("z2m", channel, (6, 9), (4, 4), **unknown)
+    return full, case("p4", spatial, (9, 9), (9, 9), reach=3)
 
 
 class TestAttentiveLiftingConv2D(LayerContract):
