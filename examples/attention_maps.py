@@ -21,6 +21,7 @@ unless `--strided-weights` gives its own.
 """
 
 import argparse
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data-dir", type=Path, help="folder of the prepared datasets")
     add("--index", type=int, default=0, help="of the test image to draw")
     add("--transpose", action="store_true", help="exchange rows and columns")
+    add("--elements", type=int, nargs="+", help="to turn by; default all")
     add("--layer", help="to draw; without it the one that varies most")
     add("--strided-layer", help="to compare; without it the most deformed one")
     add(
@@ -84,8 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     maps = turned_maps(exact, images)
     show_table(options.model, maps)
     try:
-        figure = visualization.plot_attention_maps(exact, image, options.layer)
-    except ValueError as error:  # --layer
+        figure = visualization.plot_attention_maps(
+            exact, image, options.layer, elements=options.elements
+        )
+    except ValueError as error:  # --layer, --elements
         raise SystemExit(f"attention_maps.py: error: {error}") from None
     write(figure, options, f"{options.model}.png")
     if options.downsampling == "exact":
@@ -237,7 +241,7 @@ def show_table(
             f"{upright.std(axis=(1, 2)).mean():.4f}",
             f"{turn_error(group, found):.1e}",
         )
-    Console().print(table)
+    Console(width=100).print(table)  # names are long
 
 
 # --- Pictures ---------------------------------------------------------------
@@ -307,8 +311,16 @@ def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:
 
 
 def write(figure: Any, options: argparse.Namespace, name: str) -> None:
+    """A PNG of 256 colours: tissue takes a third of the room."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=options.dpi)
+    picture = Image.open(buffer).convert("RGB")
     path = options.out / name
-    figure.savefig(path, dpi=options.dpi, pil_kwargs={"optimize": True})
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=5).save(
+        path, optimize=True
+    )
     print(f"Written to {path}", flush=True)
 
 

@@ -1,6 +1,8 @@
 """Attention maps of whole networks: they transform, and pictures show them."""
 
+import re
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -604,3 +606,11 @@ def test_names_of_elements():
     assert name("p16", 1) == "22.5°"
     with pytest.raises(ValueError, match="from 0 to 3"):
         name("p4", 4)
+
+
+@pytest.mark.once
+def test_import_needs_no_matplotlib():
+    folder = Path(visualization.__file__).parent
+    for path in folder.rglob("*.py"):
+        found = re.search(r"^(import|from) matplotlib", path.read_text(), re.M)
+        assert not found, path.name

@@ -104,7 +104,8 @@ def randomize(model):
             shape = layer.gamma.shape
             layer.set_weights(
                 [
-                    rng.uniform(0.5, 1.5, shape),
+                    # Attention takes away what is above one on average.
+                    rng.uniform(0.8, 1.8, shape),
                     rng.uniform(-0.3, 0.3, shape),
                     rng.uniform(-0.3, 0.3, shape),
                     rng.uniform(0.5, 1.5, shape),

@@ -150,6 +150,7 @@ def test_transposed_digits(example, npz):
     [
         (["--index=48"], "--index must be from 0 to 47. Received: 48"),
         (["--layer=attentive"], "Did you mean 'attention'"),
+        (["--elements", "0", "4"], "from 0 to 3 for group 'p4'"),
         (["--weights=nowhere.weights.h5"], "nowhere.weights.h5"),
     ],
 )

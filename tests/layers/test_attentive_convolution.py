@@ -18,6 +18,8 @@ from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.testing import relative_difference
 
+SLOW = (pytest.mark.slow, pytest.mark.every_backend)
+
 CONVOLUTION = {
     "filters": 3,
     "kernel_size": (5, 5),
@@ -89,6 +91,9 @@ def convolution_cases(layer, planar):
     return full, case("p4", spatial, (9, 9), (9, 9), reach=3)
 
 
+# Its group form runs in the fast suite.
+@pytest.mark.slow
+@pytest.mark.every_backend
 class TestAttentiveLiftingConv2D(LayerContract):
     layer = AttentiveLiftingConv2D
     cases = convolution_cases(AttentiveLiftingConv2D, planar=True)
@@ -113,6 +118,9 @@ CO = {
 }
 
 
+# Its group form runs in the fast suite.
+@pytest.mark.slow
+@pytest.mark.every_backend
 class TestCoAttentiveLiftingConv2D(LayerContract):
     layer = CoAttentiveLiftingConv2D
     cases = convolution_cases(CoAttentiveLiftingConv2D, planar=True)
@@ -363,7 +371,10 @@ def test_co_attention_agrees_with_oracle(layer, group):
     check_oracle(built, x, lambda x, w: co_oracle(built, x, w))
 
 
-@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+@pytest.mark.parametrize(
+    "attention",
+    ["full", *(pytest.param(a, marks=SLOW) for a in ("channel", "spatial"))],
+)
 def test_every_chunk_size_gives_the_same(attention):
     """Outputs and gradients; 5 does not divide the 12 output channels."""
     results = []
@@ -406,7 +417,10 @@ def test_equal_responses_share_the_gradient_of_their_maximum():
         assert relative_difference(actual, expected) < 1e-5
 
 
-@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+@pytest.mark.parametrize(
+    "attention",
+    ["full", *(pytest.param(a, marks=SLOW) for a in ("channel", "spatial"))],
+)
 @pytest.mark.parametrize(
     "layer", [AttentiveLiftingConv2D, AttentiveGroupConv2D]
 )
