@@ -113,7 +113,7 @@ def randomize(model):
             )
             continue
         # What is added up in residual networks must not grow.
-        gain = 0.3 if layer.name.endswith("_conv2") else 1.0
+        gain = 0.1 if layer.name.endswith("_conv2") else 1.0
         for variable in layer.trainable_variables:
             deviation = gain * np.sqrt(2 / np.prod(variable.shape[:-1]))
             variable.assign(rng.normal(0, deviation, variable.shape))
