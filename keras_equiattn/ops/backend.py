@@ -3,6 +3,7 @@
 Everything else in this package is `keras.ops`.
 """
 
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from keras import ops
 from keras_equiattn.ops._types import Tensor
 
 Function = Callable[..., Any]
+
+# Whether TensorFlow is tracing a function that it will compile with XLA.
+_in_xla = contextvars.ContextVar("in_xla", default=False)
 
 
 def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
@@ -188,7 +192,14 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     import tensorflow as tf
 
     def with_xla(function: Function) -> Function:
-        return tf.function(function, autograph=False, jit_compile=True)
+        def traced(*arguments: Tensor) -> Any:
+            token = _in_xla.set(True)
+            try:
+                return function(*arguments)
+            finally:
+                _in_xla.reset(token)
+
+        return tf.function(traced, autograph=False, jit_compile=True)
 
     in_graph = build(with_xla)
     # A graph all the same: else the tape would hold every step.
@@ -200,8 +211,11 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     return function
 
 
-def slow_depthwise() -> bool:
-    """Whether depthwise convolution is XLA's on a CPU, which is slow."""
+def xla_on_cpu() -> bool:
+    """Whether what runs now is compiled by XLA for a CPU.
+
+    It turns a long sum of products into one loop.
+    """
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -210,5 +224,5 @@ def slow_depthwise() -> bool:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return not tf.config.list_physical_devices("GPU")
+        return _in_xla.get() and not tf.config.list_physical_devices("GPU")
     return False

@@ -20,12 +20,17 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.depthwise import depthwise_gradients
+from keras_equiattn.ops.depthwise import depthwise_native
 from keras_equiattn.ops.depthwise import depthwise_sum
 from keras_equiattn.ops.exactness import effective_window
 from keras_equiattn.ops.exactness import output_size
 from keras_equiattn.ops.statistics import mean
 
 Weights = dict[str, Tensor]
+
+# Input channels whose responses XLA computes in one loop.
+TOGETHER = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,12 @@ class Geometry:
 
     def windows(self, plane: Tensor) -> Tensor:
         """`(..., height, width)` to `(..., new_height, new_width, t)`."""
+        return ops.stack(self.positions(plane), axis=-1)
+
+    def positions(self, plane: Tensor) -> list[Tensor]:
+        """What each position of the window sees, `(..., new_height,
+        new_width)` for each of `t`.
+        """
         ends = [
             dilation * (size - 1)
             for size, dilation in zip(
@@ -92,7 +103,7 @@ class Geometry:
                     )
                 )
                 pieces.append(plane[..., rows, columns])
-        return ops.stack(pieces, axis=-1)
+        return pieces
 
 
 def channel_attention(
@@ -128,7 +139,7 @@ def spatial_attention(
         Values in (0, 1) like `means`.
     """
     statistics = ops.stack([means, maxima], axis=3)
-    return ops.sigmoid(depthwise_sum(statistics, kernel, dilation_rate))
+    return ops.sigmoid(depthwise_native(statistics, kernel, dilation_rate))
 
 
 def attended_sum(
@@ -302,12 +313,16 @@ class _Chunk:
         """Spatial attention, or 1."""
         if not self.has_spatial:
             return 1.0
-        means = total / self.channels
-        return self._gate(means, maximum, self.weights["spatial"])
+        return self._gate(self._statistics(total, maximum))
 
-    def _gate(self, means: Tensor, maxima: Tensor, kernel: Tensor) -> Tensor:
+    def _statistics(self, total: Tensor, maximum: Tensor) -> Tensor:
+        """Mean and maximum over the channels, `(b, height, width, 2, n)`."""
+        return ops.stack([total / self.channels, maximum], axis=3)
+
+    def _gate(self, statistics: Tensor) -> Tensor:
         rate = self.geometry.attention_dilation_rate
-        return spatial_attention(means, maxima, kernel, rate)
+        kernel = self.weights["spatial"]
+        return ops.sigmoid(depthwise_sum(statistics, kernel, rate))
 
     def maps(self) -> tuple[Tensor, Tensor]:
         """Channel attention `(c, b, n)` and spatial attention."""
@@ -315,45 +330,72 @@ class _Chunk:
         alpha = alpha + ops.zeros_like(self.weights["kernel"][:, :1])
         return alpha, self.gate(total, maximum) * ops.ones_like(total)
 
-    def reduce(self, peaks: Tensor) -> tuple[Tensor, ...]:
+    def response(self, plane: Tensor, kernel: Tensor) -> Tensor:
+        """`(b, height, width)` and `(t, n)` or `(b, t, n)` to `(b, new_height,
+        new_width, n)`.
+        """
+        kernel = ops.reshape(kernel, (-1, 1, *kernel.shape[-2:]))
+        if not backend.xla_on_cpu():
+            return self.geometry.windows(plane) @ kernel
+        # One loop, together with what is made of the response.
+        seen = self.geometry.positions(plane)
+        response = 0.0
+        for t, values in enumerate(seen):
+            response = response + values[..., None] * kernel[:, :, t, None]
+        return response
+
+    def reduce(self, peaks: Tensor, where: bool = False) -> tuple[Any, ...]:
         """What is kept of the responses over the input channels.
 
+        Args:
+            peaks: of the responses.
+            where: whether to say which channel has the maximum.
+
         Returns:
-            Sum, maximum and where it is, of `aC f` over `c`, each `(b,
-            height, width, n)`, and `aC (c, b, n)`.
+            Sum, maximum and its channel, of `aC f` over `c`, each `(b,
+            height, width, n)`; and `aC (c, b, n)`. Maximum and channel are
+            only there for spatial attention.
         """
         kernel = self.weights["kernel"]
-        batch = ops.shape(self.planes)[1]
         ones = ops.ones_like(peaks[..., :1])
         alpha = self.channel(peaks)[0] if self.has_channel else ones
         like = self.geometry.windows(self.planes[0])[..., :1]
-        shape = ops.shape(like)[:3]
-        total = ops.zeros_like(ops.reshape(like, (batch, -1, 1))) + ops.zeros(
-            (1, 1, kernel.shape[-1]), like.dtype
-        )
-        lowest = total + float(np.finfo(_dtype(total)).min)
-        index = ops.zeros_like(total, dtype="int32")
+        total = ops.zeros_like(like) + ops.zeros(kernel.shape[-1:], like.dtype)
+        maximum = index = ()
+        if self.has_spatial:
+            maximum = total + float(np.finfo(_dtype(total)).min)
+            if where:
+                index = ops.zeros_like(total, dtype="int32")
 
-        def step(carry: Any, piece: Any) -> Any:
+        def step(carry: Any, pieces: Any) -> Any:
             total, maximum, index = carry
-            plane, kernel, alpha, channel = piece
-            response = self.windows(plane) @ (kernel * alpha[:, None])
-            if self.has_spatial:
-                better = response > maximum
-                maximum = ops.where(better, response, maximum)
-                index = ops.where(better, channel, index)
-            return (total + response, maximum, index), ()
+            for i in range(pieces[0].shape[0]):
+                plane, kernel, alpha, channel = (x[i] for x in pieces)
+                response = self.response(plane, kernel * alpha[:, None])
+                total = total + response
+                if self.has_spatial and where:
+                    index = ops.where(response > maximum, channel, index)
+                if self.has_spatial:
+                    maximum = ops.maximum(maximum, response)
+            return (total, maximum, index), ()
 
-        (total, maximum, index), _ = backend.scan(
+        # XLA makes one loop of as many channels as one step has.
+        together = TOGETHER if backend.xla_on_cpu() else 1
+        steps = -(-self.channels // together)
+        size = self.channels // steps
+        whole = steps * size
+        pieces = (self.planes, kernel, alpha, self._indices())
+        carry, _ = backend.scan(
             step,
-            (total, lowest, index),
-            (self.planes, kernel, alpha, self._indices()),
+            (total, maximum, index),
+            tuple(
+                ops.reshape(x[:whole], (steps, size, *ops.shape(x)[1:]))
+                for x in pieces
+            ),
         )
-        whole = (*shape, kernel.shape[-1])
-        total, maximum, index = (
-            ops.reshape(x, whole) for x in (total, maximum, index)
-        )
-        return total, maximum, index, alpha
+        if whole < self.channels:
+            carry, _ = step(carry, tuple(x[whole:] for x in pieces))
+        return *carry, alpha
 
     def _indices(self) -> Tensor:
         return ops.arange(self.channels, dtype="int32")
@@ -361,21 +403,26 @@ class _Chunk:
     def gradients(self, peaks: Tensor, upstream: Tensor) -> Any:
         """Gradients with respect to the planes and the weights."""
         kernel = self.weights["kernel"]
-        total, maximum, index, alpha = self.reduce(peaks)
+        total, maximum, index, alpha = self.reduce(peaks, where=True)
         d_weights = {}
         d_total, d_maximum = upstream, ops.zeros_like(upstream[:, :1, :1])
         if self.has_spatial:
-            spatial = self.weights["spatial"]
-            means = total / self.channels
-            gate, gradients = backend.vjp(
-                self._gate, (means, maximum, spatial), upstream * total
+            statistics = self._statistics(total, maximum)
+            gate = self._gate(statistics)
+            d_statistics, d_weights["spatial"] = depthwise_gradients(
+                statistics,
+                self.weights["spatial"],
+                upstream * total * gate * (1 - gate),
+                self.geometry.attention_dilation_rate,
             )
-            d_mean, d_maximum, d_weights["spatial"] = gradients
-            d_total = upstream * gate + d_mean / self.channels
+            d_total = upstream * gate + d_statistics[..., 0, :] / self.channels
+            d_maximum = d_statistics[..., 1, :]
         flat = (ops.shape(upstream)[0], -1, kernel.shape[-1])
-        d_total, d_maximum, index = (
-            ops.reshape(x, flat) for x in (d_total, d_maximum, index)
+        d_total, d_maximum = (
+            ops.reshape(x, flat) for x in (d_total, d_maximum)
         )
+        if self.has_spatial:
+            index = ops.reshape(index, flat)
 
         def linear(carry: Any, piece: Any) -> Any:
             """Through `g` and the maximum over the channels."""
