@@ -16,6 +16,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops import response_chunks
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
@@ -25,6 +26,9 @@ from keras_equiattn.ops.statistics import mean
 
 # What "auto" lets one step hold, beside input and output.
 MEMORY_LIMIT = 2**28
+# Without a compiler, what responses of several input channels may take to be
+# computed at once: where they leave the cache, that is slower than one by one.
+CACHE = 2**21
 # How many images "auto" counts with where the batch is not known.
 ASSUMED_BATCH = 128
 # Tensors of the size of one chunk's output that live at once.
@@ -134,7 +138,8 @@ def attended_sum(
     else:
         chunk = _chunk_size(x, weights, geometry, padding, chunk_size)
         chunks = {name: _split(w, chunk) for name, w in weights.items()}
-        y = response_chunks.attended_sum(planes, chunks, geometry)
+        together = _together(x, chunks, geometry, padding)
+        y = response_chunks.attended_sum(planes, chunks, geometry, together)
         y = ops.transpose(y, (1, 2, 3, 0, 4))
     # From `x`: what was compiled for several sizes has forgotten them.
     known = geometry.output_size(tuple(x.shape)[1:3], padding)
@@ -235,7 +240,7 @@ def responses_held(
         `(b, new_height, new_width, n)`.
     """
     responses = ops.einsum(
-        "jcbxyt,jctn->jcbxyn", geometry.windows(planes), weights["kernel"]
+        "jcbtxy,jctn->jcbxyn", geometry.windows(planes), weights["kernel"]
     )
     attended = []
     for j in range(planes.shape[0]):
@@ -325,14 +330,33 @@ def _chunk_size(
     """The largest divisor of the output channels up to what is wanted."""
     n = weights["kernel"].shape[-1]
     if isinstance(wanted, str):  # "auto"
-        height, width = geometry.output_size(tuple(x.shape)[1:3], padding)
-        if height is None or width is None:
-            return 1
-        dtype = keras.backend.standardize_dtype(x.dtype)
-        size = 8 if dtype == "float64" else 4
-        images = x.shape[0] or ASSUMED_BATCH
-        wanted = MEMORY_LIMIT // (LIVE * size * images * height * width)
+        plane = _plane_bytes(x, geometry, padding)
+        wanted = MEMORY_LIMIT // (LIVE * plane) if plane else 1
     return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(wanted, 1))
+
+
+def _together(
+    x: Tensor,
+    chunks: response_chunks.Weights,
+    geometry: response_chunks.Geometry,
+    padding: str,
+) -> int:
+    """How many input channels of a chunk are seen at a time."""
+    if backend.compiles():
+        return 1
+    channels, n = chunks["kernel"].shape[2], chunks["kernel"].shape[-1]
+    plane = _plane_bytes(x, geometry, padding)
+    fitting = CACHE // (n * plane) if plane else 1
+    return min(max(fitting, 1), channels)
+
+
+def _plane_bytes(
+    x: Tensor, geometry: response_chunks.Geometry, padding: str
+) -> int:
+    """Size of one output channel of the whole batch; 0 where not known."""
+    height, width = geometry.output_size(tuple(x.shape)[1:3], padding)
+    size = 8 if keras.backend.standardize_dtype(x.dtype) == "float64" else 4
+    return size * (x.shape[0] or ASSUMED_BATCH) * (height or 0) * (width or 0)
 
 
 def _convolution(options: dict[str, Any]) -> dict[str, Any]:

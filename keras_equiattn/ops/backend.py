@@ -29,7 +29,7 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
         function: takes the carry and a slice of `xs`, returns the next carry
             and an output.
         carry: a nest of tensors, or `()`.
-        xs: a nest of tensors with the same static first axis.
+        xs: a nest of tensors with the same first axis.
         like: a nest of tensors with structure and dtypes of an output.
 
     Returns:
@@ -52,12 +52,43 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
     )
 
 
+def scan_groups(
+    function: Function, carry: Any, xs: Any, size: int, like: Any = ()
+) -> Any:
+    """`scan` over slices of up to `size` along the first axis.
+
+    The groups are of equal size but for the last. Outputs keep that axis, and
+    are joined along it.
+    """
+    length = xs[0].shape[0]
+    steps = -(-length // size)
+    size = length // steps
+    whole = steps * size
+    if steps == 1:
+        return function(carry, xs)
+    pieces = keras.tree.map_structure(
+        lambda x: ops.reshape(x[:whole], (steps, size, *ops.shape(x)[1:])), xs
+    )
+    carry, outputs = scan(function, carry, pieces, like)
+    outputs = keras.tree.map_structure(
+        lambda y: ops.reshape(y, (whole, *ops.shape(y)[2:])), outputs
+    )
+    if whole == length:
+        return carry, outputs
+    carry, last = function(
+        carry, keras.tree.map_structure(lambda x: x[whole:], xs)
+    )
+    return carry, keras.tree.map_structure(
+        lambda y, z: ops.concatenate([y, z]), outputs, last
+    )
+
+
 def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
     """The same with `tf.while_loop`, which XLA compiles to one loop."""
     import tensorflow as tf
 
     flat = keras.tree.flatten(xs)
-    length = flat[0].shape[0]
+    length = ops.shape(flat[0])[0]
 
     def body(index: Any, flat_carry: Any, arrays: Any) -> Any:
         piece = [tf.gather(x, index) for x in flat]
@@ -122,6 +153,15 @@ def vjp(
         leaves = tuple(a.detach().requires_grad_() for a in arguments)
         value = function(*leaves)
     return value.detach(), torch.autograd.grad(value, leaves, cotangent)
+
+
+def maximum(x: Tensor, y: Tensor) -> Tensor:
+    """`ops.maximum`, which takes float64 through float32 under PyTorch."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.maximum(x, y)
+    return ops.maximum(x, y)
 
 
 def recomputed(forward: Function, backward: Function) -> Function:
@@ -209,6 +249,11 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
         return (in_graph if tf.inside_function() else eager)(*arguments)
 
     return function
+
+
+def compiles() -> bool:
+    """Whether loops are compiled, so that short steps cost nothing extra."""
+    return keras.backend.backend() != "torch"
 
 
 def xla_on_cpu() -> bool:

@@ -118,9 +118,7 @@ def _kernel_gradient(
     tile = math.ceil(width / tiles)
     extra = tiles * tile - width
     up_down, (before, after) = _pads(kernel, dilation_rate)
-    x = ops.pad(
-        x, ((0, 0), up_down, (before, after + extra), (0, 0), (0, 0))
-    )
+    x = ops.pad(x, ((0, 0), up_down, (before, after + extra), (0, 0), (0, 0)))
     upstream = ops.pad(upstream, ((0, 0), (0, 0), (0, extra), (0, 0)))
     down, along = (dilation_rate * (size - 1) + 1 for size in (rows, columns))
     zeros = ops.zeros_like(kernel)

@@ -79,8 +79,8 @@ class Geometry:
         )
 
     def windows(self, plane: Tensor) -> Tensor:
-        """`(..., height, width)` to `(..., new_height, new_width, t)`."""
-        return ops.stack(self.positions(plane), axis=-1)
+        """`(..., height, width)` to `(..., t, new_height, new_width)`."""
+        return ops.stack(self.positions(plane), axis=-3)
 
     def positions(self, plane: Tensor) -> list[Tensor]:
         """What each position of the window sees, `(..., new_height,
@@ -143,7 +143,7 @@ def spatial_attention(
 
 
 def attended_sum(
-    planes: Tensor, weights: Weights, geometry: Geometry
+    planes: Tensor, weights: Weights, geometry: Geometry, together: int = 1
 ) -> Tensor:
     """Sum of the attended responses over `j` and `c`: of `aX aC f`.
 
@@ -154,12 +154,14 @@ def attended_sum(
             (hidden, c, n)`; for spatial attention `spatial (rows, columns, 2,
             n)`.
         geometry: of the convolution.
+        together: how many input channels are seen at a time.
 
     Returns:
         `(chunks, b, new_height, new_width, n)`.
     """
     names = tuple(weights)
-    return _attended_sum(names, geometry)(planes, *weights.values())
+    compute = _attended_sum(names, geometry, together)
+    return compute(planes, *weights.values())
 
 
 def attention_maps(
@@ -175,18 +177,18 @@ def attention_maps(
 
 
 @functools.lru_cache(maxsize=256)
-def _attended_sum(names: tuple[str, ...], geometry: Geometry) -> Any:
+def _attended_sum(
+    names: tuple[str, ...], geometry: Geometry, together: int
+) -> Any:
+    view = functools.partial(_Chunk, geometry=geometry, together=together)
+
     def forward(planes: Tensor, *weights: Tensor) -> Any:
-        return _forward(
-            planes, dict(zip(names, weights, strict=True)), geometry
-        )
+        return _forward(planes, dict(zip(names, weights, strict=True)), view)
 
     def backward(arguments: Any, peaks: Tensor, upstream: Tensor) -> Any:
         planes, *weights = arguments
         named = dict(zip(names, weights, strict=True))
-        d_planes, d_weights = _backward(
-            planes, named, peaks, upstream, geometry
-        )
+        d_planes, d_weights = _backward(planes, named, peaks, upstream, view)
         return (d_planes, *(d_weights[name] for name in names))
 
     return backend.recomputed(forward, backward)
@@ -199,7 +201,8 @@ def _attention_maps(names: tuple[str, ...], geometry: Geometry) -> Any:
             planes, weights = piece
 
             def chunk(carry: Any, weights: Weights) -> Any:
-                return carry, _Chunk(planes, weights, geometry).maps()
+                seen = _Chunk(planes, weights, geometry, together=1)
+                return carry, seen.maps()
 
             return carry, backend.scan(chunk, (), weights, (planes, planes))[1]
 
@@ -209,14 +212,14 @@ def _attention_maps(names: tuple[str, ...], geometry: Geometry) -> Any:
     return backend.without_gradient(maps)
 
 
-def _forward(planes: Tensor, weights: Weights, geometry: Geometry) -> Any:
+def _forward(planes: Tensor, weights: Weights, view: Any) -> Any:
     """The sum, and the maxima of the responses `(j, chunks, c, b, n)`."""
 
     def element(total: Tensor, piece: Any) -> Any:
         planes, weights = piece
 
         def chunk(carry: Any, weights: Weights) -> Any:
-            seen = _Chunk(planes, weights, geometry)
+            seen = view(planes, weights)
             peaks = seen.peaks()
             total, maximum, _, _ = seen.reduce(peaks)
             return carry, (total * seen.gate(total, maximum), peaks)
@@ -227,7 +230,7 @@ def _forward(planes: Tensor, weights: Weights, geometry: Geometry) -> Any:
         return total + attended, peaks
 
     chunks, n = weights["kernel"].shape[1], weights["kernel"].shape[-1]
-    like = geometry.windows(planes[0, 0])[..., :1]
+    like = view.keywords["geometry"].positions(planes[0, 0])[0][..., None]
     zeros = ops.zeros_like(like) + ops.zeros((chunks, 1, 1, 1, n), like.dtype)
     return backend.scan(element, zeros, (planes, weights), planes)
 
@@ -237,14 +240,14 @@ def _backward(
     weights: Weights,
     peaks: Tensor,
     upstream: Tensor,
-    geometry: Geometry,
+    view: Any,
 ) -> Any:
     def element(carry: Any, piece: Any) -> Any:
         planes, weights, peaks = piece
 
         def chunk(d_planes: Tensor, piece: Any) -> Any:
             weights, peaks, upstream = piece
-            seen = _Chunk(planes, weights, geometry)
+            seen = view(planes, weights)
             of_planes, of_weights = seen.gradients(peaks, upstream)
             return d_planes + of_planes, of_weights
 
@@ -262,52 +265,67 @@ class _Chunk:
     """Some output channels, seen through one input group element.
 
     Everything that is as large as the responses lives within one step of a
-    scan over the input channels.
+    scan over groups of `together` input channels, `g` of them.
     """
 
     def __init__(
-        self, planes: Tensor, weights: Weights, geometry: Geometry
+        self,
+        planes: Tensor,
+        weights: Weights,
+        geometry: Geometry,
+        together: int,
     ) -> None:
         self.planes = planes  # (c, b, height, width)
         self.weights = weights
         self.geometry = geometry
+        self.together = together
         self.channels = planes.shape[0]
         self.has_channel = "first" in weights
         self.has_spatial = "spatial" in weights
 
-    def windows(self, plane: Tensor) -> Tensor:
-        """`(b, height, width)` to `(b, positions, t)`."""
-        seen = self.geometry.windows(plane)
-        batch, _, _, t = ops.shape(seen)
-        return ops.reshape(seen, (batch, -1, t))
+    def windows(self, planes: Tensor) -> Tensor:
+        """`(g, b, height, width)` to `(g, b, t, positions)`."""
+        seen = self.geometry.windows(planes)
+        return ops.reshape(seen, (*ops.shape(seen)[:3], -1))
+
+    def of_planes(self, planes: Tensor, d_windows: Tensor) -> Tensor:
+        """Gradient of the planes from that of their windows."""
+        return backend.vjp(self.windows, (planes,), d_windows)[1][0]
 
     def mean_windows(self, planes: Tensor) -> Tensor:
         """Mean of each window position over space: `(c, b, t)`.
 
         The mean of a response is this times the kernel.
         """
-        return mean(self.geometry.windows(planes), (2, 3))
+        seen = self.geometry.positions(planes)
+        return ops.stack([mean(x, (2, 3)) for x in seen], axis=-1)
 
     def peaks(self) -> Tensor:
         """Maximum of each response over space: `(c, b, n)`."""
         if not self.has_channel:  # nothing to keep
             return ops.zeros_like(self.planes[:, :, 0, :1])
 
-        def step(carry: Any, piece: Any) -> Any:
-            plane, kernel = piece
-            return carry, ops.max(self.windows(plane) @ kernel, axis=1)
+        def step(carry: Any, pieces: Any) -> Any:
+            planes, kernel = pieces
+            return carry, ops.max(_responses(self.windows(planes), kernel), 2)
 
-        scanned = self.planes, self.weights["kernel"]
-        return backend.scan(step, (), scanned, self.planes)[1]
+        pieces = self.planes, self.weights["kernel"]
+        scanned = backend.scan_groups(
+            step, (), pieces, self.together, self.planes
+        )
+        return scanned[1]
 
-    def channel(self, peaks: Tensor) -> tuple[Tensor, Tensor]:
-        """Channel attention `(c, b, n)`, and the means it saw."""
-        kernel = self.weights["kernel"]
+    def channel(self, peaks: Tensor) -> Tensor:
+        """Channel attention `(c, b, n)`, ones where there is none."""
+        if not self.has_channel:
+            return ops.ones_like(peaks[..., :1])
         means = ops.einsum(
-            "cbt,ctn->cbn", self.mean_windows(self.planes), kernel
+            "cbt,ctn->cbn",
+            self.mean_windows(self.planes),
+            self.weights["kernel"],
         )
         first, second = self.weights["first"], self.weights["second"]
-        return channel_attention(means, peaks, first, second), means
+        return channel_attention(means, peaks, first, second)
 
     def gate(self, total: Tensor, maximum: Tensor) -> Tensor | float:
         """Spatial attention, or 1."""
@@ -330,20 +348,6 @@ class _Chunk:
         alpha = alpha + ops.zeros_like(self.weights["kernel"][:, :1])
         return alpha, self.gate(total, maximum) * ops.ones_like(total)
 
-    def response(self, plane: Tensor, kernel: Tensor) -> Tensor:
-        """`(b, height, width)` and `(t, n)` or `(b, t, n)` to `(b, new_height,
-        new_width, n)`.
-        """
-        kernel = ops.reshape(kernel, (-1, 1, *kernel.shape[-2:]))
-        if not backend.xla_on_cpu():
-            return self.geometry.windows(plane) @ kernel
-        # One loop, together with what is made of the response.
-        seen = self.geometry.positions(plane)
-        response = 0.0
-        for t, values in enumerate(seen):
-            response = response + values[..., None] * kernel[:, :, t, None]
-        return response
-
     def reduce(self, peaks: Tensor, where: bool = False) -> tuple[Any, ...]:
         """What is kept of the responses over the input channels.
 
@@ -357,55 +361,59 @@ class _Chunk:
             only there for spatial attention.
         """
         kernel = self.weights["kernel"]
-        ones = ops.ones_like(peaks[..., :1])
-        alpha = self.channel(peaks)[0] if self.has_channel else ones
-        like = self.geometry.windows(self.planes[0])[..., :1]
+        alpha = self.channel(peaks)
+        like = self.geometry.positions(self.planes[0])[0][..., None]
         total = ops.zeros_like(like) + ops.zeros(kernel.shape[-1:], like.dtype)
+        shape = ops.shape(total)
         maximum = index = ()
         if self.has_spatial:
             maximum = total + float(np.finfo(_dtype(total)).min)
             if where:
-                index = ops.zeros_like(total, dtype="int32")
+                index = ops.zeros_like(total)
 
         def step(carry: Any, pieces: Any) -> Any:
             total, maximum, index = carry
-            for i in range(pieces[0].shape[0]):
-                plane, kernel, alpha, channel = (x[i] for x in pieces)
-                response = self.response(plane, kernel * alpha[:, None])
+            planes, kernel, alpha, channels = pieces
+            kernel = kernel[:, None] * alpha[:, :, None]
+            if not backend.xla_on_cpu():
+                responses = _responses(self.windows(planes), kernel)
+                responses = ops.reshape(responses, (-1, *shape))
+            for i in range(planes.shape[0]):
+                if backend.xla_on_cpu():
+                    # Not a product: XLA makes one loop of all this.
+                    seen = self.geometry.positions(planes[i])
+                    weight = kernel[i, :, None, None]
+                    response = sum(
+                        values[..., None] * weight[..., t, :]
+                        for t, values in enumerate(seen)
+                    )
+                else:
+                    response = responses[i]
                 total = total + response
                 if self.has_spatial and where:
-                    index = ops.where(response > maximum, channel, index)
+                    # Not `where`: it is slow under PyTorch.
+                    better = ops.relu(ops.sign(response - maximum))
+                    index = index + better * (channels[i] - index)
                 if self.has_spatial:
-                    maximum = ops.maximum(maximum, response)
+                    maximum = backend.maximum(maximum, response)
             return (total, maximum, index), ()
 
-        # XLA makes one loop of as many channels as one step has.
-        together = TOGETHER if backend.xla_on_cpu() else 1
-        steps = -(-self.channels // together)
-        size = self.channels // steps
-        whole = steps * size
-        pieces = (self.planes, kernel, alpha, self._indices())
-        carry, _ = backend.scan(
-            step,
-            (total, maximum, index),
-            tuple(
-                ops.reshape(x[:whole], (steps, size, *ops.shape(x)[1:]))
-                for x in pieces
-            ),
+        size = TOGETHER if backend.xla_on_cpu() else self.together
+        pieces = self.planes, kernel, alpha, self._indices()
+        carry, _ = backend.scan_groups(
+            step, (total, maximum, index), pieces, size
         )
-        if whole < self.channels:
-            carry, _ = step(carry, tuple(x[whole:] for x in pieces))
         return *carry, alpha
 
     def _indices(self) -> Tensor:
-        return ops.arange(self.channels, dtype="int32")
+        return ops.arange(self.channels, dtype=_dtype(self.planes))
 
     def gradients(self, peaks: Tensor, upstream: Tensor) -> Any:
         """Gradients with respect to the planes and the weights."""
         kernel = self.weights["kernel"]
         total, maximum, index, alpha = self.reduce(peaks, where=True)
         d_weights = {}
-        d_total, d_maximum = upstream, ops.zeros_like(upstream[:, :1, :1])
+        d_total = upstream
         if self.has_spatial:
             statistics = self._statistics(total, maximum)
             gate = self._gate(statistics)
@@ -416,35 +424,33 @@ class _Chunk:
                 self.geometry.attention_dilation_rate,
             )
             d_total = upstream * gate + d_statistics[..., 0, :] / self.channels
-            d_maximum = d_statistics[..., 1, :]
-        flat = (ops.shape(upstream)[0], -1, kernel.shape[-1])
-        d_total, d_maximum = (
-            ops.reshape(x, flat) for x in (d_total, d_maximum)
+            d_maximum, index = (
+                ops.reshape(x, (ops.shape(x)[0], -1, kernel.shape[-1]))
+                for x in (d_statistics[..., 1, :], index)
+            )
+        d_total = ops.reshape(
+            d_total, (ops.shape(upstream)[0], -1, kernel.shape[-1])
         )
-        if self.has_spatial:
-            index = ops.reshape(index, flat)
 
-        def linear(carry: Any, piece: Any) -> Any:
+        def linear(carry: Any, pieces: Any) -> Any:
             """Through `g` and the maximum over the channels."""
-            plane, kernel, alpha, channel = piece
-            windows = self.windows(plane)
-            d_response = d_total
+            planes, kernel, alpha, channels = pieces
+            d_responses = d_total[None]
             if self.has_spatial:
-                chosen = ops.where(
-                    index == channel, d_maximum, ops.zeros_like(d_maximum)
-                )
-                d_response = d_total + chosen
-            d_scaled = ops.swapaxes(windows, 1, 2) @ d_response
-            scaled = ops.swapaxes(kernel * alpha[:, None], 1, 2)
+                away = ops.abs(index - channels[:, None, None, None])
+                d_responses = d_responses + ops.relu(1 - away) * d_maximum
+            d_scaled = self.windows(planes) @ d_responses
+            scaled = kernel[:, None] * alpha[:, :, None]
+            d_windows = scaled @ ops.swapaxes(d_responses, 2, 3)
             return carry, (
-                self._of_plane(plane, d_response @ scaled),
-                ops.sum(d_scaled * alpha[:, None], axis=0),
-                ops.sum(d_scaled * kernel, axis=1),
+                self.of_planes(planes, d_windows),
+                ops.sum(d_scaled * alpha[:, :, None], axis=1),
+                ops.sum(d_scaled * kernel[:, None], axis=2),
             )
 
-        scanned = (self.planes, kernel, alpha, self._indices())
-        _, (d_planes, d_kernel, d_alpha) = backend.scan(
-            linear, (), scanned, (self.planes, kernel, alpha)
+        pieces = self.planes, kernel, alpha, self._indices()
+        _, (d_planes, d_kernel, d_alpha) = backend.scan_groups(
+            linear, (), pieces, self.together, pieces[:3]
         )
         d_weights["kernel"] = d_kernel
         if self.has_channel:
@@ -469,20 +475,21 @@ class _Chunk:
             channel_attention, (means, peaks, first, second), d_alpha
         )
 
-        def step(carry: Any, piece: Any) -> Any:
+        def step(carry: Any, pieces: Any) -> Any:
             """Through the maxima over space; ties share."""
-            plane, kernel, d_peak = piece
-            windows = self.windows(plane)
-            response = windows @ kernel
-            peak = ops.max(response, axis=1, keepdims=True)
-            hit = ops.cast(response == peak, response.dtype)
-            share = (d_peak / ops.sum(hit, axis=1))[:, None]
-            d_kernel = ops.sum((ops.swapaxes(windows, 1, 2) @ hit) * share, 0)
-            d_windows = hit @ ops.swapaxes(kernel * share, 1, 2)
-            return carry, (self._of_plane(plane, d_windows), d_kernel)
+            planes, kernel, d_peaks = pieces
+            windows = self.windows(planes)
+            responses = _responses(windows, kernel)
+            peaks = ops.max(responses, axis=2, keepdims=True)
+            hits = 1 - ops.sign(peaks - responses)
+            share = (d_peaks / ops.sum(hits, axis=2))[:, :, None]
+            d_kernel = ops.sum((windows @ hits) * share, axis=1)
+            d_windows = (kernel[:, None] * share) @ ops.swapaxes(hits, 2, 3)
+            return carry, (self.of_planes(planes, d_windows), d_kernel)
 
-        _, (of_planes, d_kernel) = backend.scan(
-            step, (), (self.planes, kernel, d_peaks), (self.planes, kernel)
+        pieces = self.planes, kernel, d_peaks
+        _, (of_planes, d_kernel) = backend.scan_groups(
+            step, (), pieces, self.together, pieces[:2]
         )
         _, (through_means,) = backend.vjp(
             self.mean_windows,
@@ -497,9 +504,12 @@ class _Chunk:
             "second": d_second,
         }
 
-    def _of_plane(self, plane: Tensor, d_windows: Tensor) -> Tensor:
-        """Gradient of the plane from that of its windows."""
-        return backend.vjp(self.windows, (plane,), d_windows)[1][0]
+
+def _responses(windows: Tensor, kernel: Tensor) -> Tensor:
+    """`(g, b, t, positions)` and `(g, [b,] t, n)` to `(g, b, positions, n)`."""
+    if len(kernel.shape) == 3:
+        kernel = kernel[:, None]
+    return ops.swapaxes(windows, 2, 3) @ kernel
 
 
 def _dtype(x: Tensor) -> str:
