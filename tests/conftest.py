@@ -7,7 +7,11 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two test processes on two cores: more threads only wait for each other.
 for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
     os.environ.setdefault(variable, "1")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+# Small tensors, many functions: the tests wait for the compiler, not the code.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0",
+)
 
 # PyTorch before TensorFlow, which Keras may import: the other way round can
 # crash the process.

@@ -28,6 +28,7 @@ CASES = [
     *("conv_lift_p4", "conv_group_p4", "conv_lift_p4m", "conv_group_p4m"),
     *("full_att_lift_p4", "full_att_group_p4"),
     *("ch_att_lift_p4", "ch_att_group_p4"),
+    *("full_att_group_p4m", "ch_att_group_p4m"),
     *("sp_att_lift_p4", "sp_att_group_p4"),
     *("f_att_lift_p4", "f_att_group_p4"),
     *("f_att_lift_p4m", "f_att_group_p4m", "f_att_lift_dil4_p4"),
@@ -37,7 +38,7 @@ CASES = [
 ]
 
 
-def vector_layers(name, dtype):
+def vector_layers(name, filters, dtype):
     """Our layers for one case of the vectors, one after the other."""
     operator, kind = (
         name.removesuffix("_p4")
@@ -74,7 +75,7 @@ def vector_layers(name, dtype):
             else layers.AttentiveGroupConv2D
         )
         options |= attention
-    return [*before, layer(5, 3, use_bias=False, **options)]
+    return [*before, layer(filters, 3, use_bias=False, **options)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -93,7 +94,7 @@ def test_layers_agree_with_the_authors(name):
         if y.ndim == 4
         else y.transpose(0, 3, 4, 2, 1)[..., elements, :]
     )
-    for layer in vector_layers(name, dtype):
+    for layer in vector_layers(name, len(arrays["weight"]), dtype):
         layer.build(y.shape)
         weights = convert._layer_weights(layer, arrays)
         assert set(weights) == {v.name for v in layer.weights}
