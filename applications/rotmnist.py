@@ -13,22 +13,19 @@ DROPOUT = 0.3
 
 # Of exact networks, by (group, attention, filters), then by name.
 SHIPPED: building.Shipped = {
-    ("p4", None, 10): {
+    settings: {
         "rot_mnist": building.ShippedWeights(
-            "rotmnist_p4cnn-rot_mnist.weights.h5",
+            f"{network}-rot_mnist.weights.h5",
             normalization=(0.1309, 0.2901),
             input_shape=(28, 28, 1),
             classes=10,
         )
-    },
-    ("p4", "input", 10): {
-        "rot_mnist": building.ShippedWeights(
-            "rotmnist_p4cnn_input-rot_mnist.weights.h5",
-            normalization=(0.1309, 0.2901),
-            input_shape=(28, 28, 1),
-            classes=10,
-        )
-    },
+    }
+    for settings, network in {
+        ("p4", None, 10): "rotmnist_p4cnn",
+        ("p4", "input", 10): "rotmnist_p4cnn_input",
+        ("p4", "co", 10): "rotmnist_p4cnn_co",
+    }.items()
 }
 
 

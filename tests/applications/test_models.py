@@ -58,7 +58,7 @@ PARAMETERS = {
     "rotmnist_p8cnn": 26_747,  # not in the papers
 }
 SHIPPED = pytest.mark.parametrize(
-    "name", ["rotmnist_p4cnn", "rotmnist_p4cnn_input"]
+    "name", ["rotmnist_p4cnn", "rotmnist_p4cnn_input", "rotmnist_p4cnn_co"]
 )
 # By family: input shape and classes.
 INPUTS = {
@@ -602,7 +602,7 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
         ({"input_shape": (28, 28, 3)}, r"trained with input_shape=\(28, 28, 1"),
         ({"filters": 11}, "none for this network"),
         ({"group": "z2"}, "none for this network"),
-        ({"attention": "co"}, "none for this network"),
+        ({"attention": "spatial"}, "none for this network"),
         ({"downsampling": "strided"}, "none for this network"),
     ],
 )
