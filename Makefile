@@ -28,6 +28,8 @@ test: .venv/.dev
 	  which="not slow and not once"; \
 	done
 
+# Compiled as for users; the fast tests compile without optimisation.
+test-slow: export XLA_FLAGS = --xla_cpu_multi_thread_eigen=false
 test-slow: .venv/.dev test-floor
 	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
 	KERAS_BACKEND=jax $(PYTEST) -m "slow and every_backend"
@@ -57,7 +59,10 @@ docs: .venv/.docs
 bench: .venv/.dev
 	for backend in $(BACKENDS); do \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	done
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
