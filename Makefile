@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv.
 #
-#   make demo        trains two small networks on digits, prints a table
+#   make demo        trains three small networks on digits, prints a table
 #   make test        the test suite on TensorFlow, JAX and PyTorch
 #   make test-slow   full sweeps, prepared real data, oldest Keras
 #   make lint        formatting, lint, spelling, types
@@ -61,6 +61,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
 	done
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 

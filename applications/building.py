@@ -111,7 +111,7 @@ def group_convolution(
                 data_format="channels_last",
                 group=group,
                 name=f"{name}_attention",
-                **_attention_arguments(settings, 2, haar(group)),
+                **_attention_arguments(settings, haar(group)),
             )(x)
         layer = layers.LiftingConv2D if lifting else layers.GroupConv2D
         return layer(filters, kernel_size, **options)(x)
@@ -135,7 +135,7 @@ def group_convolution(
         if lifting
         else layers.AttentiveGroupConv2D
     )
-    arguments = _attention_arguments(settings, 2)
+    arguments = _attention_arguments(settings)
     hidden = max(1, channels // settings.reduction_ratio)
     order = 1 if lifting else group.order
     arguments["channel_kernel_initializer"] = uniform(
@@ -150,13 +150,13 @@ def haar(group: Group) -> float:
     """The constant by which the authors' code multiplies sums over the group.
 
     Ours is part of the kernels; where nothing rescales a kernel later, it
-    starts with this factor. They have p4 (pi / 2) and p4m (pi), no more than
-    which others get.
+    starts with this factor: pi / 2 for p4 and pi for p4m, as theirs, and at
+    most pi for other groups.
     """
     if group.order == 1:
         return 1.0
-    mirrors = group.order // group.rotations
-    return math.pi * min(1.0, 2 * mirrors / group.rotations)
+    copies = group.order // group.rotations
+    return math.pi * min(1.0, 2 * copies / group.rotations)
 
 
 def uniform(bound: float) -> keras.initializers.Initializer:
@@ -165,9 +165,10 @@ def uniform(bound: float) -> keras.initializers.Initializer:
 
 
 def _attention_arguments(
-    settings: AttentionSettings, statistics: int, factor: float = 1.0
+    settings: AttentionSettings, factor: float = 1.0
 ) -> dict[str, Any]:
-    bound = settings.scale / (math.sqrt(statistics) * settings.kernel_size)
+    # The spatial filter sees mean and maximum.
+    bound = settings.scale / (math.sqrt(2) * settings.kernel_size)
     return {
         "reduction_ratio": settings.reduction_ratio,
         "attention_kernel_size": settings.kernel_size,

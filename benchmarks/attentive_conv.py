@@ -3,6 +3,7 @@
     KERAS_BACKEND=jax python benchmarks/attentive_conv.py memory
     KERAS_BACKEND=torch python benchmarks/attentive_conv.py rss
     KERAS_BACKEND=torch python benchmarks/attentive_conv.py time
+    KERAS_BACKEND=torch python benchmarks/attentive_conv.py profile
 
 The forms: "chunked" is the default of the layers, "held" is `chunk_size=None`,
 and "naive" is written from the equations below, term by term.
@@ -12,7 +13,9 @@ batch 128 and reads the size of its temporaries off the compiler: nothing runs,
 so 300 GB can be measured on a laptop. `rss` runs a step of one layer of the
 All-CNN at batch 8 in a process of its own and reads its peak resident memory.
 `time` alternates training steps of the attentive rot-MNIST networks with those
-of the plain one. Writes `benchmarks/results/attentive_conv-<what>-...json`.
+of the plain one, `profile` those of the full network with those of the same
+network without one part or the other. Writes
+`benchmarks/results/attentive_conv-<what>-...json`.
 """
 
 import argparse
@@ -45,6 +48,7 @@ class NaiveAttentiveGroupConv2D(layers.AttentiveGroupConv2D):
     """Eqs. 13 to 19 with every response in one tensor `(b, x, y, j, c, n)`."""
 
     def convolve(self, x, kernel, **options):
+        assert self.strides == self.dilation_rate == (1, 1), "not covered"
         order, channels = ops.shape(x)[-2:]
         n = self.group.order * self.filters
         on_group = self.takes == "group"
@@ -224,16 +228,15 @@ def timing(options: argparse.Namespace) -> dict:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(options.batch, 28, 28, 1)).astype("float32")
     y = rng.integers(0, 10, options.batch)
-    models = {}
-    for name in (None, "input", "co", "channel", "spatial", "full"):
-        model = network("rotmnist_p4cnn", name, "chunked")
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss)
-        models[str(name)] = model
+    models = {
+        str(name): network("rotmnist_p4cnn", name, "chunked")
+        for name in (None, "input", "co", "channel", "spatial", "full")
+    }
     models["full held"] = network("rotmnist_p4cnn", "full", "held")
     models["full naive"] = network("rotmnist_p4cnn", "full", "naive")
-    for name in ("full held", "full naive"):
-        models[name].compile("adam", loss)
+    for model in models.values():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(options.repeats + 1):
         for name, model in models.items():
@@ -262,9 +265,69 @@ def timing(options: argparse.Namespace) -> dict:
     }
 
 
+def profile(options: argparse.Namespace) -> dict:
+    """Seconds of a full training step, and of steps with a part left out."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(options.batch, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, options.batch)
+    full = network("rotmnist_p4cnn", "full", "chunked")
+
+    def small_window(layer: keras.layers.Layer) -> keras.layers.Layer:
+        config = layer.get_config()
+        if isinstance(layer, ATTENTIVE):
+            config["attention_kernel_size"] = 1
+        return type(layer).from_config(config)
+
+    models = {
+        "plain": network("rotmnist_p4cnn", None, "chunked"),
+        "full": full,
+        "full, 1 x 1 in place of 7 x 7": keras.models.clone_model(
+            full, clone_function=small_window
+        ),
+        "without spatial attention": network(
+            "rotmnist_p4cnn", "channel", "chunked"
+        ),
+        "without channel attention": network(
+            "rotmnist_p4cnn", "spatial", "chunked"
+        ),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss)
+    for turn in range(options.repeats + 1):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model.train_on_batch(x, y)
+            if turn:  # the first compiles
+                seconds[name].append(time.perf_counter() - start)
+    found: dict = {
+        "benchmark": "a training step of the full rot-MNIST p4 network with "
+        "parts left out, in turns in one process, median",
+        "seconds_median": {
+            name: round(statistics.median(v), 4) for name, v in seconds.items()
+        },
+    }
+    if keras.backend.backend() == "torch":
+        import torch.profiler
+
+        with torch.profiler.profile() as recorded:
+            full.train_on_batch(x, y)
+        rows = recorded.key_averages()
+        total = sum(row.self_cpu_time_total for row in rows)
+        top = sorted(rows, key=lambda row: -row.self_cpu_time_total)[:12]
+        found["share_of_operators"] = {
+            row.key: round(row.self_cpu_time_total / total, 3) for row in top
+        }
+    return found
+
+
+MEASURES = {"memory": memory, "rss": rss, "time": timing, "profile": profile}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("memory", "rss", "time"))
+    parser.add_argument("what", choices=tuple(MEASURES))
     parser.add_argument("--batch", type=int)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--form", choices=FORMS, help="one form, for rss")
@@ -274,12 +337,13 @@ def main() -> None:
     backend = keras.backend.backend()
     if options.what == "memory" and backend != "jax":
         parser.error("memory needs KERAS_BACKEND=jax")
-    if options.what == "rss" and options.form:
+    if options.form and options.what != "rss":
+        parser.error("--form goes with rss")
+    if options.form:
         print(f"{one_layer_step(options):.1f}")
         return
-    measure = {"memory": memory, "rss": rss, "time": timing}[options.what]
     results = {
-        **measure(options),
+        **MEASURES[options.what](options),
         "settings": vars(options),
         "hardware": reporting.hardware(),
         "versions": reporting.versions(),

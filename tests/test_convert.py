@@ -1,6 +1,7 @@
 """Weights of other people's code in our layers and networks."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -106,9 +107,13 @@ def test_layers_agree_with_the_authors(name):
 
 
 def checkpoint(name):
-    """Folder of the authors' trained weights, where the machine has them."""
-    root = Path(__file__).resolve().parents[2]
-    folder = root / "shared/vectors/att_gconvs/checkpoints" / name
+    """Folder of the authors' trained weights, where the machine has them.
+
+    Beside the repository, or where ATT_GCONVS_CHECKPOINTS says.
+    """
+    beside = Path(__file__).resolve().parents[2]
+    beside = beside / "shared/vectors/att_gconvs/checkpoints"
+    folder = Path(os.environ.get("ATT_GCONVS_CHECKPOINTS", beside)) / name
     if not folder.is_dir():
         pytest.skip("the authors' checkpoints are not on this machine")
     return folder

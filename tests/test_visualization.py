@@ -92,7 +92,17 @@ def test_maps_on_responses_transform(group):
     check_maps_transform(model, ["lift", "conv"], group, "full")
 
 
-def check_maps_transform(model, names, group, attention):
+@pytest.mark.parametrize("attention", ["input", "co"])
+def test_maps_of_a_trained_network_transform(attention):
+    model = RotMNISTCNN("p4", attention, weights="rot_mnist")
+    names = [f"conv{index}" for index in range(1, 8)]
+    if attention == "input":
+        names = [f"{name}_attention" for name in names]
+    # The last layer hardly uses its attention.
+    check_maps_transform(model, names, "p4", attention, least=1e-4)
+
+
+def check_maps_transform(model, names, group, attention, least=1e-3):
     (image,) = images(1, model.input_shape[1:])
     order = oracles.order(group)
     batch = np.stack([oracles.turn(image, group, g) for g in range(order)])
@@ -112,7 +122,7 @@ def check_maps_transform(model, names, group, attention):
                 assert error < 1e-5, (layer, name, g)
         # The maps tell the elements apart.
         wrong = relative_difference(*maps["spatial"][:2])
-        assert wrong > 1e-3, layer
+        assert wrong > least, layer
 
 
 def small_layers():

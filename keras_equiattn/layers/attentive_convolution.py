@@ -14,6 +14,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.attentive_convolution import AttentionKernels
 from keras_equiattn.ops.attentive_convolution import attentive_group_conv
 from keras_equiattn.ops.attentive_convolution import attentive_lifting_conv
+from keras_equiattn.ops.attentive_convolution import check_chunk_size
 from keras_equiattn.ops.attentive_convolution import response_attention
 
 ATTENTION = ("full", "channel", "spatial")
@@ -47,15 +48,7 @@ class BaseAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
             spatial_kernel_initializer,
             attention_regularizer,
         )
-        if chunk_size is not None and chunk_size != "auto":
-            try:
-                chunk_size = _checks.integer(chunk_size, "chunk_size")
-            except ValueError:
-                raise ValueError(
-                    "`chunk_size` must be a positive integer, 'auto' or None. "
-                    f"Received: {chunk_size!r}"
-                ) from None
-        self.chunk_size = chunk_size
+        self.chunk_size = check_chunk_size(chunk_size)
 
     def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
@@ -128,10 +121,12 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             `1 / sqrt(fan_in)`.
         attention_regularizer: of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time. The result is the same for every one; "auto"
-            keeps the memory of a step near 256 MB; None holds all responses,
-            which takes `order * channels` times the memory of the output but
-            can be differentiated twice.
+            computed at a time: the largest divisor of their number up to
+            this, the same result for every one. "auto" lets one step hold
+            256 MB, or one output channel where that is more or the size of
+            the input is not known. None holds all responses, which takes
+            `order * channels` times the memory of the output, but is
+            differentiable twice on every backend (the others are under JAX).
         **kwargs: of `LiftingConv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
             `group`, `exact` and so on.
@@ -142,8 +137,9 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             dict: "channel" `(batch, h, channels, filters)` holds `1 - aC`,
             "spatial" `(batch, new_height, new_width, h, filters)`
             holds `1 - aX`, "effective" `(batch, new_height, new_width, h, 1)`
-            the mean of `1 - aX aC` over all responses of a pixel. No
-            gradient passes through the maps.
+            the mean of `1 - aX aC` over all responses of a pixel. Always in
+            this order of axes, and with `h` (for z2 too). No gradient passes
+            through the maps.
         query: `(row, column)` of an output pixel: "effective" is then all of
             `1 - aX aC` there, `(batch, h, channels, filters)`.
 
@@ -230,10 +226,12 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             `1 / sqrt(fan_in)`.
         attention_regularizer: of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time. The result is the same for every one; "auto"
-            keeps the memory of a step near 256 MB; None holds all responses,
-            which takes `order * channels` times the memory of the output but
-            can be differentiated twice.
+            computed at a time: the largest divisor of their number up to
+            this, the same result for every one. "auto" lets one step hold
+            256 MB, or one output channel where that is more or the size of
+            the input is not known. None holds all responses, which takes
+            `order * channels` times the memory of the output, but is
+            differentiable twice on every backend (the others are under JAX).
         **kwargs: of `GroupConv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
             `group`, `exact` and so on.
@@ -244,8 +242,9 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             dict: "channel" `(batch, h, j, channels, filters)` holds `1 - aC`,
             "spatial" `(batch, new_height, new_width, h, j, filters)`
             holds `1 - aX`, "effective" `(batch, new_height, new_width, h, 1)`
-            the mean of `1 - aX aC` over all responses of a pixel. No
-            gradient passes through the maps.
+            the mean of `1 - aX aC` over all responses of a pixel. Always in
+            this order of axes, and with `h` (for z2 too). No gradient passes
+            through the maps.
         query: `(row, column)` of an output pixel: "effective" is then all of
             `1 - aX aC` there, `(batch, h, j, channels, filters)`.
 

@@ -14,6 +14,7 @@ import keras
 from jaxtyping import Float
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
@@ -68,8 +69,7 @@ def attentive_lifting_conv(
     See `attentive_group_conv`; here there is no sum over `j`, and the channel
     weights do not depend on `h`.
     """
-    y = lifting_conv(x, kernel, group, **_convolution(options))
-    return y - attended_sum(x, kernel, attention, group, **options)
+    return _attentive(lifting_conv, x, kernel, attention, group, options)
 
 
 def attentive_group_conv(
@@ -98,8 +98,36 @@ def attentive_group_conv(
     Returns:
         A feature map on the group.
     """
-    y = group_conv(x, kernel, group, **_convolution(options))
-    return y - attended_sum(x, kernel, attention, group, **options)
+    return _attentive(group_conv, x, kernel, attention, group, options)
+
+
+def _attentive(
+    convolve: Callable[..., Tensor],
+    x: Tensor,
+    kernel: Tensor,
+    attention: AttentionKernels,
+    group: str | Group,
+    options: dict[str, Any],
+) -> Tensor:
+    """The convolution without what attention takes away."""
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    # The difference can be a thousandth of the terms: too few digits in half.
+    x, kernel, attention = _in_full_precision(x, kernel, attention)
+    names = ("strides", "padding", "dilation_rate")
+    plain = {name: options[name] for name in names if name in options}
+    y = convolve(x, kernel, group, **plain)
+    y = y - attended_sum(x, kernel, attention, group, **options)
+    return ops.cast(y, dtype)
+
+
+def _in_full_precision(
+    x: Tensor, kernel: Tensor, attention: AttentionKernels
+) -> tuple[Tensor, Tensor, AttentionKernels]:
+    """Half precision as float32: equal maxima, sums over pixels want digits."""
+    if keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16"):
+        x, kernel = ops.cast(x, "float32"), ops.cast(kernel, "float32")
+        attention = attention.map(lambda w: ops.cast(w, "float32"))
+    return x, kernel, attention
 
 
 def attended_sum(
@@ -121,13 +149,23 @@ def attended_sum(
         strides, padding, dilation_rate: of the convolution.
         attention_dilation_rate: of the spatial kernel.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time: the largest divisor up to this number, the
-            same result for every one. "auto" keeps what a step holds below
-            256 MB. None holds all responses and can be differentiated twice.
+            computed at a time: the largest divisor of their number up to
+            this, the same result for every one. "auto" chooses it so that
+            what one step holds, beside the input and its gradient, stays
+            below 256 MB, and 1 where that does not suffice or height or width
+            are not known. None holds all responses. Its gradient can be
+            differentiated again on every backend, that of the others only
+            under JAX. Where the maximum of several channels ties, the
+            gradient goes to the first; with None they share it.
 
     Returns:
         A feature map on the group.
+
+    Raises:
+        ValueError: for a bad `padding` or `chunk_size`, or if there are no
+            attention weights.
     """
+    _check(attention, padding, chunk_size)
     dtype = keras.backend.standardize_dtype(x.dtype)
     geometry = response_chunks.Geometry(
         tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
@@ -278,10 +316,7 @@ def _prepare(
     on_group = len(x.shape) == 5
     if not on_group:
         x = ops.expand_dims(x, 3)
-    if keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16"):
-        # Equal maxima, sums over pixels: statistics want more digits.
-        x, kernel = ops.cast(x, "float32"), ops.cast(kernel, "float32")
-        attention = attention.map(lambda w: ops.cast(w, "float32"))
+    x, kernel, attention = _in_full_precision(x, kernel, attention)
     pads = geometry.padding(tuple(x.shape)[1:3], padding)
     planes = ops.pad(
         ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
@@ -359,6 +394,27 @@ def _plane_bytes(
     return size * (x.shape[0] or ASSUMED_BATCH) * (height or 0) * (width or 0)
 
 
-def _convolution(options: dict[str, Any]) -> dict[str, Any]:
-    names = ("strides", "padding", "dilation_rate")
-    return {name: options[name] for name in names if name in options}
+def _check(attention: AttentionKernels, padding: str, chunk_size: Any) -> None:
+    both = attention.channel_1 is None, attention.channel_2 is None
+    if any(both) and not all(both):
+        raise ValueError(
+            "`attention` must have both `channel_1` and `channel_2`, or none "
+            "of them."
+        )
+    if all(both) and attention.spatial is None:
+        raise ValueError("`attention` has no weights: all three are None.")
+    _checks.choice(padding, "padding", ("valid", "same"))
+    check_chunk_size(chunk_size)
+
+
+def check_chunk_size(value: Any) -> int | str | None:
+    """A positive integer, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    try:
+        return _checks.integer(value, "chunk_size")
+    except ValueError:
+        raise ValueError(
+            "`chunk_size` must be a positive integer, 'auto' or None. "
+            f"Received: {value!r}"
+        ) from None

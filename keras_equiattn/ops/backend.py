@@ -170,6 +170,10 @@ def recomputed(forward: Function, backward: Function) -> Function:
     Under TensorFlow it is compiled by XLA within a `tf.function`, so in
     `fit`; called eagerly it is not, since that would take seconds.
 
+    The gradient can be differentiated once more under JAX. Under TensorFlow
+    and PyTorch, which would lose what flows through the kept tensors, that is
+    an error.
+
     Args:
         forward: from tensors to the result and what to keep for `backward`,
             a nest of tensors.
@@ -192,13 +196,39 @@ def recomputed(forward: Function, backward: Function) -> Function:
             def gradient(*given: Tensor, upstream: Any = None) -> Any:
                 # The backends pass it in different places.
                 upstream = given[0] if upstream is None else upstream
-                return tuple(run_back(arguments, kept, upstream))
+                _refuse_second_derivative()
+                gradients = run_back(arguments, kept, upstream)
+                return tuple(map(_not_differentiable, gradients))
 
             return result, gradient
 
         return function
 
     return _compiled(build)
+
+
+_TWICE = "Pass `chunk_size=None` to differentiate twice."
+
+
+def _refuse_second_derivative() -> None:
+    """PyTorch differentiates a gradient if it is computed with gradients on."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "This gradient cannot be differentiated (create_graph=True). "
+                + _TWICE
+            )
+
+
+def _not_differentiable(x: Tensor) -> Tensor:
+    """The same, with an error where TensorFlow differentiates it."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.raw_ops.PreventGradient(input=x, message=_TWICE)
+    return x
 
 
 def without_gradient(function: Function) -> Function:

@@ -1,9 +1,10 @@
 """Attentive convolution without holding its responses.
 
 The responses of a convolution, one for each pair of input and output channel
-and of group elements, are too many to be stored: 100 GB for a batch on CIFAR.
-Only their statistics are needed, so here they are computed for one input
-channel at a time, reduced at once, and computed again in the backward pass.
+and of group elements, are too many to be stored: about 100 GB for 128 CIFAR
+images in the p4 All-CNN. Only their statistics are needed, so here they are
+computed for a few input channels at a time, reduced at once, and computed again
+in the backward pass.
 
 Axes: `j` input group elements, `c` input channels, `b` batch, `n` output
 channels (group elements times filters) of one chunk, `t` window positions.
@@ -286,7 +287,8 @@ class _Chunk:
     def windows(self, planes: Tensor) -> Tensor:
         """`(g, b, height, width)` to `(g, b, t, positions)`."""
         seen = self.geometry.windows(planes)
-        return ops.reshape(seen, (*ops.shape(seen)[:3], -1))
+        *front, height, width = ops.shape(seen)
+        return ops.reshape(seen, (*front, height * width))
 
     def of_planes(self, planes: Tensor, d_windows: Tensor) -> Tensor:
         """Gradient of the planes from that of their windows."""
@@ -377,7 +379,7 @@ class _Chunk:
             kernel = kernel[:, None] * alpha[:, :, None]
             if not backend.xla_on_cpu():
                 responses = _responses(self.windows(planes), kernel)
-                responses = ops.reshape(responses, (-1, *shape))
+                responses = ops.reshape(responses, (planes.shape[0], *shape))
             for i in range(planes.shape[0]):
                 if backend.xla_on_cpu():
                     # Not a product: XLA makes one loop of all this.
@@ -424,16 +426,18 @@ class _Chunk:
                 self.geometry.attention_dilation_rate,
             )
             d_total = upstream * gate + d_statistics[..., 0, :] / self.channels
-            d_maximum, index = (
-                ops.reshape(x, (ops.shape(x)[0], -1, kernel.shape[-1]))
-                for x in (d_statistics[..., 1, :], index)
-            )
-        d_total = ops.reshape(
-            d_total, (ops.shape(upstream)[0], -1, kernel.shape[-1])
-        )
+            d_maximum = d_statistics[..., 1, :]
+        batch, height, width, n = ops.shape(upstream)
+        flat = batch, height * width, n
+        d_total = ops.reshape(d_total, flat)
+        if self.has_spatial:
+            d_maximum = ops.reshape(d_maximum, flat)
+            index = ops.reshape(index, flat)
 
         def linear(carry: Any, pieces: Any) -> Any:
-            """Through `g` and the maximum over the channels."""
+            """Through the sum and the maximum over the channels; where they
+            tie, through the first.
+            """
             planes, kernel, alpha, channels = pieces
             d_responses = d_total[None]
             if self.has_spatial:

@@ -16,6 +16,8 @@ from keras_equiattn.layers import AttentiveLiftingConv2D
 from keras_equiattn.layers import CoAttentiveGroupConv2D
 from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
+from keras_equiattn.ops import AttentionKernels
+from keras_equiattn.ops.attentive_convolution import attended_sum
 from keras_equiattn.testing import relative_difference
 
 SLOW = (pytest.mark.slow, pytest.mark.every_backend)
@@ -399,7 +401,7 @@ def test_every_chunk_size_gives_the_same(attention):
 
 
 def test_equal_responses_share_the_gradient_of_their_maximum():
-    """As in automatic differentiation: a flat image has only ties."""
+    """As in automatic differentiation: a flat image has only ties in space."""
     found = []
     for chunk_size in ("auto", None):
         layer, _ = random_layer(
@@ -415,6 +417,133 @@ def test_equal_responses_share_the_gradient_of_their_maximum():
         found.append(gradients(layer, x, np.ones_like(y)))
     for actual, expected in zip(*found, strict=True):
         assert relative_difference(actual, expected) < 1e-5
+
+
+def gradient_penalty(chunk_size):
+    """Gradient of the squared norm of a gradient, with respect to x."""
+    layer, x = random_layer(
+        AttentiveLiftingConv2D,
+        (1, 5, 5, 3),
+        "p4",
+        filters=2,
+        kernel_size=3,
+        chunk_size=chunk_size,
+    )
+    x = x.astype("float32")
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        def loss(x):
+            return (layer(x) ** 2).sum()
+
+        return as_array(jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x))
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        x = tf.convert_to_tensor(x)
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = tf.reduce_sum(layer(x) ** 2)
+            penalty = tf.reduce_sum(inner.gradient(loss, x) ** 2)
+        return as_array(outer.gradient(penalty, x))
+    import torch
+
+    x = torch.tensor(x, requires_grad=True)
+    (first,) = torch.autograd.grad((layer(x) ** 2).sum(), x, create_graph=True)
+    return as_array(torch.autograd.grad((first**2).sum(), x)[0])
+
+
+def test_second_derivatives_are_right_or_refused():
+    held = gradient_penalty(None)
+    assert np.abs(held).max() > 0
+    if keras.backend.backend() == "jax":
+        assert relative_difference(gradient_penalty("auto"), held) < 1e-4
+    else:
+        errors = (NotImplementedError, LookupError)
+        with pytest.raises(errors, match="chunk_size=None"):
+            gradient_penalty("auto")
+
+
+def test_half_precision_where_little_remains():
+    """Attention near 1 takes nearly all away; what remains keeps its digits."""
+
+    def half(x):
+        return as_array(
+            keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32")
+        )
+
+    results = []
+    for dtype in ("float32", "mixed_bfloat16"):
+        layer, x = random_layer(
+            AttentiveLiftingConv2D,
+            (1, 6, 6, 3),
+            "p4",
+            filters=2,
+            kernel_size=3,
+            attention="spatial",
+            use_bias=False,
+            dtype=dtype,
+        )
+        # All positive, so that the scores are.
+        layer.set_weights([half(np.abs(w)) for w in layer.get_weights()])
+        x = half(np.abs(x))
+        results.append(as_array(keras.ops.cast(layer(x), "float32")))
+    exact, rounded = results
+    kernel = layer.get_weights()[0]
+    plain = as_array(keras.ops.conv(x, kernel, data_format="channels_last"))
+    assert np.abs(exact).max() < 0.1 * plain.max()
+    # Rounding of the result alone is 2 ** -9.
+    assert relative_difference(rounded, exact) < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk_size": "all"}, "`chunk_size` must be .* Received: 'all'"),
+        ({"chunk_size": 0}, "`chunk_size` must be .* Received: 0"),
+        ({"padding": "full"}, "'valid' or 'same'. Received: 'full'"),
+        ({"attention": {}}, "no weights"),
+        ({"attention": {"channel_1": np.ones((3, 1, 2))}}, "both `channel_1`"),
+    ],
+)
+def test_operation_refuses(arguments, message):
+    x, kernel = np.ones((1, 5, 5, 3)), np.ones((3, 3, 3, 2))
+    spatial = {"spatial": np.ones((3, 3, 2, 2))}
+    others = {k: v for k, v in arguments.items() if k != "attention"}
+    weights = AttentionKernels(**arguments.get("attention", spatial))
+    with pytest.raises(ValueError, match=message):
+        attended_sum(x, kernel, weights, "p4", **others)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="only XLA tells its memory"
+)
+def test_responses_are_not_held():
+    """Temporaries of a training step, as the compiler counts them."""
+    import jax
+
+    sizes = []
+    for chunk_size in (2, None):
+        layer, x = random_layer(
+            AttentiveGroupConv2D,
+            (4, 12, 12, 8),
+            "p4",
+            filters=4,
+            kernel_size=3,
+            chunk_size=chunk_size,
+        )
+
+        def loss(values, x, layer=layer):
+            return (layer.stateless_call(values, [], x)[0] ** 2).sum()
+
+        values = [v.value for v in layer.trainable_variables]
+        compiled = jax.jit(jax.grad(loss)).lower(values, x.astype("float32"))
+        analysis = compiled.compile().memory_analysis()
+        sizes.append(analysis.temp_size_in_bytes)
+    assert sizes[0] < sizes[1] / 4
 
 
 @pytest.mark.parametrize(
