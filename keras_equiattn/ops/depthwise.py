@@ -5,6 +5,7 @@ its terms written out, which XLA turns into one loop over the channels.
 """
 
 import math
+from typing import Any
 
 from jaxtyping import Float
 from keras import ops
@@ -123,10 +124,10 @@ def _kernel_gradient(
     down, along = (dilation_rate * (size - 1) + 1 for size in (rows, columns))
     zeros = ops.zeros_like(kernel)
 
-    def image(carry: Tensor, piece: tuple[Tensor, Tensor]) -> tuple:
+    def image(carry: Tensor, piece: tuple[Tensor, Tensor]) -> Any:
         x, upstream = piece
 
-        def row(total: Tensor, piece: tuple[Tensor, Tensor]) -> tuple:
+        def row(total: Tensor, piece: tuple[Tensor, Tensor]) -> Any:
             index, d = piece
             seen = ops.slice(x, (index, 0, 0, 0), (down, *x.shape[1:]))
             for start in range(0, tiles * tile, tile):
