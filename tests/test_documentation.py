@@ -31,7 +31,8 @@ def run(page, monkeypatch, folder):
 @pytest.mark.once
 def test_readme(monkeypatch, tmp_path):
     names = run(PAGES[0], monkeypatch, tmp_path)
-    assert names["model"].name == "rotmnist_p4cnn"
+    assert names["model"].count_params() > 29_462  # with moving statistics
+    assert names["attentive"].output_shape == (None, 22, 22, 10)
 
 
 @pytest.mark.slow
