@@ -164,7 +164,42 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
     return ops.maximum(x, y)
 
 
-def recomputed(forward: Function, backward: Function) -> Function:
+def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`total + x * y`, in place under PyTorch: `total` must be ours alone."""
+    if keras.backend.backend() == "torch":
+        return total.addcmul_(x, y)
+    return total + x * y
+
+
+def add_product_at(
+    total: Tensor,
+    place: tuple[int, int],
+    room: tuple[int, int],
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """`add_product` to a part of axes 1 and 2.
+
+    Args:
+        total: tensor to add to, ours alone.
+        place: where the part starts.
+        room: by how much the whole is larger than the part.
+        x, y: the factors.
+    """
+    if keras.backend.backend() == "torch":
+        part = total
+        for axis, (start, extra) in enumerate(zip(place, room, strict=True), 1):
+            part = part.narrow(axis, start, total.shape[axis] - extra)
+        part.addcmul_(x, y)
+        return total
+    around = [(n, extra - n) for n, extra in zip(place, room, strict=True)]
+    rest = ((0, 0),) * (len(total.shape) - 3)
+    return total + ops.pad(x * y, ((0, 0), *around, *rest))
+
+
+def recomputed(
+    forward: Function, backward: Function, instead: str
+) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
     Under TensorFlow it is compiled by XLA within a `tf.function`, so in
@@ -180,6 +215,7 @@ def recomputed(forward: Function, backward: Function) -> Function:
         backward: from the same tensors, what was kept and the gradient with
             respect to the result to the gradients with respect to the
             tensors.
+        instead: what to pass to differentiate twice, for the error.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -196,9 +232,11 @@ def recomputed(forward: Function, backward: Function) -> Function:
             def gradient(*given: Tensor, upstream: Any = None) -> Any:
                 # The backends pass it in different places.
                 upstream = given[0] if upstream is None else upstream
-                _refuse_second_derivative()
+                _refuse_second_derivative(instead)
                 gradients = run_back(arguments, kept, upstream)
-                return tuple(map(_not_differentiable, gradients))
+                return tuple(
+                    _not_differentiable(x, instead) for x in gradients
+                )
 
             return result, gradient
 
@@ -207,10 +245,7 @@ def recomputed(forward: Function, backward: Function) -> Function:
     return _compiled(build)
 
 
-_TWICE = "Pass `chunk_size=None` to differentiate twice."
-
-
-def _refuse_second_derivative() -> None:
+def _refuse_second_derivative(instead: str) -> None:
     """PyTorch differentiates a gradient if it is computed with gradients on."""
     if keras.backend.backend() == "torch":
         import torch
@@ -218,16 +253,17 @@ def _refuse_second_derivative() -> None:
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 "This gradient cannot be differentiated (create_graph=True). "
-                + _TWICE
+                f"Pass `{instead}` to differentiate twice."
             )
 
 
-def _not_differentiable(x: Tensor) -> Tensor:
+def _not_differentiable(x: Tensor, instead: str) -> Tensor:
     """The same, with an error where TensorFlow differentiates it."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.raw_ops.PreventGradient(input=x, message=_TWICE)
+        message = f"Pass `{instead}` to differentiate twice."
+        return tf.raw_ops.PreventGradient(input=x, message=message)
     return x
 
 
@@ -284,6 +320,11 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
 def compiles() -> bool:
     """Whether loops are compiled, so that short steps cost nothing extra."""
     return keras.backend.backend() != "torch"
+
+
+def in_xla() -> bool:
+    """Whether what runs now is compiled by XLA."""
+    return keras.backend.backend() == "jax" or _in_xla.get()
 
 
 def xla_on_cpu() -> bool:

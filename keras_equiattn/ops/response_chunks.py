@@ -192,7 +192,7 @@ def _attended_sum(
         d_planes, d_weights = _backward(planes, named, peaks, upstream, view)
         return (d_planes, *(d_weights[name] for name in names))
 
-    return backend.recomputed(forward, backward)
+    return backend.recomputed(forward, backward, "chunk_size=None")
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,449 @@
+"""Queries that look at a window of neighbours: scores, softmax, sums.
+
+The parts of local self-attention. Scores take one number for each query,
+neighbour and head; neighbours with all their channels are never built, neither
+in the forward nor in the backward pass, which computes anew what it needs.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+from jaxtyping import Float
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn.ops import backend
+from keras_equiattn.ops import window_planes
+from keras_equiattn.ops import window_products
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.window_form import Form
+from keras_equiattn.ops.window_form import Neighbour
+
+BORDERS = ("zeros", "mask", "reflect")
+
+# Neighbours up to which XLA gets one loop over the pixels for each.
+WRITTEN_OUT = 64
+# Far below every score, and finite in float32.
+MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The neighbours that a query looks at, centred on its own pixel.
+
+    Attributes:
+        size: rows and columns, odd.
+        strides: of the queries: query `i` sits on pixel `strides * i`.
+        dilation_rate: distance of adjacent neighbours.
+        border: what lies outside of the image. "zeros": keys and values are
+            zero there (before a bias); "mask": what lies outside is left out
+            of the softmax; "reflect": the image goes on as its mirror image,
+            without its border line twice.
+    """
+
+    size: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilation_rate: tuple[int, int] = (1, 1)
+    border: str = "zeros"
+
+    def __post_init__(self) -> None:
+        for name in ("size", "strides", "dilation_rate"):
+            pair = _checks.pair(getattr(self, name), name)
+            object.__setattr__(self, name, pair)
+        if any(n % 2 == 0 for n in self.size):
+            raise ValueError(
+                "A window needs odd sizes, to have a centre. "
+                f"Received: size={self.size}"
+            )
+        _checks.choice(self.border, "border", BORDERS)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """`(neighbours, 2)`: rows and columns from the query, row by row."""
+        places = np.array(list(itertools.product(*map(range, self.size))))
+        return (places - np.array(self.size) // 2) * self.dilation_rate
+
+    def output_size(self, size: Shape) -> tuple[Any, Any]:
+        """Rows and columns of queries on an image of this size."""
+        height, width = (
+            None if n is None else math.ceil(n / stride)
+            for n, stride in zip(size, self.strides, strict=True)
+        )
+        return height, width
+
+    @property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Where the neighbours of the first query lie in `frames`."""
+        places = self.offsets - self.offsets[0]
+        steps, phases = np.divmod(places, self.strides)
+        frames = phases @ (self.strides[1], 1)
+        return tuple(
+            Neighbour(int(frame), int(row), int(column))
+            for frame, (row, column) in zip(frames, steps, strict=True)
+        )
+
+    def frames(
+        self, x: Float[Tensor, "batch height width order channels"]
+    ) -> Float[Tensor, "frames batch rows columns order channels"]:
+        """The image with its surroundings, one frame for each phase.
+
+        Frame `(i, j)` holds the pixels that lie `(i, j)` from a multiple of
+        the strides, counted from the first neighbour of the first query.
+        """
+        for axis in (0, 1):
+            x = self._with_surroundings(x, axis)
+        if self.strides == (1, 1):
+            return x[None]
+        down, along = self.strides
+        batch, height, width, order, channels = ops.shape(x)
+        shape = (batch, height // down, down, width // along, along)
+        x = ops.reshape(x, (*shape, order, channels))
+        x = ops.transpose(x, (2, 4, 0, 1, 3, 5, 6))
+        return ops.reshape(x, (down * along, *ops.shape(x)[2:]))
+
+    def _with_surroundings(self, x: Tensor, axis: int) -> Tensor:
+        stride, size = self.strides[axis], x.shape[axis + 1]
+        reach = self.dilation_rate[axis] * (self.size[axis] // 2)
+        if stride == 1:
+            after = reach
+        elif size is None:
+            raise ValueError(
+                "A window with strides above 1 needs a size that is known "
+                f"before run time. Received: shape={tuple(x.shape)}, "
+                f"strides={self.strides}"
+            )
+        else:
+            steps = math.ceil(size / stride) + 2 * reach // stride
+            after = steps * stride - size - reach
+        if self.border == "reflect":
+            period = ops.shape(x)[axis + 1] - 1
+            index = ops.arange(-reach, period + 1 + after)
+            index = ops.mod(index, ops.maximum(2 * period, 1))
+            index = ops.minimum(index, 2 * period - index)
+            return ops.take(x, index, axis=axis + 1)
+        pads = [(0, 0)] * 5
+        pads[axis + 1] = (reach, max(after, 0))
+        x = ops.pad(x, pads)
+        # With strides, the last pixels may have no query that sees them.
+        keep = slice(None, min(after, 0) or None)
+        return x[:, keep] if axis == 0 else x[:, :, keep]
+
+    def inside(self, size: tuple[Any, Any]) -> Tensor:
+        """`(neighbours, rows, columns)`: whether a neighbour is in the image.
+
+        Args:
+            size: of the image.
+        """
+        axes = []
+        for n, stride, offset in zip(
+            size, self.strides, self.offsets.T, strict=True
+        ):
+            place = ops.arange(0, n, stride) + offset[:, None]
+            axes.append(ops.logical_and(place >= 0, place < n))
+        rows, columns = axes
+        return ops.logical_and(rows[:, :, None], columns[:, None])
+
+
+def window_scores(
+    query: Float[Tensor, "batch new_height new_width order channels"],
+    keys: Float[Tensor, "batch height width key_order channels"],
+    window: Window,
+    num_heads: int = 1,
+    weight: Float[Tensor, "rows columns order key_order channels"]
+    | None = None,
+    bias: Float[Tensor, "rows columns order channels"] | None = None,
+    recompute: bool = True,
+) -> Float[Tensor, "neighbours batch order heads new_height new_width"]:
+    """Scores of queries against the keys in their windows.
+
+    `s(n, p, i) = sum_c q(i, p, c) (sum_r w(n, p, r, c) k(i + d_n, r, c) +
+    b(n, p, c))` over the channels of each head.
+
+    Args:
+        query: one for each position of the window, scaled.
+        keys: one for each pixel.
+        window: the neighbours.
+        num_heads: number of heads, contiguous blocks of channels.
+        weight: transforms the keys. None: a query element sees the keys of
+            the same element as they are.
+        bias: added to the keys.
+        recompute: the backward pass keeps the arguments alone and computes
+            everything else anew. False leaves the gradient to the backend:
+            more memory, but it can be differentiated again.
+
+    Returns:
+        Scores, in float32 for half precision. Neighbours are ordered row by
+        row.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    _check(window, num_heads, keys, weight, bias, order=query.shape[3])
+    channels, size = query.shape[-1], query.shape[1:3]
+    expected = window.output_size(tuple(keys.shape[1:3]))
+    if channels != keys.shape[-1] or any(
+        None not in pair and pair[0] != pair[1]
+        for pair in zip(size, expected, strict=True)
+    ):
+        raise ValueError(
+            f"Keys of shape {tuple(keys.shape)} need queries of shape (batch, "
+            f"{expected[0]}, {expected[1]}, order, {keys.shape[-1]}) for "
+            f"{window}. Received: query.shape={tuple(query.shape)}"
+        )
+    order = query.shape[3]
+    query, keys, weight, bias = map(_full, (query, keys, weight, bias))
+    heads = num_heads
+    if weight is None:
+        query, keys, bias = map(_as_channels, (query, keys, bias))
+        heads = num_heads * order
+    form = Form(window.neighbours, heads, math.prod(window.strides))
+    function = _scores(form, weight is not None, bias is not None, recompute)
+    scores = function(
+        query, window.frames(keys), *_by_neighbour(weight, bias)
+    )
+    count, batch, *_, height, width = ops.shape(scores)
+    return ops.reshape(
+        scores, (count, batch, order, num_heads, height, width)
+    )
+
+
+def window_softmax(
+    scores: Float[Tensor, "neighbours batch order heads height width"],
+    window: Window | None = None,
+    size: tuple[Any, Any] | None = None,
+    recompute: bool = True,
+) -> Float[Tensor, "neighbours batch order heads height width"]:
+    """Softmax over the neighbours, in float32 at least.
+
+    Args:
+        scores: of `window_scores`. Neighbours may be pairs with key elements
+            too: whatever lies along the first axis shares the weight of one.
+        window: for border "mask", the window the scores are of.
+        size: for border "mask", height and width of the keys.
+        recompute: see `window_scores`.
+
+    Returns:
+        Weights that add up to one; zero for what is masked.
+    """
+    scores = _full(scores)
+    if window is not None and window.border == "mask":
+        inside = window.inside(size)[:, None, None, None]
+        scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
+    if backend.compiles() and recompute:
+        return _softmax()(scores)
+    return _plain_softmax(scores)
+
+
+def window_sum(
+    weights: Float[Tensor, "neighbours batch order heads new_height new_width"],
+    values: Float[Tensor, "batch height width key_order channels"],
+    window: Window,
+    weight: Float[Tensor, "rows columns order key_order channels"]
+    | None = None,
+    bias: Float[Tensor, "rows columns order channels"] | None = None,
+    recompute: bool = True,
+) -> Float[Tensor, "batch new_height new_width order channels"]:
+    """Values in windows, weighted and added up.
+
+    `y(i, p, c) = sum_n a(n, p, i) (sum_r w(n, p, r, c) v(i + d_n, r, c) +
+    b(n, p, c))`, with the weights `a` of the head of channel `c`.
+
+    Args:
+        weights: of the neighbours, for each position, element and head.
+        values: one for each pixel.
+        window: the neighbours.
+        weight: transforms the values, see `window_scores`.
+        bias: added to the values.
+        recompute: see `window_scores`.
+
+    Returns:
+        One sum for each position of the window, in the dtype of the values.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    count, batch, order, heads, height, width = ops.shape(weights)
+    _check(window, heads, values, weight, bias, order=order)
+    dtype, channels = values.dtype, values.shape[-1]
+    weights, values, weight, bias = map(_full, (weights, values, weight, bias))
+    if weight is None:
+        values, bias = map(_as_channels, (values, bias))
+        heads = order * heads
+        weights = ops.reshape(weights, (count, batch, 1, heads, height, width))
+    form = Form(window.neighbours, heads, math.prod(window.strides))
+    function = _sums(form, weight is not None, bias is not None, recompute)
+    y = function(
+        weights, window.frames(values), *_by_neighbour(weight, bias)
+    )
+    y = ops.reshape(y, (*ops.shape(y)[:3], order, channels))
+    return ops.cast(y, dtype)
+
+
+@functools.lru_cache(maxsize=512)
+def _scores(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
+    """The scores as a differentiable function of two to four tensors."""
+
+    def forward(x: Tensor, k: Tensor, *rest: Tensor) -> Any:
+        w, bias = _optional(rest, weighted, biased)
+        return _realisation(form, x, k).scores(form, x, k, w, bias), ()
+
+    def backward(
+        arguments: tuple[Tensor, ...], _: Any, d: Tensor
+    ) -> tuple[Tensor, ...]:
+        x, k, *rest = arguments
+        w, bias = _optional(rest, weighted, biased)
+        how = _realisation(form, x, k)
+        return how.score_gradients(form, d, x, k, w, bias)
+
+    return _differentiable(forward, backward, recompute)
+
+
+@functools.lru_cache(maxsize=512)
+def _sums(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
+    """The weighted sums as a differentiable function."""
+
+    def forward(a: Tensor, k: Tensor, *rest: Tensor) -> Any:
+        w, bias = _optional(rest, weighted, biased)
+        return _realisation(form, a[0], k).weighted_sums(form, a, k, w, bias), ()
+
+    def backward(
+        arguments: tuple[Tensor, ...], _: Any, d: Tensor
+    ) -> tuple[Tensor, ...]:
+        a, k, *rest = arguments
+        w, bias = _optional(rest, weighted, biased)
+        how = _realisation(form, a[0], k)
+        return how.sum_gradients(form, d, a, k, w, bias)
+
+    return _differentiable(forward, backward, recompute)
+
+
+@functools.lru_cache(maxsize=1)
+def _softmax() -> Any:
+    """Softmax over the first axis, in loops over it.
+
+    XLA cannot merge a loop with what follows. It would compute the maximum
+    and the sum of all neighbours again for each of them.
+    """
+
+    def forward(scores: Tensor) -> Any:
+        def larger(top: Tensor, plane: Tensor) -> Any:
+            return ops.maximum(top, plane), ()
+
+        def add(total: Tensor, plane: Tensor) -> Any:
+            plane = ops.exp(plane - top)
+            return total + plane, plane
+
+        top, _ = backend.scan(larger, scores[0], scores)
+        total, planes = backend.scan(
+            add, ops.zeros_like(top), scores, like=scores
+        )
+        scale = 1 / total
+        _, weights = backend.scan(
+            lambda _, plane: ((), plane * scale), (), planes, like=scores
+        )
+        return weights, weights
+
+    def backward(_: Any, weights: Tensor, d: Tensor) -> tuple[Tensor]:
+        mean, _ = backend.scan(
+            lambda total, piece: (total + piece[0] * piece[1], ()),
+            ops.zeros_like(d[0]),
+            (weights, d),
+        )
+        _, gradient = backend.scan(
+            lambda _, piece: ((), piece[0] * (piece[1] - mean)),
+            (),
+            (weights, d),
+            like=d,
+        )
+        return (gradient,)
+
+    return backend.recomputed(forward, backward, "recompute=False")
+
+
+def _plain_softmax(scores: Tensor) -> Tensor:
+    # Flat: TensorFlow's own takes no more than five axes.
+    count = scores.shape[0]
+    weights = ops.softmax(ops.reshape(scores, (count, -1)), axis=0)
+    return ops.reshape(weights, ops.shape(scores))
+
+
+def _differentiable(forward: Any, backward: Any, recompute: bool) -> Any:
+    if recompute:
+        return backend.recomputed(forward, backward, "recompute=False")
+    return lambda *arguments: forward(*arguments)[0]
+
+
+def _realisation(form: Form, x: Tensor, k: Tensor) -> ModuleType:
+    """Where the four derivatives of the form come from."""
+    sizes = (*x.shape[1:], *k.shape[2:])
+    known = None not in sizes
+    if backend.in_xla() and known and len(form.neighbours) <= WRITTEN_OUT:
+        return window_planes
+    return window_products
+
+
+def _optional(
+    tensors: Any, weighted: bool, biased: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    left = iter(tensors)
+    return next(left) if weighted else None, next(left) if biased else None
+
+
+def _by_neighbour(*tensors: Tensor | None) -> list[Tensor]:
+    """Rows and columns of what there is joined to neighbours."""
+    return [
+        ops.reshape(w, (-1, *w.shape[2:])) for w in tensors if w is not None
+    ]
+
+
+def _as_channels(x: Tensor | None) -> Tensor | None:
+    """`(..., order, channels)` to `(..., 1, order * channels)`."""
+    if x is None:
+        return None
+    *outer, order, channels = ops.shape(x)
+    return ops.reshape(x, (*outer, 1, order * channels))
+
+
+def _full(x: Tensor | None) -> Tensor | None:
+    """Half precision as float32."""
+    if x is None:
+        return None
+    half = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+    return ops.cast(x, "float32") if half else ops.convert_to_tensor(x)
+
+
+def _check(
+    window: Window,
+    num_heads: int,
+    keys: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    order: int,
+) -> None:
+    key_order, channels = keys.shape[3:]
+    if channels % num_heads:
+        raise ValueError(
+            f"{channels} channels are not divisible by num_heads={num_heads}."
+        )
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "weight": (weight, (*window.size, order, key_order, channels)),
+        "bias": (bias, (*window.size, order, channels)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"`{name}` must have shape {shape}. "
+                f"Received: {name}.shape={tuple(tensor.shape)}"
+            )
+    if weight is None and key_order != order:
+        raise ValueError(
+            f"Without `weight`, queries of order {order} need keys and values "
+            f"of the same order. Received: shape={tuple(keys.shape)}"
+        )

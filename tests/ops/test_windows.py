@@ -1,0 +1,251 @@
+"""Window primitives against the neighbours written out."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from layer_contract import as_array
+
+from keras_equiattn.ops import window_planes
+from keras_equiattn.ops import window_products
+from keras_equiattn.ops import windows
+from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.windows import window_scores
+from keras_equiattn.ops.windows import window_softmax
+from keras_equiattn.ops.windows import window_sum
+from keras_equiattn.testing import relative_difference
+
+FLOAT64 = keras.backend.backend() != "jax"
+DTYPE, RTOL = ("float64", 1e-12) if FLOAT64 else ("float32", 1e-5)
+
+
+def neighbours(x, window):
+    """`(neighbours, batch, new_height, new_width, order, channels)`."""
+    height, width = x.shape[1:3]
+    modes = {"zeros": {}, "mask": {}, "reflect": {"mode": "reflect"}}
+    down, along = (
+        d * (n // 2)
+        for d, n in zip(window.dilation_rate, window.size, strict=True)
+    )
+    pads = [(0, 0), (down, down), (along, along), (0, 0), (0, 0)]
+    x = np.pad(x, pads, **modes[window.border])
+    planes = []
+    for u, v in itertools.product(*map(range, window.size)):
+        i, j = u * window.dilation_rate[0], v * window.dilation_rate[1]
+        plane = x[:, i : i + height, j : j + width]
+        planes.append(plane[:, :: window.strides[0], :: window.strides[1]])
+    return np.stack(planes)
+
+
+def affine(x, window, weight, bias):
+    """Neighbours as each query element sees them."""
+    seen = neighbours(x, window)
+    count = len(seen)
+    if weight is not None:
+        weight = weight.reshape(count, *weight.shape[2:])
+        seen = np.einsum("nbyxrc,nprc->nbyxpc", seen, weight)
+    if bias is not None:
+        bias = bias.reshape(count, *bias.shape[2:])
+        seen = seen + bias[:, None, None, None]
+    return seen
+
+
+def scores_oracle(query, keys, window, heads, weight, bias):
+    products = query * affine(keys, window, weight, bias)
+    *outer, channels = products.shape
+    s = products.reshape(*outer, heads, channels // heads).sum(-1)
+    return s.transpose(0, 1, 4, 5, 2, 3)
+
+
+def sum_oracle(weights, values, window, weight, bias):
+    seen = affine(values, window, weight, bias)
+    a = weights.transpose(0, 1, 4, 5, 2, 3)
+    a = np.repeat(a, seen.shape[-1] // a.shape[-1], axis=-1)
+    return (a * seen).sum(0)
+
+
+def softmax_oracle(scores, window, size):
+    if window.border == "mask":
+        inside = neighbours(np.ones((1, *size, 1, 1)), window)[:, 0, ..., 0, 0]
+        scores = np.where(inside[:, None, None, None] > 0, scores, -np.inf)
+    p = np.exp(scores - scores.max(0))
+    return p / p.sum(0)
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def value_and_gradients(function, arrays, cotangent):
+    """The value, and gradients of `sum(value * cotangent)`."""
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    cotangent = ops.convert_to_tensor(cotangent, DTYPE)
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        @tf.function
+        def step(*tensors):
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                value = function(*tensors)
+            return value, tape.gradient(value, tensors, cotangent)
+
+        value, gradients = step(*tensors)
+    elif backend == "jax":
+        import jax
+
+        value, pull_back = jax.vjp(function, *tensors)
+        gradients = pull_back(cotangent)
+    else:
+        import torch
+
+        tensors = [t.requires_grad_() for t in tensors]
+        value = function(*tensors)
+        gradients = torch.autograd.grad(value, tensors, cotangent)
+        value = value.detach()
+    return as_array(value), [as_array(g) for g in gradients]
+
+
+def numeric_gradient(function, arrays, cotangent, directions):
+    """Derivatives of `sum(function * cotangent)` along random directions."""
+    step = 1e-4
+    found = []
+    for index, direction in enumerate(directions):
+        ends = []
+        for sign in (1, -1):
+            moved = list(arrays)
+            moved[index] = arrays[index] + sign * step * direction
+            ends.append((function(*moved) * cotangent).sum())
+        found.append((ends[0] - ends[1]) / (2 * step))
+    return np.array(found)
+
+
+WINDOWS = [
+    Window((3, 3)),
+    Window((3, 5), border="mask"),
+    Window((3, 3), border="reflect", dilation_rate=(2, 1)),
+    Window((5, 3), strides=(2, 2), border="reflect"),
+    Window((3, 3), strides=(2, 3)),
+    Window((1, 3), strides=(3, 1), border="mask", dilation_rate=(1, 2)),
+]
+# Order of queries and keys, transformed or not, with a bias or not.
+KINDS = [
+    (1, 1, False, False),
+    (2, 2, False, True),
+    (1, 1, True, True),
+    (2, 3, True, False),
+    (3, 2, True, True),
+]
+
+
+def arguments(window, order, key_order, weighted, biased, channels=6):
+    height, width = 7, 6
+    new = window.output_size((height, width))
+    x = random(2, *new, order, channels, seed=1)
+    k = random(2, height, width, key_order, channels, seed=2)
+    rest = []
+    if weighted:
+        rest.append(random(*window.size, order, key_order, channels, seed=3))
+    if biased:
+        rest.append(random(*window.size, order, channels, seed=4))
+    return x, k, rest
+
+
+def unpack(rest, weighted, biased):
+    rest = list(rest)
+    weight = rest.pop(0) if weighted else None
+    return weight, rest.pop(0) if biased else None
+
+
+@pytest.fixture(params=["chosen", "planes", "products"])
+def realisation(request, monkeypatch):
+    """Each of the two, wherever it would not be chosen, too."""
+    if request.param == "planes":
+        if keras.backend.backend() == "torch":
+            pytest.skip("what XLA is written for, XLA alone runs")
+        monkeypatch.setattr(window_planes, "TERMS", 2)
+    if request.param == "products":
+        monkeypatch.setattr(
+            windows, "_realisation", lambda *_: window_products
+        )
+        monkeypatch.setattr(window_products, "CACHE", 1)
+    for cached in (windows._scores, windows._sums):
+        cached.cache_clear()
+    yield
+    for cached in (windows._scores, windows._sums):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_scores(window, kind, realisation):
+    check_scores(window, kind)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_sums(window, kind, realisation):
+    check_sums(window, kind)
+
+
+def check_scores(window, kind, heads=2, **options):
+    weighted, biased = kind[2:]
+    x, k, rest = arguments(window, *kind)
+
+    def ours(x, k, *rest):
+        weight, bias = unpack(rest, weighted, biased)
+        return window_scores(x, k, window, heads, weight, bias, **options)
+
+    def oracle(x, k, *rest):
+        weight, bias = unpack(rest, weighted, biased)
+        return scores_oracle(x, k, window, heads, weight, bias)
+
+    check(ours, oracle, [x, k, *rest])
+
+
+def check_sums(window, kind, heads=2, **options):
+    weighted, biased = kind[2:]
+    x, k, rest = arguments(window, *kind)
+    a = random(len(window.offsets), 2, kind[0], heads, *x.shape[1:3], seed=5)
+
+    def ours(a, k, *rest):
+        weight, bias = unpack(rest, weighted, biased)
+        return window_sum(a, k, window, weight, bias, **options)
+
+    def oracle(a, k, *rest):
+        weight, bias = unpack(rest, weighted, biased)
+        return sum_oracle(a, k, window, weight, bias)
+
+    check(ours, oracle, [a, k, *rest])
+
+
+def check(ours, oracle, arrays):
+    expected = oracle(*arrays)
+    cotangent = random(*expected.shape, seed=6)
+    value, gradients = value_and_gradients(ours, arrays, cotangent)
+    assert value.shape == expected.shape
+    assert relative_difference(value, expected) < RTOL
+    directions = [random(*a.shape, seed=7) for a in arrays]
+    along = [(g * d).sum() for g, d in zip(gradients, directions, strict=True)]
+    numeric = numeric_gradient(oracle, arrays, cotangent, directions)
+    assert relative_difference(np.array(along), numeric) < max(RTOL, 1e-6)
+    # One direction could miss an error in a few places: a second one.
+    directions = [random(*a.shape, seed=8) ** 3 for a in arrays]
+    along = [(g * d).sum() for g, d in zip(gradients, directions, strict=True)]
+    numeric = numeric_gradient(oracle, arrays, cotangent, directions)
+    assert relative_difference(np.array(along), numeric) < max(RTOL, 1e-6)
+
+
+@pytest.mark.parametrize("window", WINDOWS[:3], ids=str)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_softmax(window, recompute):
+    size = (4, 5)
+    shape = (len(window.offsets), 2, 3, 2, *size)
+    check(
+        lambda s: window_softmax(s, window, size, recompute=recompute),
+        lambda s: softmax_oracle(s, window, size),
+        [3 * random(*shape)],
+    )
