@@ -17,6 +17,8 @@ from keras_equiattn.layers import CoAttentiveGroupConv2D
 from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
+from keras_equiattn.ops import attentive_convolution
+from keras_equiattn.ops import response_chunks
 from keras_equiattn.ops.attentive_convolution import attended_sum
 from keras_equiattn.testing import relative_difference
 
@@ -398,6 +400,29 @@ def test_every_chunk_size_gives_the_same(attention):
     for result in results[1:]:
         for actual, expected in zip(result, results[0], strict=True):
             assert relative_difference(actual, expected) < 1e-5
+
+
+def test_input_channels_in_groups(monkeypatch):
+    """Outputs and gradients; 5 channels are two groups of 2 and one left."""
+    monkeypatch.setattr(attentive_convolution, "_together", lambda *_: 2)
+    monkeypatch.setattr(response_chunks, "TOGETHER", 2)
+    results = []
+    for chunk_size in (None, "auto"):
+        layer, x = random_layer(
+            AttentiveGroupConv2D,
+            (2, 6, 7, 5),
+            "p2",
+            filters=2,
+            kernel_size=(2, 3),
+            chunk_size=chunk_size,
+        )
+        x = x.astype("float32")
+        y = as_array(layer(x))
+        cotangent = np.random.default_rng(2).normal(size=y.shape)
+        found = gradients(layer, x, cotangent.astype("float32"))
+        results.append([y, *found])
+    for actual, expected in zip(*results, strict=True):
+        assert relative_difference(actual, expected) < 1e-5
 
 
 def test_equal_responses_share_the_gradient_of_their_maximum():
