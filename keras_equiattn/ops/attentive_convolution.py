@@ -165,7 +165,8 @@ def attended_sum(
         ValueError: for a bad `padding` or `chunk_size`, or if there are no
             attention weights.
     """
-    _check(attention, padding, chunk_size)
+    _check(attention, padding)
+    check_chunk_size(chunk_size)
     dtype = keras.backend.standardize_dtype(x.dtype)
     geometry = response_chunks.Geometry(
         tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
@@ -217,16 +218,20 @@ def response_attention(
         - "effective": without a query the mean of `1 - aX aC` over `j`,
           channels and filters, `(batch, new_height, new_width, h, 1)`; with
           a query all of it there, `(batch, h[, j], channels, filters)`.
+
+    Raises:
+        ValueError: for a bad `padding`, or if there are no attention weights.
     """
+    _check(attention, padding)
     geometry = response_chunks.Geometry(
         tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
     )
     planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
     chunk = _chunk_size(x, weights, geometry, padding, "auto")
+    chunks = {name: _split(w, chunk) for name, w in weights.items()}
+    together = _together(x, chunks, geometry, padding)
     alpha, gate = response_chunks.attention_maps(
-        planes,
-        {name: _split(w, chunk) for name, w in weights.items()},
-        geometry,
+        planes, chunks, geometry, together
     )
     inputs = planes.shape[0]
     order, filters = groups.get(group).order, kernel.shape[-1]
@@ -394,7 +399,7 @@ def _plane_bytes(
     return size * (x.shape[0] or ASSUMED_BATCH) * (height or 0) * (width or 0)
 
 
-def _check(attention: AttentionKernels, padding: str, chunk_size: Any) -> None:
+def _check(attention: AttentionKernels, padding: str) -> None:
     both = attention.channel_1 is None, attention.channel_2 is None
     if any(both) and not all(both):
         raise ValueError(
@@ -404,7 +409,6 @@ def _check(attention: AttentionKernels, padding: str, chunk_size: Any) -> None:
     if all(both) and attention.spatial is None:
         raise ValueError("`attention` has no weights: all three are None.")
     _checks.choice(padding, "padding", ("valid", "same"))
-    check_chunk_size(chunk_size)
 
 
 def check_chunk_size(value: Any) -> int | str | None:

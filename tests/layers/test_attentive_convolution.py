@@ -18,6 +18,7 @@ from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
 from keras_equiattn.ops import attentive_convolution
+from keras_equiattn.ops import response_attention
 from keras_equiattn.ops import response_chunks
 from keras_equiattn.ops.attentive_convolution import attended_sum
 from keras_equiattn.testing import relative_difference
@@ -541,6 +542,9 @@ def test_operation_refuses(arguments, message):
     weights = AttentionKernels(**arguments.get("attention", spatial))
     with pytest.raises(ValueError, match=message):
         attended_sum(x, kernel, weights, "p4", **others)
+    if "chunk_size" not in others:
+        with pytest.raises(ValueError, match=message):
+            response_attention(x, kernel, weights, "p4", **others)
 
 
 @pytest.mark.skipif(
