@@ -137,22 +137,13 @@ class InputAttention(AttentionLayer):
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, channel, spatial = self._attend(x)
-        maps = {}
-        both: Any = keras.ops.ones_like(x)
-        if channel is not None:
-            maps["channel"] = 1 - channel
-            both = both * channel[:, None, None]
-        if spatial is not None:
-            maps["spatial"] = 1 - spatial
-            both = both * spatial[..., None]
-        maps["effective"] = 1 - both
+        y, maps = self._attend(x)
         if query is not None:
             row, column = self.check_query(query, x.shape[1:3])
             maps["effective"] = maps["effective"][:, row, column]
         return y, maps
 
-    def _attend(self, x: Tensor) -> Any:
+    def _attend(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         channel = spatial = None
         if self.channel_kernel_1 is not None:
             channel = (
@@ -200,20 +191,20 @@ class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
             regularizer=self.attention_regularizer,
         )
 
-    def alpha(self, x: Tensor) -> Tensor:
-        """`(batch, height, width[, order])`."""
+    def spatial_attention(self, x: Tensor) -> Tensor:
+        """As applied: `1 - a`, `(batch, height, width[, order])`."""
         kernel = keras.ops.convert_to_tensor(self.attention_kernel)
         return co_attention(x, kernel, self.group)
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
-        attended = x * (1 - self.alpha(x))[..., None]
+        attended = x * self.spatial_attention(x)[..., None]
         convolve = lifting_conv if self.takes == "image" else group_conv
         return convolve(attended, kernel, self.group, **options)
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        spatial = 1 - self.alpha(x)
+        spatial = self.spatial_attention(x)
         effective = spatial[..., None]
         if query is not None:
             row, column = self.check_query(query, x.shape[1:3])

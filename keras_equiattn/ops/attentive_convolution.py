@@ -23,6 +23,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.kernels import kernel_orbit
+from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import mean
 
 # What "auto" lets one step hold, beside input and output.
@@ -112,22 +113,13 @@ def _attentive(
     """The convolution without what attention takes away."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     # The difference can be a thousandth of the terms: too few digits in half.
-    x, kernel, attention = _in_full_precision(x, kernel, attention)
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    attention = attention.map(in_full_precision)
     names = ("strides", "padding", "dilation_rate")
     plain = {name: options[name] for name in names if name in options}
     y = convolve(x, kernel, group, **plain)
     y = y - attended_sum(x, kernel, attention, group, **options)
     return ops.cast(y, dtype)
-
-
-def _in_full_precision(
-    x: Tensor, kernel: Tensor, attention: AttentionKernels
-) -> tuple[Tensor, Tensor, AttentionKernels]:
-    """Half precision as float32: equal maxima, sums over pixels want digits."""
-    if keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16"):
-        x, kernel = ops.cast(x, "float32"), ops.cast(kernel, "float32")
-        attention = attention.map(lambda w: ops.cast(w, "float32"))
-    return x, kernel, attention
 
 
 def attended_sum(
@@ -321,7 +313,9 @@ def _prepare(
     on_group = len(x.shape) == 5
     if not on_group:
         x = ops.expand_dims(x, 3)
-    x, kernel, attention = _in_full_precision(x, kernel, attention)
+    # Equal maxima and sums over pixels want digits.
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    attention = attention.map(in_full_precision)
     pads = geometry.padding(tuple(x.shape)[1:3], padding)
     planes = ops.pad(
         ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)

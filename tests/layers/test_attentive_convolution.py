@@ -18,6 +18,7 @@ from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
 from keras_equiattn.ops import attentive_convolution
+from keras_equiattn.ops import input_attention
 from keras_equiattn.ops import response_attention
 from keras_equiattn.ops import response_chunks
 from keras_equiattn.ops.attentive_convolution import attended_sum
@@ -493,14 +494,43 @@ def test_second_derivatives_are_right_or_refused():
             gradient_penalty("auto")
 
 
+def half(x):
+    """The numbers that bfloat16 has."""
+    return as_array(keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "on_group", "scale"),
+    [
+        (InputAttention, {}, True, 0.5),
+        (InputAttention, {}, False, 2.0),
+        (InputAttention, {"attention": "spatial"}, False, 1.0),
+        (CoAttentiveLiftingConv2D, {"filters": 2, "kernel_size": 3}, False, 1),
+        (CoAttentiveGroupConv2D, {"filters": 2, "kernel_size": 3}, True, 0.5),
+    ],
+)
+def test_half_precision_of_attention_on_inputs(
+    layer, arguments, on_group, scale
+):
+    """Every number keeps its digits where attention is near 1."""
+    results = []
+    for dtype in ("float32", "mixed_bfloat16"):
+        built, x = random_layer(
+            layer, (2, 5, 5, 4), "p4", dtype, on_group, **arguments
+        )
+        # All positive, so that the scores are.
+        weights = [half(scale * np.abs(w)) for w in built.get_weights()]
+        built.set_weights(weights)
+        y, maps = built(half(np.abs(x)), return_attention_maps=True)
+        found = y, *(maps[name] for name in sorted(maps))
+        results.append([as_array(keras.ops.cast(a, "float32")) for a in found])
+    assert results[0][1].min() < 0.005
+    for exact, rounded in zip(*results, strict=True):
+        np.testing.assert_allclose(rounded, exact, rtol=1e-2)
+
+
 def test_half_precision_where_little_remains():
     """Attention near 1 takes nearly all away; what remains keeps its digits."""
-
-    def half(x):
-        return as_array(
-            keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32")
-        )
-
     results = []
     for dtype in ("float32", "mixed_bfloat16"):
         layer, x = random_layer(
@@ -523,6 +553,11 @@ def test_half_precision_where_little_remains():
     assert np.abs(exact).max() < 0.1 * plain.max()
     # Rounding of the result alone is 2 ** -9.
     assert relative_difference(rounded, exact) < 4e-3
+
+
+def test_input_attention_needs_kernels():
+    with pytest.raises(ValueError, match="both are None"):
+        input_attention(np.ones((1, 5, 5, 3), "float32"), None, None, "p4")
 
 
 @pytest.mark.parametrize(
