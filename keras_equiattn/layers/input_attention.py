@@ -5,10 +5,8 @@ from typing import Any
 import keras
 
 from keras_equiattn import groups
-from keras_equiattn.layers.attentive_convolution import add_attention_weights
-from keras_equiattn.layers.attentive_convolution import attention_config
-from keras_equiattn.layers.attentive_convolution import check_attention
 from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn.layers.channel_spatial import ChannelSpatialAttention
 from keras_equiattn.layers.convolution import BaseGroupConv2D
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -19,7 +17,7 @@ from keras_equiattn.ops.convolution import lifting_conv
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class InputAttention(AttentionLayer):
+class InputAttention(ChannelSpatialAttention):
     """Attention on the input of a convolution: alpha_F of the paper.
 
     `y = (1 - aX aC) x`: channel attention `aC(h, c)` sees the mean and the
@@ -112,20 +110,21 @@ class InputAttention(AttentionLayer):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group=group, data_format=data_format, **kwargs)
-        check_attention(
-            self,
-            attention,
-            attention_kernel_size,
-            attention_dilation_rate,
-            reduction_ratio,
-            channel_kernel_initializer,
-            spatial_kernel_initializer,
-            attention_regularizer,
+        super().__init__(
+            group=group,
+            attention=attention,
+            attention_kernel_size=attention_kernel_size,
+            attention_dilation_rate=attention_dilation_rate,
+            reduction_ratio=reduction_ratio,
+            channel_kernel_initializer=channel_kernel_initializer,
+            spatial_kernel_initializer=spatial_kernel_initializer,
+            attention_regularizer=attention_regularizer,
+            data_format=data_format,
+            **kwargs,
         )
 
     def build(self, input_shape: Shape) -> None:
-        add_attention_weights(self, self.check_shape(input_shape))
+        self.add_attention_weights(self.check_shape(input_shape))
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
@@ -144,23 +143,14 @@ class InputAttention(AttentionLayer):
         return y, maps
 
     def _attend(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        channel = spatial = None
-        if self.channel_kernel_1 is not None:
-            channel = (
-                keras.ops.convert_to_tensor(self.channel_kernel_1),
-                keras.ops.convert_to_tensor(self.channel_kernel_2),
-            )
-        if self.spatial_kernel is not None:
-            spatial = keras.ops.convert_to_tensor(self.spatial_kernel)
+        first, second, spatial = self.kernels()
+        channel = None if first is None else (first, second)
         return input_attention(
             x, channel, spatial, self.group, self.attention_dilation_rate
         )
 
     def _planar(self, shape: Shape) -> bool:
         return False  # images are lifted in here, not feature maps
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **attention_config(self)}
 
 
 class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
