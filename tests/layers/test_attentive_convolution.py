@@ -446,6 +446,34 @@ def test_equal_responses_share_the_gradient_of_their_maximum():
         assert relative_difference(actual, expected) < 1e-5
 
 
+def test_equal_channels_and_the_gradient_of_their_maximum():
+    """Held, they share it; else the first has it all, as if it were larger."""
+
+    def gradient(chunk_size, larger=1.0):
+        layer, _ = random_layer(
+            AttentiveLiftingConv2D,
+            (1, 5, 6, 2),
+            "p2",
+            filters=2,
+            kernel_size=3,
+            attention="spatial",
+            attention_kernel_size=3,
+            chunk_size=chunk_size,
+        )
+        weights = weights_of(layer)
+        layer.kernel.assign(np.abs(weights["kernel"][:, :, [0, 0]]))
+        x = np.random.default_rng(2).uniform(size=(1, 5, 6, 1))
+        x = (x * [larger, 1.0]).astype("float32")
+        cotangent = np.ones((1, 3, 4, 2, 2), "float32")
+        return gradients(layer, x, cotangent)[0]
+
+    held, chunked, first = gradient(None), gradient(1), gradient(None, 1.0001)
+    assert relative_difference(held[..., 0], held[..., 1]) < 1e-5
+    assert relative_difference(chunked.sum(-1), held.sum(-1)) < 1e-5
+    assert relative_difference(chunked, first) < 1e-2
+    assert relative_difference(held, first) > 0.1
+
+
 def gradient_penalty(chunk_size):
     """Gradient of the squared norm of a gradient, with respect to x."""
     layer, x = random_layer(
