@@ -39,7 +39,8 @@ test-slow: .venv/.dev test-floor
 test-floor: .venv-floor/.done
 	KERAS_BACKEND=torch .venv-floor/bin/python -m pytest -q -n 2 \
 	  -m "not slow and not once" tests/ops tests/layers tests/test_testing.py \
-	  tests/applications/test_models.py
+	  tests/applications/test_models.py tests/applications/test_sizes.py \
+	  tests/applications/test_shipped_weights.py
 
 lint: .venv/.dev types
 	$(BIN)/ruff format --check .

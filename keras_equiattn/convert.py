@@ -233,16 +233,6 @@ def _factor(layer: Any, group: str, name: str) -> float:
     return constant if name in summed else 1.0
 
 
-def _layer_weights(
-    layer: Any, arrays: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """The variables of one layer from the arrays of one module."""
-    return {
-        part.variable.name: part.convert(arrays[part.key])
-        for part in _parts(layer)
-    }
-
-
 def _model_parts(model: Any) -> dict[str, _Part]:
     """Where all variables of a model come from, by their full names."""
     parts: dict[str, _Part] = {}

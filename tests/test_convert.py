@@ -79,6 +79,14 @@ def vector_layers(name, filters, dtype):
     return [*before, layer(filters, 3, use_bias=False, **options)]
 
 
+def layer_weights(layer, arrays):
+    """The variables of one layer from the arrays of one module."""
+    return {
+        part.variable.name: part.convert(arrays[part.key])
+        for part in convert._parts(layer)
+    }
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_layers_agree_with_the_authors(name):
     dtype = "float64" if HAS_FLOAT64 else "float32"
@@ -97,7 +105,7 @@ def test_layers_agree_with_the_authors(name):
     )
     for layer in vector_layers(name, len(arrays["weight"]), dtype):
         layer.build(y.shape)
-        weights = convert._layer_weights(layer, arrays)
+        weights = layer_weights(layer, arrays)
         assert set(weights) == {v.name for v in layer.weights}
         layer.set_weights([weights[v.name] for v in layer.weights])
         y = layer(y)

@@ -5,10 +5,8 @@ from typing import Any
 import keras
 
 from keras_equiattn import groups
-from keras_equiattn.layers.attentive_convolution import add_attention_weights
-from keras_equiattn.layers.attentive_convolution import attention_config
-from keras_equiattn.layers.attentive_convolution import check_attention
 from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn.layers.channel_spatial import ChannelSpatialAttention
 from keras_equiattn.layers.convolution import BaseGroupConv2D
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -19,7 +17,7 @@ from keras_equiattn.ops.convolution import lifting_conv
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class InputAttention(AttentionLayer):
+class InputAttention(ChannelSpatialAttention):
     """Attention on the input of a convolution: alpha_F of the paper.
 
     `y = (1 - aX aC) x`: channel attention `aC(h, c)` sees the mean and the
@@ -112,20 +110,21 @@ class InputAttention(AttentionLayer):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group=group, data_format=data_format, **kwargs)
-        check_attention(
-            self,
-            attention,
-            attention_kernel_size,
-            attention_dilation_rate,
-            reduction_ratio,
-            channel_kernel_initializer,
-            spatial_kernel_initializer,
-            attention_regularizer,
+        super().__init__(
+            group=group,
+            attention=attention,
+            attention_kernel_size=attention_kernel_size,
+            attention_dilation_rate=attention_dilation_rate,
+            reduction_ratio=reduction_ratio,
+            channel_kernel_initializer=channel_kernel_initializer,
+            spatial_kernel_initializer=spatial_kernel_initializer,
+            attention_regularizer=attention_regularizer,
+            data_format=data_format,
+            **kwargs,
         )
 
     def build(self, input_shape: Shape) -> None:
-        add_attention_weights(self, self.check_shape(input_shape))
+        self.add_attention_weights(self.check_shape(input_shape))
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
@@ -137,39 +136,21 @@ class InputAttention(AttentionLayer):
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, channel, spatial = self._attend(x)
-        maps = {}
-        both: Any = keras.ops.ones_like(x)
-        if channel is not None:
-            maps["channel"] = 1 - channel
-            both = both * channel[:, None, None]
-        if spatial is not None:
-            maps["spatial"] = 1 - spatial
-            both = both * spatial[..., None]
-        maps["effective"] = 1 - both
+        y, maps = self._attend(x)
         if query is not None:
             row, column = self.check_query(query, x.shape[1:3])
             maps["effective"] = maps["effective"][:, row, column]
         return y, maps
 
-    def _attend(self, x: Tensor) -> Any:
-        channel = spatial = None
-        if self.channel_kernel_1 is not None:
-            channel = (
-                keras.ops.convert_to_tensor(self.channel_kernel_1),
-                keras.ops.convert_to_tensor(self.channel_kernel_2),
-            )
-        if self.spatial_kernel is not None:
-            spatial = keras.ops.convert_to_tensor(self.spatial_kernel)
+    def _attend(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        first, second, spatial = self.kernels()
+        channel = None if first is None else (first, second)
         return input_attention(
             x, channel, spatial, self.group, self.attention_dilation_rate
         )
 
     def _planar(self, shape: Shape) -> bool:
         return False  # images are lifted in here, not feature maps
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **attention_config(self)}
 
 
 class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
@@ -200,20 +181,20 @@ class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
             regularizer=self.attention_regularizer,
         )
 
-    def alpha(self, x: Tensor) -> Tensor:
-        """`(batch, height, width[, order])`."""
+    def spatial_attention(self, x: Tensor) -> Tensor:
+        """As applied: `1 - a`, `(batch, height, width[, order])`."""
         kernel = keras.ops.convert_to_tensor(self.attention_kernel)
         return co_attention(x, kernel, self.group)
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
-        attended = x * (1 - self.alpha(x))[..., None]
+        attended = x * self.spatial_attention(x)[..., None]
         convolve = lifting_conv if self.takes == "image" else group_conv
         return convolve(attended, kernel, self.group, **options)
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        spatial = 1 - self.alpha(x)
+        spatial = self.spatial_attention(x)
         effective = spatial[..., None]
         if query is not None:
             row, column = self.check_query(query, x.shape[1:3])

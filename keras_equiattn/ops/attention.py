@@ -1,9 +1,11 @@
-"""Channel and spatial attention of attentive group convolution.
+"""Attention on the input of a convolution.
 
-Both look at two statistics, mean and maximum, through one set of weights, and
-return values in (0, 1) by which features are multiplied.
+Attention `a` takes `a x` away. What it leaves, `1 - sigmoid(s)`, is computed as
+`sigmoid(-s)`, and that in float32: the difference has few digits where `a` is
+near 1, in half precision none.
 """
 
+import keras
 from jaxtyping import Float
 from keras import ops
 
@@ -13,6 +15,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.kernels import kernel_orbit
+from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import mean
 
 
@@ -22,7 +25,7 @@ def input_attention(
     spatial_kernel: Tensor | None,
     group: str | Group,
     dilation_rate: int = 1,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Attention on the input of a convolution: alpha_F of the paper.
 
     `y = (1 - aX aC) x`, with channel attention `aC` from the mean and maximum
@@ -39,15 +42,30 @@ def input_attention(
         dilation_rate: of the spatial kernel.
 
     Returns:
-        `y` like `x`; `aC (batch, [order,] channels)`; `aX (batch, height,
-        width[, order])`. The last two are None where there are no kernels.
+        `y` like `x`, and the attention as applied by name: "channel" `(batch,
+        [order,] channels)`, `1 - aC`, and "spatial" `(batch, height, width[,
+        order])`, `1 - aX`, where there are kernels; "effective" like `x`,
+        `1 - aX aC`.
+
+    Raises:
+        ValueError: if there are no kernels.
     """
+    if channel_kernels is None and spatial_kernel is None:
+        raise ValueError(
+            "`input_attention` needs `channel_kernels` or `spatial_kernel`: "
+            "both are None."
+        )
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    x = in_full_precision(x)
     on_group = len(x.shape) == 5
-    channel = spatial = None
+    maps = {}
+    effective: Tensor = 0.0
     attended = x
     if channel_kernels is not None:
-        channel = _input_channel_attention(x, *channel_kernels, group)
-        attended = x * channel[:, None, None]
+        first, second = map(in_full_precision, channel_kernels)
+        maps["channel"] = ops.sigmoid(-_channel_scores(x, first, second, group))
+        effective = maps["channel"][:, None, None]
+        attended = x * (1 - effective)
     if spatial_kernel is not None:
         statistics = ops.stack(
             [mean(attended, -1), ops.max(attended, axis=-1)], axis=-1
@@ -55,16 +73,19 @@ def input_attention(
         convolve = group_conv if on_group else lifting_conv
         scores = convolve(
             statistics,
-            spatial_kernel,
+            in_full_precision(spatial_kernel),
             group,
             padding="same",
             dilation_rate=dilation_rate,
         )[..., 0]
         if not on_group:
             scores = ops.max(scores, axis=-1)
-        spatial = ops.sigmoid(scores)
-        attended = attended * spatial[..., None]
-    return x - attended, channel, spatial
+        maps["spatial"] = ops.sigmoid(-scores)
+        # 1 - aX aC without a difference of what is nearly equal.
+        effective = effective + (1 - effective) * maps["spatial"][..., None]
+    maps["effective"] = ops.broadcast_to(effective, ops.shape(x))
+    maps = {name: ops.cast(value, dtype) for name, value in maps.items()}
+    return ops.cast(x * effective, dtype), maps
 
 
 def co_attention(
@@ -74,6 +95,8 @@ def co_attention(
 ) -> Float[Tensor, "batch height width *order"]:
     """Attention per pixel from all channels there: alpha_RH of the paper.
 
+    `1 - a`, by which the pixel is multiplied.
+
     Args:
         x: images or feature maps on the group.
         kernel: a 1 x 1 convolution to one channel.
@@ -82,13 +105,17 @@ def co_attention(
     Returns:
         Values in (0, 1) for each pixel and group element.
     """
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
     if len(x.shape) == 5:
-        return ops.sigmoid(group_conv(x, kernel, group)[..., 0])
-    # Not `ops.matmul`: under PyTorch it passes float64 through float32.
-    return ops.sigmoid((x @ kernel[0, 0])[..., 0])
+        scores = group_conv(x, kernel, group)
+    else:
+        # Not `ops.matmul`: under PyTorch it passes float64 through float32.
+        scores = x @ kernel[0, 0]
+    return ops.cast(ops.sigmoid(-scores[..., 0]), dtype)
 
 
-def _input_channel_attention(
+def _channel_scores(
     x: Tensor, first: Tensor, second: Tensor, group: str | Group
 ) -> Tensor:
     """`(batch, [order,] channels)`: a two-layer perceptron on the group."""
@@ -101,7 +128,7 @@ def _input_channel_attention(
     for statistic in (mean(x, (1, 2)), ops.max(x, axis=(1, 2))):
         hidden = ops.relu(ops.einsum(layer, statistic, first))
         scores = scores + ops.einsum(layer, hidden, second)
-    return ops.sigmoid(scores)
+    return scores
 
 
 def group_dense_orbit(

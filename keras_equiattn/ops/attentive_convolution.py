@@ -23,6 +23,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.kernels import kernel_orbit
+from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import mean
 
 # What "auto" lets one step hold, beside input and output.
@@ -112,22 +113,13 @@ def _attentive(
     """The convolution without what attention takes away."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     # The difference can be a thousandth of the terms: too few digits in half.
-    x, kernel, attention = _in_full_precision(x, kernel, attention)
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    attention = attention.map(in_full_precision)
     names = ("strides", "padding", "dilation_rate")
     plain = {name: options[name] for name in names if name in options}
     y = convolve(x, kernel, group, **plain)
     y = y - attended_sum(x, kernel, attention, group, **options)
     return ops.cast(y, dtype)
-
-
-def _in_full_precision(
-    x: Tensor, kernel: Tensor, attention: AttentionKernels
-) -> tuple[Tensor, Tensor, AttentionKernels]:
-    """Half precision as float32: equal maxima, sums over pixels want digits."""
-    if keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16"):
-        x, kernel = ops.cast(x, "float32"), ops.cast(kernel, "float32")
-        attention = attention.map(lambda w: ops.cast(w, "float32"))
-    return x, kernel, attention
 
 
 def attended_sum(
@@ -165,7 +157,8 @@ def attended_sum(
         ValueError: for a bad `padding` or `chunk_size`, or if there are no
             attention weights.
     """
-    _check(attention, padding, chunk_size)
+    _check(attention, padding)
+    check_chunk_size(chunk_size)
     dtype = keras.backend.standardize_dtype(x.dtype)
     geometry = response_chunks.Geometry(
         tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
@@ -217,16 +210,20 @@ def response_attention(
         - "effective": without a query the mean of `1 - aX aC` over `j`,
           channels and filters, `(batch, new_height, new_width, h, 1)`; with
           a query all of it there, `(batch, h[, j], channels, filters)`.
+
+    Raises:
+        ValueError: for a bad `padding`, or if there are no attention weights.
     """
+    _check(attention, padding)
     geometry = response_chunks.Geometry(
         tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
     )
     planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
     chunk = _chunk_size(x, weights, geometry, padding, "auto")
+    chunks = {name: _split(w, chunk) for name, w in weights.items()}
+    together = _together(x, chunks, geometry, padding)
     alpha, gate = response_chunks.attention_maps(
-        planes,
-        {name: _split(w, chunk) for name, w in weights.items()},
-        geometry,
+        planes, chunks, geometry, together
     )
     inputs = planes.shape[0]
     order, filters = groups.get(group).order, kernel.shape[-1]
@@ -316,7 +313,9 @@ def _prepare(
     on_group = len(x.shape) == 5
     if not on_group:
         x = ops.expand_dims(x, 3)
-    x, kernel, attention = _in_full_precision(x, kernel, attention)
+    # Equal maxima and sums over pixels want digits.
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    attention = attention.map(in_full_precision)
     pads = geometry.padding(tuple(x.shape)[1:3], padding)
     planes = ops.pad(
         ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
@@ -394,7 +393,7 @@ def _plane_bytes(
     return size * (x.shape[0] or ASSUMED_BATCH) * (height or 0) * (width or 0)
 
 
-def _check(attention: AttentionKernels, padding: str, chunk_size: Any) -> None:
+def _check(attention: AttentionKernels, padding: str) -> None:
     both = attention.channel_1 is None, attention.channel_2 is None
     if any(both) and not all(both):
         raise ValueError(
@@ -404,7 +403,6 @@ def _check(attention: AttentionKernels, padding: str, chunk_size: Any) -> None:
     if all(both) and attention.spatial is None:
         raise ValueError("`attention` has no weights: all three are None.")
     _checks.choice(padding, "padding", ("valid", "same"))
-    check_chunk_size(chunk_size)
 
 
 def check_chunk_size(value: Any) -> int | str | None:

@@ -57,15 +57,16 @@ def scan_groups(
 ) -> Any:
     """`scan` over slices of up to `size` along the first axis.
 
-    The groups are of equal size but for the last. Outputs keep that axis, and
-    are joined along it.
+    The groups are of equal size but for the last, which may be smaller.
+    Outputs keep that axis, and are joined along it.
     """
     length = xs[0].shape[0]
-    steps = -(-length // size)
-    size = length // steps
-    whole = steps * size
-    if steps == 1:
+    if length <= size:
         return function(carry, xs)
+    # As many groups as `size` asks for, the last not much smaller.
+    size = -(-length // -(-length // size))
+    steps = length // size
+    whole = steps * size
     pieces = keras.tree.map_structure(
         lambda x: ops.reshape(x[:whole], (steps, size, *ops.shape(x)[1:])), xs
     )

@@ -12,6 +12,7 @@ channels (group elements times filters) of one chunk, `t` window positions.
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -166,7 +167,7 @@ def attended_sum(
 
 
 def attention_maps(
-    planes: Tensor, weights: Weights, geometry: Geometry
+    planes: Tensor, weights: Weights, geometry: Geometry, together: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Channel attention `(j, chunks, c, b, n)`, ones where there is none, and
     spatial attention `(j, chunks, b, new_height, new_width, n)`, likewise.
@@ -174,35 +175,39 @@ def attention_maps(
     Arguments as in `attended_sum`. No gradient passes through the result.
     """
     names = tuple(weights)
-    return _attention_maps(names, geometry)(planes, *weights.values())
+    compute = _attention_maps(names, geometry, together)
+    return compute(planes, *weights.values())
 
 
 @functools.lru_cache(maxsize=256)
 def _attended_sum(
     names: tuple[str, ...], geometry: Geometry, together: int
 ) -> Any:
-    view = functools.partial(_Chunk, geometry=geometry, together=together)
-
     def forward(planes: Tensor, *weights: Tensor) -> Any:
-        return _forward(planes, dict(zip(names, weights, strict=True)), view)
+        named = dict(zip(names, weights, strict=True))
+        return _forward(planes, named, geometry, together)
 
     def backward(arguments: Any, peaks: Tensor, upstream: Tensor) -> Any:
         planes, *weights = arguments
         named = dict(zip(names, weights, strict=True))
-        d_planes, d_weights = _backward(planes, named, peaks, upstream, view)
+        d_planes, d_weights = _backward(
+            planes, named, peaks, upstream, geometry, together
+        )
         return (d_planes, *(d_weights[name] for name in names))
 
     return backend.recomputed(forward, backward, "chunk_size=None")
 
 
 @functools.lru_cache(maxsize=256)
-def _attention_maps(names: tuple[str, ...], geometry: Geometry) -> Any:
+def _attention_maps(
+    names: tuple[str, ...], geometry: Geometry, together: int
+) -> Any:
     def maps(planes: Tensor, *weights: Tensor) -> Any:
         def element(carry: Any, piece: Any) -> Any:
             planes, weights = piece
 
             def chunk(carry: Any, weights: Weights) -> Any:
-                seen = _Chunk(planes, weights, geometry, together=1)
+                seen = _Chunk(planes, weights, geometry, together)
                 return carry, seen.maps()
 
             return carry, backend.scan(chunk, (), weights, (planes, planes))[1]
@@ -213,14 +218,16 @@ def _attention_maps(names: tuple[str, ...], geometry: Geometry) -> Any:
     return backend.without_gradient(maps)
 
 
-def _forward(planes: Tensor, weights: Weights, view: Any) -> Any:
+def _forward(
+    planes: Tensor, weights: Weights, geometry: Geometry, together: int
+) -> Any:
     """The sum, and the maxima of the responses `(j, chunks, c, b, n)`."""
 
     def element(total: Tensor, piece: Any) -> Any:
         planes, weights = piece
 
         def chunk(carry: Any, weights: Weights) -> Any:
-            seen = view(planes, weights)
+            seen = _Chunk(planes, weights, geometry, together)
             peaks = seen.peaks()
             total, maximum, _, _ = seen.reduce(peaks)
             return carry, (total * seen.gate(total, maximum), peaks)
@@ -231,7 +238,7 @@ def _forward(planes: Tensor, weights: Weights, view: Any) -> Any:
         return total + attended, peaks
 
     chunks, n = weights["kernel"].shape[1], weights["kernel"].shape[-1]
-    like = view.keywords["geometry"].positions(planes[0, 0])[0][..., None]
+    like = geometry.positions(planes[0, 0])[0][..., None]
     zeros = ops.zeros_like(like) + ops.zeros((chunks, 1, 1, 1, n), like.dtype)
     return backend.scan(element, zeros, (planes, weights), planes)
 
@@ -241,14 +248,15 @@ def _backward(
     weights: Weights,
     peaks: Tensor,
     upstream: Tensor,
-    view: Any,
+    geometry: Geometry,
+    together: int,
 ) -> Any:
     def element(carry: Any, piece: Any) -> Any:
         planes, weights, peaks = piece
 
         def chunk(d_planes: Tensor, piece: Any) -> Any:
             weights, peaks, upstream = piece
-            seen = view(planes, weights)
+            seen = _Chunk(planes, weights, geometry, together)
             of_planes, of_weights = seen.gradients(peaks, upstream)
             return d_planes + of_planes, of_weights
 
@@ -350,6 +358,31 @@ class _Chunk:
         alpha = alpha + ops.zeros_like(self.weights["kernel"][:, :1])
         return alpha, self.gate(total, maximum) * ops.ones_like(total)
 
+    def responses(
+        self, planes: Tensor, kernel: Tensor, shape: tuple[Any, ...]
+    ) -> Iterator[Tensor]:
+        """The response of each channel in turn.
+
+        Args:
+            planes: of some channels `(g, b, height, width)`.
+            kernel: `(g, b, t, n)`.
+            shape: of a response, `(b, new_height, new_width, n)`.
+        """
+        channels = range(planes.shape[0])
+        if backend.xla_on_cpu():
+            # Not a product: XLA makes one loop of all this.
+            for i in channels:
+                seen = self.geometry.positions(planes[i])
+                weight = kernel[i, :, None, None]
+                yield sum(
+                    values[..., None] * weight[..., t, :]
+                    for t, values in enumerate(seen)
+                )
+            return
+        found = _responses(self.windows(planes), kernel)
+        found = ops.reshape(found, (len(channels), *shape))
+        yield from (found[i] for i in channels)
+
     def reduce(self, peaks: Tensor, where: bool = False) -> tuple[Any, ...]:
         """What is kept of the responses over the input channels.
 
@@ -377,20 +410,8 @@ class _Chunk:
             total, maximum, index = carry
             planes, kernel, alpha, channels = pieces
             kernel = kernel[:, None] * alpha[:, :, None]
-            if not backend.xla_on_cpu():
-                responses = _responses(self.windows(planes), kernel)
-                responses = ops.reshape(responses, (planes.shape[0], *shape))
-            for i in range(planes.shape[0]):
-                if backend.xla_on_cpu():
-                    # Not a product: XLA makes one loop of all this.
-                    seen = self.geometry.positions(planes[i])
-                    weight = kernel[i, :, None, None]
-                    response = sum(
-                        values[..., None] * weight[..., t, :]
-                        for t, values in enumerate(seen)
-                    )
-                else:
-                    response = responses[i]
+            seen = self.responses(planes, kernel, shape)
+            for i, response in enumerate(seen):
                 total = total + response
                 if self.has_spatial and where:
                     # Not `where`: it is slow under PyTorch.

@@ -1,4 +1,4 @@
-"""Statistics that keep their precision on every backend."""
+"""Precision that is the same on every backend."""
 
 import math
 
@@ -6,6 +6,12 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
+
+
+def in_full_precision(x: Tensor) -> Tensor:
+    """Half precision as float32, the rest as it is."""
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return ops.cast(x, "float32") if dtype in ("float16", "bfloat16") else x
 
 
 def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
@@ -16,8 +22,7 @@ def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
     axes = (axis,) if isinstance(axis, int) else axis
     sizes = [ops.shape(x)[each] for each in axes]
     dtype = keras.backend.standardize_dtype(x.dtype)
-    half = dtype in ("float16", "bfloat16")
-    total = ops.sum(ops.cast(x, "float32") if half else x, axis=axis)
+    total = ops.sum(in_full_precision(x), axis=axis)
     known = all(isinstance(size, int) for size in sizes)
     count = math.prod(sizes) if known else ops.prod(ops.stack(sizes))
     return ops.cast(total / ops.cast(count, total.dtype), dtype)

@@ -3,6 +3,8 @@
 import pytest
 
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import pcam_densenet
+from keras_equiattn.applications import resnet44
 
 
 @pytest.fixture(scope="module")
@@ -10,3 +12,16 @@ def digits_npz(tmp_path_factory):
     """The upright digits, exported."""
     path = tmp_path_factory.mktemp("export") / "digits.npz"
     return datasets.export("digits_upright", path)
+
+
+@pytest.fixture
+def short_resnet(monkeypatch):
+    """One block in each stage of the residual network, not seven."""
+    monkeypatch.setattr(resnet44, "BLOCKS", 1)
+
+
+@pytest.fixture
+def short(short_resnet, monkeypatch):
+    """Two blocks in the dense network as well."""
+    blocks = pcam_densenet.BLOCK_ATTENTION[:2]
+    monkeypatch.setattr(pcam_densenet, "BLOCK_ATTENTION", blocks)

@@ -17,6 +17,10 @@ from keras_equiattn.layers import CoAttentiveGroupConv2D
 from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
+from keras_equiattn.ops import attentive_convolution
+from keras_equiattn.ops import input_attention
+from keras_equiattn.ops import response_attention
+from keras_equiattn.ops import response_chunks
 from keras_equiattn.ops.attentive_convolution import attended_sum
 from keras_equiattn.testing import relative_difference
 
@@ -400,6 +404,29 @@ def test_every_chunk_size_gives_the_same(attention):
             assert relative_difference(actual, expected) < 1e-5
 
 
+def test_input_channels_in_groups(monkeypatch):
+    """Outputs and gradients; 5 channels are two groups of 2 and one left."""
+    monkeypatch.setattr(attentive_convolution, "_together", lambda *_: 2)
+    monkeypatch.setattr(response_chunks, "TOGETHER", 2)
+    results = []
+    for chunk_size in (None, "auto"):
+        layer, x = random_layer(
+            AttentiveGroupConv2D,
+            (2, 6, 7, 5),
+            "p2",
+            filters=2,
+            kernel_size=(2, 3),
+            chunk_size=chunk_size,
+        )
+        x = x.astype("float32")
+        y = as_array(layer(x))
+        cotangent = np.random.default_rng(2).normal(size=y.shape)
+        found = gradients(layer, x, cotangent.astype("float32"))
+        results.append([y, *found])
+    for actual, expected in zip(*results, strict=True):
+        assert relative_difference(actual, expected) < 1e-5
+
+
 def test_equal_responses_share_the_gradient_of_their_maximum():
     """As in automatic differentiation: a flat image has only ties in space."""
     found = []
@@ -417,6 +444,34 @@ def test_equal_responses_share_the_gradient_of_their_maximum():
         found.append(gradients(layer, x, np.ones_like(y)))
     for actual, expected in zip(*found, strict=True):
         assert relative_difference(actual, expected) < 1e-5
+
+
+def test_equal_channels_and_the_gradient_of_their_maximum():
+    """Held, they share it; else the first has it all, as if it were larger."""
+
+    def gradient(chunk_size, larger=1.0):
+        layer, _ = random_layer(
+            AttentiveLiftingConv2D,
+            (1, 5, 6, 2),
+            "p2",
+            filters=2,
+            kernel_size=3,
+            attention="spatial",
+            attention_kernel_size=3,
+            chunk_size=chunk_size,
+        )
+        weights = weights_of(layer)
+        layer.kernel.assign(np.abs(weights["kernel"][:, :, [0, 0]]))
+        x = np.random.default_rng(2).uniform(size=(1, 5, 6, 1))
+        x = (x * [larger, 1.0]).astype("float32")
+        cotangent = np.ones((1, 3, 4, 2, 2), "float32")
+        return gradients(layer, x, cotangent)[0]
+
+    held, chunked, first = gradient(None), gradient(1), gradient(None, 1.0001)
+    assert relative_difference(held[..., 0], held[..., 1]) < 1e-5
+    assert relative_difference(chunked.sum(-1), held.sum(-1)) < 1e-5
+    assert relative_difference(chunked, first) < 1e-2
+    assert relative_difference(held, first) > 0.1
 
 
 def gradient_penalty(chunk_size):
@@ -467,14 +522,43 @@ def test_second_derivatives_are_right_or_refused():
             gradient_penalty("auto")
 
 
+def half(x):
+    """The numbers that bfloat16 has."""
+    return as_array(keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "on_group", "scale"),
+    [
+        (InputAttention, {}, True, 0.5),
+        (InputAttention, {}, False, 2.0),
+        (InputAttention, {"attention": "spatial"}, False, 1.0),
+        (CoAttentiveLiftingConv2D, {"filters": 2, "kernel_size": 3}, False, 1),
+        (CoAttentiveGroupConv2D, {"filters": 2, "kernel_size": 3}, True, 0.5),
+    ],
+)
+def test_half_precision_of_attention_on_inputs(
+    layer, arguments, on_group, scale
+):
+    """Every number keeps its digits where attention is near 1."""
+    results = []
+    for dtype in ("float32", "mixed_bfloat16"):
+        built, x = random_layer(
+            layer, (2, 5, 5, 4), "p4", dtype, on_group, **arguments
+        )
+        # All positive, so that the scores are.
+        weights = [half(scale * np.abs(w)) for w in built.get_weights()]
+        built.set_weights(weights)
+        y, maps = built(half(np.abs(x)), return_attention_maps=True)
+        found = y, *(maps[name] for name in sorted(maps))
+        results.append([as_array(keras.ops.cast(a, "float32")) for a in found])
+    assert results[0][1].min() < 0.005
+    for exact, rounded in zip(*results, strict=True):
+        np.testing.assert_allclose(rounded, exact, rtol=1e-2)
+
+
 def test_half_precision_where_little_remains():
     """Attention near 1 takes nearly all away; what remains keeps its digits."""
-
-    def half(x):
-        return as_array(
-            keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32")
-        )
-
     results = []
     for dtype in ("float32", "mixed_bfloat16"):
         layer, x = random_layer(
@@ -499,6 +583,11 @@ def test_half_precision_where_little_remains():
     assert relative_difference(rounded, exact) < 4e-3
 
 
+def test_input_attention_needs_kernels():
+    with pytest.raises(ValueError, match="both are None"):
+        input_attention(np.ones((1, 5, 5, 3), "float32"), None, None, "p4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -516,6 +605,9 @@ def test_operation_refuses(arguments, message):
     weights = AttentionKernels(**arguments.get("attention", spatial))
     with pytest.raises(ValueError, match=message):
         attended_sum(x, kernel, weights, "p4", **others)
+    if "chunk_size" not in others:
+        with pytest.raises(ValueError, match=message):
+            response_attention(x, kernel, weights, "p4", **others)
 
 
 @pytest.mark.skipif(
