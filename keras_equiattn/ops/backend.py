@@ -198,9 +198,7 @@ def add_product_at(
     return total + ops.pad(x * y, ((0, 0), *around, *rest))
 
 
-def recomputed(
-    forward: Function, backward: Function, instead: str
-) -> Function:
+def recomputed(forward: Function, backward: Function, instead: str) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
     Under TensorFlow it is compiled by XLA within a `tf.function`, so in
@@ -235,9 +233,7 @@ def recomputed(
                 upstream = given[0] if upstream is None else upstream
                 _refuse_second_derivative(instead)
                 gradients = run_back(arguments, kept, upstream)
-                return tuple(
-                    _not_differentiable(x, instead) for x in gradients
-                )
+                return tuple(_not_differentiable(x, instead) for x in gradients)
 
             return result, gradient
 

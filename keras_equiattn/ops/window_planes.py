@@ -6,11 +6,13 @@ elements, blocks of channels) is a loop that XLA compiles once. Sizes must be
 known. `ops.window_form` says what the functions compute.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from keras import ops
 
@@ -21,6 +23,8 @@ from keras_equiattn.ops.window_form import Neighbour
 
 # Terms that are written out in one loop over the pixels.
 TERMS = 16
+# Rows that are added up in one loop over the columns.
+ROWS = 32
 
 
 def scores(
@@ -30,34 +34,31 @@ def scores(
     x, k = _planes(form, x), _planes(form, k)
     w, bias = _weights(form, w), _weights(form, bias)
     size = x.shape[-2:]
-    channels = x.shape[3]
-    blocks = math.ceil(channels / TERMS)
+    blocks = math.ceil(x.shape[3] / TERMS)
 
     def add_block(totals: list[Tensor], piece: Any) -> list[Tensor]:
-        x, k, w = piece
+        x, k, w, bias = piece
         sums = []
         for n, total in enumerate(totals):
             seen = _window(k, form.neighbours[n], size)
             for c in range(x.shape[3]):
-                term = x[:, :, :, c] * seen[:, :, :, c]
-                total = total + (term if w is None else term * w[n, :, :, c])
+                at = n, slice(None), slice(None), c
+                total = total + x[:, :, :, c] * _affine(
+                    seen[:, :, :, c],
+                    None if w is None else w[at],
+                    None if bias is None else bias[at],
+                )
             sums.append(total)
         return sums
 
     def add(totals: list[Tensor], piece: Any) -> list[Tensor]:
-        k, w = piece
-        return _loop(
-            add_block,
-            totals,
-            (_split(x, 3, blocks), _split(k, 4, blocks), _split(w, 3, blocks)),
-        )
+        k, w, bias = piece
+        split = [_split(t, 3, blocks) for t in (w, bias)]
+        pieces = (_split(x, 3, blocks), _split(k, 4, blocks), *split)
+        return _loop(add_block, totals, pieces)
 
     totals = [ops.zeros_like(x[:, :, :, 0]) for _ in form.neighbours]
-    if bias is not None:
-        for n in range(len(totals)):
-            for c in range(channels):
-                totals[n] = totals[n] + x[:, :, :, c] * bias[n, :, :, c]
-    return ops.stack(_loop(add, totals, _by_key_element(k, w)))
+    return ops.stack(_loop(add, totals, _by_key_element(k, w, bias)))
 
 
 def weighted_sums(
@@ -69,19 +70,18 @@ def weighted_sums(
     a = ops.expand_dims(a, axis=4)
 
     def add(total: Tensor, piece: Any) -> Tensor:
-        k, w = piece
+        k, w, bias = piece
         for n, place in enumerate(form.neighbours):
-            seen = _window(k, place, size)
-            total = total + a[n] * (seen if w is None else seen * w[n])
+            total = total + a[n] * _affine(
+                _window(k, place, size),
+                None if w is None else w[n],
+                None if bias is None else bias[n],
+            )
         return total
 
-    channels = k.shape[4]
-    shape = (*ops.shape(a)[1:4], channels, *size)
+    shape = (*ops.shape(a)[1:4], k.shape[4], *size)
     total = ops.zeros(shape, a.dtype)
-    if bias is not None:
-        for n in range(len(form.neighbours)):
-            total = total + a[n] * bias[n]
-    return _pixels(_loop(add, total, _by_key_element(k, w)))
+    return _pixels(_loop(add, total, _by_key_element(k, w, bias)))
 
 
 def score_gradients(
@@ -122,7 +122,7 @@ def spread(form: Form, a: Tensor, x: Tensor, w: Tensor | None) -> Tensor:
     """The derivative with respect to `k`."""
     x, w = _planes(form, x), _weights(form, w)
     down, along = form.reach
-    height, width = (n + r for n, r in zip(x.shape[-2:], form.reach, strict=True))
+    height, width = x.shape[4] + down, x.shape[5] + along
     around = ((0, 0),) * 4 + ((down, down), (along, along))
     a = ops.expand_dims(ops.pad(a, around), axis=4)
     x = ops.pad(x, around)
@@ -132,8 +132,8 @@ def spread(form: Form, a: Tensor, x: Tensor, w: Tensor | None) -> Tensor:
         totals = list(totals)
         for n, place in enumerate(form.neighbours):
             i, j = down - place.row, along - place.column
-            term = a[n, ..., i : i + height, j : j + width]
-            term = term * x[..., i : i + height, j : j + width]
+            rows, columns = slice(i, i + height), slice(j, j + width)
+            term = a[n, ..., rows, columns] * x[..., rows, columns]
             total = totals[place.frame]
             totals[place.frame] = total + (term if w is None else term * w[n])
         return totals
@@ -152,31 +152,20 @@ def correlate(
 ) -> Float[Tensor, "neighbours query_elements key_elements channels"]:
     """The derivative with respect to `w`."""
     x, k = _planes(form, x), _planes(form, k)
-    terms, rows, extra = _row_blocks(x.shape[4])
-    size = rows, x.shape[5]
+    blocks, rows, extra = _row_blocks(x.shape[4])
     a, x, k = (_more_rows(t, extra) for t in (a, x, k))
+    size = (*ops.shape(k)[1:5], *x.shape[4:])
+    a, x = a[:, :, :, None, :, None], x[:, :, None]
 
-    def products(k: Tensor) -> list[Tensor]:
-        totals = []
-        for n, place in enumerate(form.neighbours):
-            total: Any = 0.0
-            for t in range(terms):
-                at = place._replace(row=place.row + t * rows)
-                total = total + _block(a[n], t, rows)[:, :, :, None] * _block(
-                    x, t, rows
-                ) * _window(k, at, size)
-            totals.append(total)
-        return totals
+    def step(_: Any, piece: Any) -> Any:
+        a, frame, row, column = piece
+        start = (frame, 0, 0, 0, 0, row, column)
+        seen = ops.slice(k, start, (1, *size))[0][:, None]
+        return (), _sum_over_pixels((a, x, seen), blocks, rows)
 
-    def step(carry: Any, k: Tensor) -> Any:
-        return carry, _sums_over_pixels(products(k))
-
-    keys = _elements(k, 2)
-    if keys.shape[0] == 1:
-        w = step((), keys[0])[1][None]
-    else:
-        w = backend.scan(step, (), keys, like=x)[1]
-    return _channels(ops.moveaxis(w, 0, 2))
+    places = np.array(form.neighbours, "int32").T
+    pieces = (a, *map(ops.convert_to_tensor, places))
+    return _channels(backend.scan(step, (), pieces, like=x)[1])
 
 
 def correlate_bias(
@@ -184,16 +173,29 @@ def correlate_bias(
 ) -> Float[Tensor, "neighbours query_elements channels"]:
     """The derivative with respect to the bias."""
     x = _planes(form, x)
-    terms, rows, extra = _row_blocks(x.shape[4])
+    blocks, rows, extra = _row_blocks(x.shape[4])
     a, x = _more_rows(a, extra), _more_rows(x, extra)
-    totals = []
-    for n in range(len(form.neighbours)):
-        total: Any = 0.0
-        for t in range(terms):
-            weight = _block(a[n], t, rows)[:, :, :, None]
-            total = total + weight * _block(x, t, rows)
-        totals.append(total)
-    return _channels(_sums_over_pixels(totals))
+
+    def step(_: Any, a: Tensor) -> Any:
+        return (), _sum_over_pixels((a[:, :, :, None], x), blocks, rows)
+
+    return _channels(backend.scan(step, (), a, like=x)[1])
+
+
+def _sum_over_pixels(
+    factors: tuple[Tensor, ...], blocks: int, rows: int
+) -> Tensor:
+    """Products of `(batch, ..., height, width)`, summed over batch and pixels.
+
+    Blocks of rows are added up first: that is one loop, vectorised along the
+    columns.
+    """
+    total: Any = 0.0
+    for block in range(blocks):
+        at = slice(block * rows, (block + 1) * rows)
+        first, *others = (x[..., at, :] for x in factors)
+        total = total + functools.reduce(operator.mul, others, first)
+    return ops.sum(total, axis=(0, -2, -1))
 
 
 def _planes(form: Form, x: Tensor) -> Tensor:
@@ -219,9 +221,7 @@ def _weights(form: Form, w: Tensor | None) -> Tensor | None:
     if w is None:
         return None
     *outer, channels = w.shape
-    return ops.reshape(
-        w, (*outer, form.heads, channels // form.heads, 1, 1)
-    )
+    return ops.reshape(w, (*outer, form.heads, channels // form.heads, 1, 1))
 
 
 def _channels(w: Tensor) -> Tensor:
@@ -230,16 +230,33 @@ def _channels(w: Tensor) -> Tensor:
     return ops.reshape(w, (*outer, heads * channels))
 
 
-def _window(k: Tensor, place: Neighbour, size: Sequence[int]) -> Tensor:
+def _window(k: Tensor, place: Neighbour, size: Any) -> Tensor:
     """What is seen at this place from every pixel."""
     height, width = size
     rows = slice(place.row, place.row + height)
     return k[place.frame, ..., rows, place.column : place.column + width]
 
 
-def _by_key_element(k: Tensor, w: Tensor | None) -> tuple[Tensor, Any]:
-    """Keys and weights with the key elements along a new first axis."""
-    return _elements(k, 2), None if w is None else ops.moveaxis(w, 2, 0)
+def _affine(seen: Tensor, w: Tensor | None, bias: Tensor | None) -> Tensor:
+    """What a query sees, transformed."""
+    if w is not None:
+        seen = seen * w
+    return seen if bias is None else seen + bias
+
+
+def _by_key_element(
+    k: Tensor, w: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Keys, weights and bias with key elements along a new first axis.
+
+    The bias goes with the first key element.
+    """
+    if w is not None:
+        w = ops.moveaxis(w, 2, 0)
+    if bias is not None:
+        nothing = ops.zeros_like(bias)
+        bias = ops.stack([bias, *[nothing] * (k.shape[2] - 1)])
+    return _elements(k, 2), w, bias
 
 
 def _elements(x: Tensor, axis: int) -> Tensor:
@@ -284,7 +301,7 @@ def _loop(
 
 def _row_blocks(height: int) -> tuple[int, int, int]:
     """Number of blocks, rows in each, and rows to add to fill them."""
-    rows = math.ceil(height / TERMS)
+    rows = math.ceil(height / ROWS)
     blocks = math.ceil(height / rows)
     return blocks, rows, blocks * rows - height
 
@@ -292,12 +309,3 @@ def _row_blocks(height: int) -> tuple[int, int, int]:
 def _more_rows(x: Tensor, extra: int) -> Tensor:
     pads = [(0, 0)] * (len(x.shape) - 2) + [(0, extra), (0, 0)]
     return ops.pad(x, pads) if extra else x
-
-
-def _block(x: Tensor, index: int, rows: int) -> Tensor:
-    return x[..., index * rows : (index + 1) * rows, :]
-
-
-def _sums_over_pixels(totals: list[Tensor]) -> Tensor:
-    """`(neighbours, elements, heads, channels)`, summed over the images."""
-    return ops.sum(ops.stack(totals), axis=(1, 5, 6))

@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops import backend
@@ -28,16 +27,16 @@ def scores(
     form: Form, x: Tensor, k: Tensor, w: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """The derivative of the form with respect to `a`."""
-    matrices, fixed = _matrices(form, k, w), _bias_matrix(form, bias)
+    matrices = _matrices(form, k, w)
     size = ops.shape(x)[1:3]
 
     def images(x: Tensor, k: Tensor) -> tuple[Tensor]:
-        x = ops.moveaxis(x, 3, 1)
+        queries = ops.moveaxis(x, 3, 1)
         of_a = [
-            matrix @ _turned(_products(x, _window(k, place, size)))
+            matrix @ _turned(_products(queries, _window(k, place, size)))
             for matrix, place in zip(matrices, form.neighbours, strict=True)
         ]
-        return (_planes(of_a, x, fixed),)
+        return (with_bias_scores(form, _planes(of_a, size), x, bias),)
 
     return _over_images(images, [(x, 0), (k, 1)], (1,), _size(x.shape[3], k))[0]
 
@@ -46,15 +45,16 @@ def weighted_sums(
     form: Form, a: Tensor, k: Tensor, w: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """The derivative of the form with respect to `x`."""
-    matrices, fixed = _matrices(form, k, w), _bias_matrix(form, bias)
+    matrices = _matrices(form, k, w)
     size = ops.shape(a)[4:]
 
     def images(a: Tensor, k: Tensor) -> tuple[Tensor]:
-        of_x = _bias_sums(a, k, fixed)
+        of_x = _nothing(a, k)
         for n, place in enumerate(form.neighbours):
             weights = _spread(a[n], matrices[n], k)
             of_x = _add_to_queries(of_x, weights, _window(k, place, size))
-        return (ops.moveaxis(of_x, 1, 3),)
+        of_x = ops.moveaxis(of_x, 1, 3)
+        return (with_bias_sums(form, of_x, a, bias),)
 
     return _over_images(images, [(a, 1), (k, 1)], (0,), _size(a.shape[2], k))[0]
 
@@ -68,31 +68,31 @@ def score_gradients(
     bias: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Gradients of `sum(scores * d)`: of x, k, and w and bias if given."""
-    matrices, fixed = _matrices(form, k, w), _bias_matrix(form, bias)
+    matrices = _matrices(form, k, w)
     size = ops.shape(x)[1:3]
 
     def images(d: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        x = ops.moveaxis(x, 3, 1)
-        of_x = _bias_sums(d, k, fixed)
+        queries = ops.moveaxis(x, 3, 1)
+        of_x = _nothing(d, k)
         of_k = [ops.zeros_like(k[n]) for n in range(form.frames)]
         of_w = []
         for n, place in enumerate(form.neighbours):
             seen = _window(k, place, size)
             weights = _spread(d[n], matrices[n], k)
             of_x = _add_to_queries(of_x, weights, seen)
-            _add_to_keys(of_k, form, place, weights, x)
+            _add_to_keys(of_k, form, place, weights, queries)
             if w is not None:
-                of_w.append(_correlation(d[n], _products(x, seen)))
+                of_w.append(_correlation(d[n], _products(queries, seen)))
+        of_x = ops.moveaxis(of_x, 1, 3)
         return (
-            ops.moveaxis(of_x, 1, 3),
+            with_bias_sums(form, of_x, d, bias),
             ops.stack(of_k),
-            *([ops.stack(of_w)] if w is not None else []),
-            *([_bias_correlation(d, x)] if bias is not None else []),
+            *_weight_gradient(form, of_w, w),
+            *bias_gradient(form, d, x, bias),
         )
 
     tensors = [(d, 1), (x, 0), (k, 1)]
-    of_x, of_k, *rest = _over_images(images, tensors, (0, 1), _size(x.shape[3], k))
-    return of_x, of_k, *_of_weights(form, rest, w, bias)
+    return _over_images(images, tensors, (0, 1), _size(x.shape[3], k))
 
 
 def sum_gradients(
@@ -104,29 +104,29 @@ def sum_gradients(
     bias: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Gradients of `sum(weighted_sums * d)`: of a, k, w and bias."""
-    matrices, fixed = _matrices(form, k, w), _bias_matrix(form, bias)
+    matrices = _matrices(form, k, w)
     size = ops.shape(d)[1:3]
 
     def images(a: Tensor, d: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        d = ops.moveaxis(d, 3, 1)
+        cotangent = ops.moveaxis(d, 3, 1)
         of_k = [ops.zeros_like(k[n]) for n in range(form.frames)]
         of_a, of_w = [], []
         for n, place in enumerate(form.neighbours):
-            products = _products(d, _window(k, place, size))
+            products = _products(cotangent, _window(k, place, size))
             of_a.append(matrices[n] @ _turned(products))
-            _add_to_keys(of_k, form, place, _spread(a[n], matrices[n], k), d)
+            weights = _spread(a[n], matrices[n], k)
+            _add_to_keys(of_k, form, place, weights, cotangent)
             if w is not None:
                 of_w.append(_correlation(a[n], products))
         return (
-            _planes(of_a, d, fixed),
+            with_bias_scores(form, _planes(of_a, size), d, bias),
             ops.stack(of_k),
-            *([ops.stack(of_w)] if w is not None else []),
-            *([_bias_correlation(a, d)] if bias is not None else []),
+            *_weight_gradient(form, of_w, w),
+            *bias_gradient(form, a, d, bias),
         )
 
     tensors = [(a, 1), (d, 0), (k, 1)]
-    of_a, of_k, *rest = _over_images(images, tensors, (1, 1), _size(d.shape[3], k))
-    return of_a, of_k, *_of_weights(form, rest, w, bias)
+    return _over_images(images, tensors, (1, 1), _size(d.shape[3], k))
 
 
 def _window(k: Tensor, place: Neighbour, size: tuple[Any, Any]) -> Tensor:
@@ -184,36 +184,68 @@ def _add_to_keys(
         )
 
 
-def _planes(
-    of_a: list[Tensor], x: Tensor, fixed: Tensor | None
-) -> Tensor:
-    """Neighbours joined, rows and columns apart, and what the bias adds."""
-    batch, order, height, width, _ = ops.shape(x)
+def _planes(of_a: list[Tensor], size: tuple[Any, Any]) -> Tensor:
+    """Neighbours along the first axis, and rows and columns apart."""
     planes = ops.stack(of_a)
-    if fixed is not None:
-        count, _, _, heads, pixels = ops.shape(planes)
-        x = ops.reshape(x, (batch, order, pixels, -1))
-        more = ops.reshape(
-            fixed @ _turned(x), (batch, order, count, heads, pixels)
-        )
-        planes = planes + ops.moveaxis(more, 2, 0)
-    return ops.reshape(planes, (*ops.shape(planes)[:4], height, width))
+    return ops.reshape(planes, (*ops.shape(planes)[:4], *size))
 
 
-def _bias_sums(a: Tensor, k: Tensor, fixed: Tensor | None) -> Tensor:
-    """What the bias adds to `(batch, query elements, height, width, ...)`."""
+def _nothing(a: Tensor, k: Tensor) -> Tensor:
+    """Zeros `(batch, query elements, height, width, channels)`."""
     _, batch, order, _, height, width = ops.shape(a)
-    shape = (batch, order, height, width, k.shape[5])
-    if fixed is None:
-        return ops.zeros(shape, k.dtype)
-    return ops.reshape(_turned(_by_head(a)) @ fixed, shape)
+    return ops.zeros((batch, order, height, width, k.shape[5]), k.dtype)
 
 
-def _bias_correlation(a: Tensor, x: Tensor) -> Tensor:
-    """`(query elements, neighbours * heads, channels)`, over the pixels."""
+def _weight_gradient(
+    form: Form, of_w: list[Tensor], w: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The derivative with respect to the weights, if there are any."""
+    if w is None:
+        return ()
+    count, order, elements, channels = w.shape
+    shape = (count, order, form.heads, elements, channels)
+    return (_own_head(form, ops.reshape(ops.stack(of_w), shape)),)
+
+
+def with_bias_scores(
+    form: Form, a: Tensor, x: Tensor, bias: Tensor | None
+) -> Tensor:
+    """What the bias adds to the scores of queries, and the scores."""
+    if bias is None:
+        return a
+    x = ops.moveaxis(x, 3, 1)
+    batch, order, height, width, channels = ops.shape(x)
+    x = ops.reshape(x, (batch, order, height * width, channels))
+    more = _bias_matrix(form, bias) @ _turned(x)
+    shape = (batch, order, len(form.neighbours), form.heads, height, width)
+    return a + ops.moveaxis(ops.reshape(more, shape), 2, 0)
+
+
+def with_bias_sums(
+    form: Form, y: Tensor, a: Tensor, bias: Tensor | None
+) -> Tensor:
+    """What the bias adds to the weighted sums, and the sums."""
+    if bias is None:
+        return y
+    more = _turned(_by_head(a)) @ _bias_matrix(form, bias)
+    batch, height, width, order, channels = ops.shape(y)
+    more = ops.reshape(more, (batch, order, height, width, channels))
+    return y + ops.moveaxis(more, 1, 3)
+
+
+def bias_gradient(
+    form: Form, a: Tensor, x: Tensor, bias: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The derivative with respect to the bias, if there is one."""
+    if bias is None:
+        return ()
+    x = ops.moveaxis(x, 3, 1)
     batch, order, *_, channels = ops.shape(x)
     x = ops.reshape(x, (batch, order, -1, channels))
-    return ops.sum(_by_head(a) @ x, axis=0)
+    found = ops.sum(_by_head(a) @ x, axis=0)
+    shape = (order, len(form.neighbours), form.heads, channels)
+    found = ops.swapaxes(ops.reshape(found, shape), 0, 1)
+    return (_own_head(form, found),)
 
 
 def _by_head(a: Tensor) -> Tensor:
@@ -223,37 +255,21 @@ def _by_head(a: Tensor) -> Tensor:
     return ops.reshape(a, (batch, order, count * heads, height * width))
 
 
-def _of_weights(
-    form: Form,
-    found: list[Tensor],
-    w: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of w and bias in their shapes: of each channel its head."""
-    shapes = []
-    count = len(form.neighbours)
-    if w is not None:
-        shapes.append((count, w.shape[1], form.heads, *w.shape[2:]))
-    if bias is not None:
-        order, channels = bias.shape[1:]
-        shapes.append((order, count, form.heads, channels))
-    gradients = []
-    for tensor, shape in zip(found, shapes, strict=True):
-        tensor = ops.reshape(tensor, shape)
-        own = _own_channels(form, tensor)
-        between = (1,) * (len(shape) - 4)
-        own = ops.reshape(own, (form.heads, *between, own.shape[1]))
-        gradients.append(ops.sum(tensor * own, axis=2))
-    if bias is not None:
-        gradients[-1] = ops.swapaxes(gradients[-1], 0, 1)
-    return tuple(gradients)
+def _own_head(form: Form, w: Tensor) -> Tensor:
+    """Of the heads on axis 2 the one that each channel belongs to."""
+    own = _own_channels(form, w)
+    between = (1,) * (len(w.shape) - 4)
+    own = ops.reshape(own, (form.heads, *between, own.shape[1]))
+    return ops.sum(w * own, axis=2)
 
 
 def _own_channels(form: Form, like: Tensor) -> Tensor:
     """`(heads, channels)`: one where the channel is of the head."""
     channels = like.shape[-1]
     own = np.repeat(np.eye(form.heads), channels // form.heads, axis=1)
-    return ops.convert_to_tensor(own, keras.backend.standardize_dtype(like.dtype))
+    return ops.convert_to_tensor(
+        own, keras.backend.standardize_dtype(like.dtype)
+    )
 
 
 def _matrices(form: Form, like: Tensor, w: Tensor | None) -> list[Tensor]:
@@ -266,10 +282,8 @@ def _matrices(form: Form, like: Tensor, w: Tensor | None) -> list[Tensor]:
     return [w[n] for n in range(count)]
 
 
-def _bias_matrix(form: Form, bias: Tensor | None) -> Tensor | None:
+def _bias_matrix(form: Form, bias: Tensor) -> Tensor:
     """`(query elements, neighbours * heads, channels)`."""
-    if bias is None:
-        return None
     bias = ops.moveaxis(bias[:, :, None] * _own_channels(form, bias), 0, 1)
     order, count, heads, channels = bias.shape
     return ops.reshape(bias, (order, count * heads, channels))

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -19,6 +18,7 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn.ops import backend
+from keras_equiattn.ops import window_bands
 from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
 from keras_equiattn.ops._types import Shape
@@ -28,8 +28,9 @@ from keras_equiattn.ops.window_form import Neighbour
 
 BORDERS = ("zeros", "mask", "reflect")
 
-# Neighbours up to which XLA gets one loop over the pixels for each.
-WRITTEN_OUT = 64
+# Neighbours up to which each gets a pass over the pixels of its own. XLA has to
+# compile every one of them.
+SMALL = {True: 64, False: 160}
 # Far below every score, and finite in float32.
 MASKED = -1e30
 
@@ -205,13 +206,9 @@ def window_scores(
         heads = num_heads * order
     form = Form(window.neighbours, heads, math.prod(window.strides))
     function = _scores(form, weight is not None, bias is not None, recompute)
-    scores = function(
-        query, window.frames(keys), *_by_neighbour(weight, bias)
-    )
+    scores = function(query, window.frames(keys), *_by_neighbour(weight, bias))
     count, batch, *_, height, width = ops.shape(scores)
-    return ops.reshape(
-        scores, (count, batch, order, num_heads, height, width)
-    )
+    return ops.reshape(scores, (count, batch, order, num_heads, height, width))
 
 
 def window_softmax(
@@ -279,9 +276,7 @@ def window_sum(
         weights = ops.reshape(weights, (count, batch, 1, heads, height, width))
     form = Form(window.neighbours, heads, math.prod(window.strides))
     function = _sums(form, weight is not None, bias is not None, recompute)
-    y = function(
-        weights, window.frames(values), *_by_neighbour(weight, bias)
-    )
+    y = function(weights, window.frames(values), *_by_neighbour(weight, bias))
     y = ops.reshape(y, (*ops.shape(y)[:3], order, channels))
     return ops.cast(y, dtype)
 
@@ -292,14 +287,16 @@ def _scores(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
 
     def forward(x: Tensor, k: Tensor, *rest: Tensor) -> Any:
         w, bias = _optional(rest, weighted, biased)
-        return _realisation(form, x, k).scores(form, x, k, w, bias), ()
+        return _realisation(form, x, k, weighted).scores(
+            form, x, k, w, bias
+        ), ()
 
     def backward(
         arguments: tuple[Tensor, ...], _: Any, d: Tensor
     ) -> tuple[Tensor, ...]:
         x, k, *rest = arguments
         w, bias = _optional(rest, weighted, biased)
-        how = _realisation(form, x, k)
+        how = _realisation(form, x, k, weighted)
         return how.score_gradients(form, d, x, k, w, bias)
 
     return _differentiable(forward, backward, recompute)
@@ -311,14 +308,16 @@ def _sums(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
 
     def forward(a: Tensor, k: Tensor, *rest: Tensor) -> Any:
         w, bias = _optional(rest, weighted, biased)
-        return _realisation(form, a[0], k).weighted_sums(form, a, k, w, bias), ()
+        return _realisation(form, a[0], k, weighted).weighted_sums(
+            form, a, k, w, bias
+        ), ()
 
     def backward(
         arguments: tuple[Tensor, ...], _: Any, d: Tensor
     ) -> tuple[Tensor, ...]:
         a, k, *rest = arguments
         w, bias = _optional(rest, weighted, biased)
-        how = _realisation(form, a[0], k)
+        how = _realisation(form, a[0], k, weighted)
         return how.sum_gradients(form, d, a, k, w, bias)
 
     return _differentiable(forward, backward, recompute)
@@ -380,11 +379,13 @@ def _differentiable(forward: Any, backward: Any, recompute: bool) -> Any:
     return lambda *arguments: forward(*arguments)[0]
 
 
-def _realisation(form: Form, x: Tensor, k: Tensor) -> ModuleType:
-    """Where the four derivatives of the form come from."""
-    sizes = (*x.shape[1:], *k.shape[2:])
-    known = None not in sizes
-    if backend.in_xla() and known and len(form.neighbours) <= WRITTEN_OUT:
+def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
+    """Where scores and sums over the window come from."""
+    known = None not in (*x.shape[1:], *k.shape[2:])
+    large = len(form.neighbours) > SMALL[backend.compiles()]
+    if large and not weighted:
+        return window_bands
+    if backend.in_xla() and known and not large:
         return window_planes
     return window_products
 

@@ -160,34 +160,58 @@ def unpack(rest, weighted, biased):
     return weight, rest.pop(0) if biased else None
 
 
-@pytest.fixture(params=["chosen", "planes", "products"])
+# Every window and every kind, not every pair.
+PAIRS = [
+    (window, KINDS[(index + shift) % len(KINDS)])
+    for index, window in enumerate(WINDOWS)
+    for shift in (0, 2)
+]
+
+
+@pytest.fixture(params=["chosen", "planes", "products", "bands"])
 def realisation(request, monkeypatch):
-    """Each of the two, wherever it would not be chosen, too."""
-    if request.param == "planes":
+    """Each of them, where it would not be chosen, too."""
+    name = request.param
+    if name == "planes":
         if keras.backend.backend() == "torch":
             pytest.skip("what XLA is written for, XLA alone runs")
         monkeypatch.setattr(window_planes, "TERMS", 2)
-    if request.param == "products":
-        monkeypatch.setattr(
-            windows, "_realisation", lambda *_: window_products
-        )
+        monkeypatch.setattr(window_planes, "ROWS", 3)
+    if name == "products":
+        monkeypatch.setattr(windows, "_realisation", lambda *_: window_products)
         monkeypatch.setattr(window_products, "CACHE", 1)
+    if name == "bands":
+        monkeypatch.setattr(windows, "SMALL", {True: 0, False: 0})
     for cached in (windows._scores, windows._sums):
         cached.cache_clear()
-    yield
+    yield name
     for cached in (windows._scores, windows._sums):
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+def skip_weighted_bands(realisation, kind):
+    if realisation == "bands" and kind[2]:
+        pytest.skip("bands are for keys as they are")
+
+
+@pytest.mark.parametrize(("window", "kind"), PAIRS, ids=str)
 def test_scores(window, kind, realisation):
+    skip_weighted_bands(realisation, kind)
     check_scores(window, kind)
 
 
+@pytest.mark.parametrize(("window", "kind"), PAIRS, ids=str)
+def test_sums(window, kind, realisation):
+    skip_weighted_bands(realisation, kind)
+    check_sums(window, kind)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_sums(window, kind, realisation):
+def test_every_pair(window, kind, realisation):
+    skip_weighted_bands(realisation, kind)
+    check_scores(window, kind)
     check_sums(window, kind)
 
 
