@@ -258,3 +258,84 @@ def co_attentive_conv(x, kernel, attention, group, **options):
         return lifting_conv(x * (1 - alpha), kernel, group, **options)
     alpha = sigmoid(group_conv(x, attention, group))
     return group_conv(x * (1 - alpha), kernel, group, **options)
+
+
+def group_linear(x, kernel, bias, group):
+    """x (b, y, x, order, c), kernel (order, c, d): one map for each pair."""
+    count = order(group)
+    y = np.stack(
+        [
+            sum(
+                x[..., r, :] @ kernel[relative(group, p, r)]
+                for r in range(count)
+            )
+            for p in range(count)
+        ],
+        axis=3,
+    )
+    return y if bias is None else y + bias
+
+
+def affine_attention(
+    query, keys, values, of_keys, of_values, group, heads, scale, border
+):
+    """Attention over windows with keys and values that are transformed.
+
+    query, keys, values (b, y, x, order, c); of_keys, of_values: psi (order, k,
+    l, c) and beta (k, l, c), psi None for the element itself as it is.
+    """
+    rows, columns = of_keys[1].shape[:2]
+    height, width = keys.shape[1:3]
+    pads = [(0, 0), (rows // 2,) * 2, (columns // 2,) * 2, (0, 0), (0, 0)]
+    mode = {"mode": "reflect"} if border == "reflect" else {}
+    keys, values = np.pad(keys, pads, **mode), np.pad(values, pads, **mode)
+    inside = np.pad(np.ones(query.shape), pads)
+    outputs, maps = [], []
+    for p in range(order(group)):
+        scores, seen = [], []
+        for i in range(rows):
+            for j in range(columns):
+                near = slice(i, i + height), slice(j, j + width)
+                k, v = (
+                    _transformed(x[:, near[0], near[1]], maps, group, p, i, j)
+                    for x, maps in ((keys, of_keys), (values, of_values))
+                )
+                products = query[:, :, :, p] * k
+                s = products.reshape(*products.shape[:3], heads, -1).sum(-1)
+                if border == "mask":
+                    known = inside[:, near[0], near[1], 0, :1]
+                    s = np.where(known > 0, s, -np.inf)
+                scores.append(scale * s)
+                seen.append(v)
+        scores = np.stack(scores, axis=-1)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        each = np.repeat(weights, query.shape[-1] // heads, axis=3)
+        outputs.append((each * np.stack(seen, axis=-1)).sum(-1))
+        maps.append(weights.reshape(*weights.shape[:-1], rows, columns))
+    return np.stack(outputs, axis=3), np.stack(maps, axis=3)
+
+
+def _transformed(x, maps, group, p, i, j):
+    """One neighbour of every pixel as element p sees it."""
+    psi, beta = maps
+    if psi is None:
+        y = x[..., p, :]
+    else:
+        y = sum(
+            x[..., r, :] * turn(psi[relative(group, p, r)], group, p)[i, j]
+            for r in range(order(group))
+        )
+    return y + turn(beta, group, p)[i, j]
+
+
+def affine_query(x, psi, beta, group):
+    """x (b, y, x, order, c), psi (order, c), beta (c): at the pixel itself."""
+    count = order(group)
+    return beta + np.stack(
+        [
+            sum(x[..., r, :] * psi[relative(group, p, r)] for r in range(count))
+            for p in range(count)
+        ],
+        axis=3,
+    )

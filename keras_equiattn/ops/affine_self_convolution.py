@@ -32,6 +32,10 @@ class AffineMap(NamedTuple):
     bias: Tensor | None = None
 
 
+# Neighbours seen as they are.
+UNCHANGED = AffineMap()
+
+
 def group_linear(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "order channels filters"],
@@ -140,8 +144,8 @@ def window_attention(
     values: Float[Tensor, "batch height width order channels"],
     window: Window,
     num_heads: int,
-    of_keys: AffineMap = AffineMap(),
-    of_values: AffineMap = AffineMap(),
+    of_keys: AffineMap = UNCHANGED,
+    of_values: AffineMap = UNCHANGED,
     recompute: bool = True,
 ) -> tuple[
     Float[Tensor, "batch height width order channels"],

@@ -205,9 +205,11 @@ def window_scores(
         query, keys, bias = map(_as_channels, (query, keys, bias))
         heads = num_heads * order
     form = Form(window.neighbours, heads, math.prod(window.strides))
-    function = _scores(form, weight is not None, bias is not None, recompute)
-    scores = function(query, window.frames(keys), *_by_neighbour(weight, bias))
-    count, batch, *_, height, width = ops.shape(scores)
+    batch, height, width = ops.shape(query)[:3]
+    tensors = (query, window.frames(keys), *_by_neighbour(weight, bias))
+    given = weight is not None, bias is not None
+    scores = _scores(form, *given, recompute, _shapes(tensors))(*tensors)
+    count = len(form.neighbours)
     return ops.reshape(scores, (count, batch, order, num_heads, height, width))
 
 
@@ -234,7 +236,7 @@ def window_softmax(
         inside = window.inside(size)[:, None, None, None]
         scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
     if backend.compiles() and recompute:
-        return _softmax()(scores)
+        return _softmax(_shapes((scores,)))(scores)
     return _plain_softmax(scores)
 
 
@@ -275,15 +277,22 @@ def window_sum(
         heads = order * heads
         weights = ops.reshape(weights, (count, batch, 1, heads, height, width))
     form = Form(window.neighbours, heads, math.prod(window.strides))
-    function = _sums(form, weight is not None, bias is not None, recompute)
-    y = function(weights, window.frames(values), *_by_neighbour(weight, bias))
-    y = ops.reshape(y, (*ops.shape(y)[:3], order, channels))
+    tensors = (weights, window.frames(values), *_by_neighbour(weight, bias))
+    given = weight is not None, bias is not None
+    y = _sums(form, *given, recompute, _shapes(tensors))(*tensors)
+    y = ops.reshape(y, (batch, height, width, order, channels))
     return ops.cast(y, dtype)
 
 
 @functools.lru_cache(maxsize=512)
-def _scores(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
-    """The scores as a differentiable function of two to four tensors."""
+def _scores(
+    form: Form, weighted: bool, biased: bool, recompute: bool, shapes: Any
+) -> Any:
+    """The scores as a differentiable function of two to four tensors.
+
+    One for each set of shapes: TensorFlow would run one that it has compiled
+    for unknown sizes where they are known, too.
+    """
 
     def forward(x: Tensor, k: Tensor, *rest: Tensor) -> Any:
         w, bias = _optional(rest, weighted, biased)
@@ -303,8 +312,10 @@ def _scores(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def _sums(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
-    """The weighted sums as a differentiable function."""
+def _sums(
+    form: Form, weighted: bool, biased: bool, recompute: bool, shapes: Any
+) -> Any:
+    """The weighted sums as a differentiable function, see `_scores`."""
 
     def forward(a: Tensor, k: Tensor, *rest: Tensor) -> Any:
         w, bias = _optional(rest, weighted, biased)
@@ -323,8 +334,8 @@ def _sums(form: Form, weighted: bool, biased: bool, recompute: bool) -> Any:
     return _differentiable(forward, backward, recompute)
 
 
-@functools.lru_cache(maxsize=1)
-def _softmax() -> Any:
+@functools.lru_cache(maxsize=512)
+def _softmax(shape: Any) -> Any:
     """Softmax over the first axis, in loops over it.
 
     XLA cannot merge a loop with what follows. It would compute the maximum
@@ -388,6 +399,10 @@ def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
     if backend.in_xla() and known and not large:
         return window_planes
     return window_products
+
+
+def _shapes(tensors: Any) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(tuple(x.shape) for x in tensors)
 
 
 def _optional(
