@@ -60,10 +60,12 @@ docs: .venv/.docs
 bench: .venv/.dev
 	for backend in $(BACKENDS); do \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
 	done
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 
 .venv/bin/python:

@@ -11,69 +11,16 @@ import argparse
 import datetime
 import json
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
 import numpy as np
-from keras import ops
+import timing
 
 from keras_equiattn.applications import reporting
 from keras_equiattn.layers import GroupConv2D
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
-    """A function without arguments that runs one step and waits for it."""
-    layer(x[:1])
-    y = np.random.default_rng(1).normal(size=layer(x).shape).astype("float32")
-    x, y = ops.convert_to_tensor(x), ops.convert_to_tensor(y)
-    variables = layer.trainable_variables
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        sources = [x, *(variable.value for variable in variables)]
-
-        @tf.function
-        def step():
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = tf.reduce_sum(layer(x) * y)
-            return tape.gradient(loss, sources)
-
-        return lambda: [gradient.numpy() for gradient in step()]
-    if backend == "jax":
-        import jax
-
-        def loss(values, x):
-            outputs, _ = layer.stateless_call(values, [], x)
-            return (outputs * y).sum()
-
-        gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))
-        values = [variable.value for variable in variables]
-        return lambda: jax.block_until_ready(gradients(values, x))
-    import torch
-
-    x = x.clone().requires_grad_()
-    sources = [x, *(variable.value for variable in variables)]
-    return lambda: torch.autograd.grad((layer(x) * y).sum(), sources)
-
-
-def alternate(
-    steps: dict[str, Callable], repeats: int, warm_up: int = 5
-) -> dict[str, list[float]]:
-    """Seconds of each step, taken in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(repeats + warm_up):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if turn >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 def main() -> None:
@@ -94,15 +41,15 @@ def main() -> None:
     x = x.astype("float32")
     common = {"padding": "same", "data_format": "channels_last"}
     steps = {
-        "Conv2D": training_step(
+        "Conv2D": timing.training_step(
             keras.layers.Conv2D(options.width, 3, **common), x
         ),
-        "GroupConv2D": training_step(
+        "GroupConv2D": timing.training_step(
             GroupConv2D(channels, 3, group=group, **common),
             x.reshape(*shape, group.order, channels),
         ),
     }
-    seconds = alternate(steps, options.repeats)
+    seconds = timing.alternate(steps, options.repeats)
     median = {name: statistics.median(s) for name, s in seconds.items()}
     ratios = [
         group / plain

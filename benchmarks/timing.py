@@ -1,0 +1,70 @@
+"""What the benchmarks share: training steps, taken in turns."""
+
+import time
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
+    """A function without arguments that runs one step and waits for it.
+
+    Outputs, and gradients of the input and the weights, in the mode that Keras
+    compiles in by default on a CPU.
+    """
+    layer(x[:1])
+    values = [variable.value for variable in layer.trainable_variables]
+
+    def function(x, *values):
+        if keras.backend.backend() == "jax":
+            return layer.stateless_call(values, [], x)[0]
+        return layer(x)
+
+    return gradient_step(function, [ops.convert_to_tensor(x), *values])
+
+
+def gradient_step(function: Callable, tensors: list) -> Callable:
+    """The same for a function of tensors."""
+    shape = tuple(function(*tensors).shape)
+    y = np.random.default_rng(1).normal(size=shape).astype("float32")
+    y = ops.convert_to_tensor(y)
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                loss = tf.reduce_sum(function(*tensors) * y)
+            return tape.gradient(loss, tensors)
+
+        return lambda: [gradient.numpy() for gradient in step()]
+    if backend == "jax":
+        import jax
+
+        def loss(*tensors):
+            return (function(*tensors) * y).sum()
+
+        gradients = jax.jit(jax.grad(loss, argnums=range(len(tensors))))
+        return lambda: jax.block_until_ready(gradients(*tensors))
+    import torch
+
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    return lambda: torch.autograd.grad((function(*leaves) * y).sum(), leaves)
+
+
+def alternate(
+    steps: dict[str, Callable], repeats: int, warm_up: int = 5
+) -> dict[str, list[float]]:
+    """Seconds of each step, taken in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(repeats + warm_up):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if turn >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
