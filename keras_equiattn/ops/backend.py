@@ -228,11 +228,11 @@ def recomputed(forward: Function, backward: Function, instead: str) -> Function:
             arguments = tuple(map(ops.convert_to_tensor, arguments))
             result, kept = run(*arguments)
 
-            def gradient(*given: Tensor, upstream: Any = None) -> Any:
+            def gradient(*passed: Tensor, upstream: Any = None) -> Any:
                 # The backends pass it in different places.
-                upstream = given[0] if upstream is None else upstream
+                upstream = passed[0] if upstream is None else upstream
                 _refuse_second_derivative(instead)
-                gradients = run_back(arguments, kept, upstream)
+                gradients = run_back(_as_others(arguments), kept, upstream)
                 return tuple(_not_differentiable(x, instead) for x in gradients)
 
             return result, gradient
@@ -252,6 +252,19 @@ def _refuse_second_derivative(instead: str) -> None:
                 "This gradient cannot be differentiated (create_graph=True). "
                 f"Pass `{instead}` to differentiate twice."
             )
+
+
+def _as_others(tensors: Any) -> Any:
+    """The same tensors, for XLA others.
+
+    Or it would find that the backward pass computes what the forward pass did,
+    and keep that.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.optimization_barrier(tensors)
+    return tensors
 
 
 def _not_differentiable(x: Tensor, instead: str) -> Tensor:
