@@ -18,6 +18,10 @@ the network is trained on the dataset first, `--epochs` times.
 `--downsampling strided` sets the approximate network beside the exact one, in a
 second table and in `<model>_strided.png`. It has the weights of the exact one
 unless `--strided-weights` gives its own.
+
+`--pixel ROW COLUMN` draws instead, for networks that attend to windows, which
+neighbours of this pixel each head of a layer attends to, in
+`<model>_pixel.png`.
 """
 
 import argparse
@@ -64,6 +68,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         choices=("exact", "strided"),
         help="'strided' compares the approximate network with the exact one",
     )
+    add(
+        "--pixel",
+        type=int,
+        nargs=2,
+        metavar=("ROW", "COLUMN"),
+        help="draw the window of this pixel",
+    )
     add("--images", type=int, default=8, help="test images for the tables")
     add("--epochs", type=int, default=3, help="of training without --weights")
     add("--batch-size", type=int, default=32, help="of that training")
@@ -83,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"attention_maps.py: error: {error}") from None
     print(reporting.model_line(exact), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.pixel:
+        draw_window(options, exact, image)
+        return
     maps = turned_maps(exact, images)
     show_table(options.model, maps)
     try:
@@ -298,6 +312,18 @@ def compare(
     for panel in rows.ravel():
         panel.set(xticks=[], yticks=[])
     return figure
+
+
+def draw_window(
+    options: argparse.Namespace, model: keras.Model, image: np.ndarray
+) -> None:
+    try:
+        figure = visualization.plot_window_attention(
+            model, image, options.pixel, options.layer, options.elements
+        )
+    except ValueError as error:  # --pixel, --layer, --elements
+        raise SystemExit(f"attention_maps.py: error: {error}") from None
+    write(figure, options, f"{options.model}_pixel.png")
 
 
 def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:

@@ -23,7 +23,12 @@ from keras_equiattn._attention_sites import Pitch
 from keras_equiattn._attention_sites import Site
 from keras_equiattn.ops.action import group_action
 
-__all__ = ["attention_maps", "element_name", "plot_attention_maps"]
+__all__ = [
+    "attention_maps",
+    "element_name",
+    "plot_attention_maps",
+    "plot_window_attention",
+]
 
 # A map that varies by less is called uniform, and drawn as such.
 UNIFORM = 1e-3
@@ -226,6 +231,124 @@ def plot_attention_maps(
     return figure
 
 
+def plot_window_attention(
+    model: keras.Model,
+    image: Any,
+    pixel: tuple[int, int],
+    layer: str | None = None,
+    elements: Iterable[int] | None = None,
+    zoom: bool = True,
+    colormap: str = "viridis",
+    opacity: float = 0.7,
+    size: float = 1.5,
+) -> Any:
+    """Draws which neighbours of one pixel each head of a layer attends to.
+
+    There is a row for each group element `h` of the layer, and in it a panel
+    for each head. It shows the window of the pixel, drawn where its neighbours
+    lie in the image, in the colours of their weights, which add up to one. The
+    pixel itself has a frame. After pooling it is the one of the smaller map
+    that covers the given pixel, and the window is larger.
+
+    Args:
+        model: see `attention_maps`.
+        image: `(height, width, channels)`, for a model that takes images;
+            with channels first if the layer has it so.
+        pixel: `(row, column)` in the image.
+        layer: name of a layer that attends to windows, as `attention_maps`
+            returns it; None is the first.
+        elements: group elements `h` to show; None means all.
+        zoom: shows the surroundings of the window; False the whole image.
+        colormap: of matplotlib, for the weights.
+        opacity: of the weights over the image, from 0 to 1.
+        size: of a panel, in inches.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ImportError: without matplotlib.
+        ValueError: for pixels outside of the image, unknown layers or
+            elements, and models without attention to windows.
+
+    Example:
+        >>> from keras_equiattn.layers import AffineSelfConv2D
+        >>> from keras_equiattn.visualization import plot_window_attention
+        >>> inputs = keras.Input((8, 8, 3))
+        >>> outputs = AffineSelfConv2D(4, 3, num_heads=2)(inputs)
+        >>> model = keras.Model(inputs, outputs)
+        >>> image = np.random.default_rng(0).uniform(size=(8, 8, 3))
+        >>> figure = plot_window_attention(model, image, (4, 4))
+        >>> len(figure.axes)  # the image, two heads and a colour bar
+        4
+    """
+    figure_class, normalize = _matplotlib()
+    image = _one_image(image)
+    opacity = _checks.number(
+        opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
+    )
+    zoom = _checks.flag(zoom, "zoom")
+    sites = _attention_sites.find(model)
+    windowed = [
+        name
+        for name, site in _attention_sites.leaves(sites).items()
+        if hasattr(site.operation, "window")
+    ]
+    if not windowed:
+        raise ValueError(
+            f"Model '{model.name}' has no layer that attends to windows."
+        )
+    layer = _checks.known_name(
+        windowed[0] if layer is None else layer, "layer with a window", windowed
+    )
+    sites = _attention_sites.select(sites, layer)
+    site = _attention_sites.leaves(sites)[layer]
+    first = site.operation.data_format == "channels_first"
+    pixels = np.moveaxis(image, 0, -1) if first else image
+    place = _Place.of(site, pixels.shape[:2], pixel)
+    maps = _attention_sites.read(model, image[None], sites, place.query)
+    weights = maps[layer]["window"][0]  # (h, head, row, column)
+
+    group = site.operation.group
+    shown = list(range(group.order))
+    if elements is not None:
+        shown = [group.check_element(element) for element in elements]
+    heads = weights.shape[1]
+    figure = figure_class(
+        figsize=(1.3 + size * (1 + heads), 0.8 + size * len(shown)),
+        layout="constrained",
+    )
+    figure.suptitle(f"{model.name}, {layer}\npixel {tuple(pixel)}")
+    grid = figure.subplots(len(shown), 1 + heads, squeeze=False)
+    colors = {"cmap": colormap, "norm": normalize(0, float(weights.max()))}
+    pixels = _displayed(pixels[None])[0]
+    grey = pixels.mean(-1, keepdims=True)  # colours are left to the weights
+    drawn = None
+    for h, panels in zip(shown, grid, strict=True):
+        _draw_image(panels[0], pixels)
+        panels[0].set_ylabel(f"h: {element_name(group, h)}")
+        for head, panel in enumerate(panels[1:]):
+            _draw_image(panel, 0.4 + 0.6 * grey)
+            drawn = panel.imshow(
+                weights[h, head],
+                extent=place.window,
+                alpha=opacity,
+                interpolation="nearest",
+                **colors,
+            )
+            _frame(panel, pixels)
+        for panel in panels:
+            place.mark(panel)
+            if zoom:
+                place.zoom(panel)
+    for panel, text in zip(
+        grid[0], ["image", *(f"head {n}" for n in range(heads))], strict=True
+    ):
+        panel.set_title(text, fontsize="medium")
+    figure.colorbar(drawn, ax=grid, label="attention weight")
+    return figure
+
+
 def element_name(group: str | groups.Group, element: int) -> str:
     """What an element does, in words: "90°", "mirror", "mirror, 90°".
 
@@ -290,6 +413,78 @@ class _Field:
         return middle[1] - x, middle[1] + x, middle[0] + y, middle[0] - y
 
 
+@dataclasses.dataclass
+class _Place:
+    """A pixel of a layer, and its window, in the image.
+
+    Attributes:
+        query: row and column of the pixel in the map of the layer.
+        own: left, right, bottom and top of the pixel in the image.
+        window: of its window.
+    """
+
+    query: tuple[int, int]
+    own: tuple[float, ...]
+    window: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, site: Site, size: tuple[int, ...], pixel: tuple[int, int]
+    ) -> "_Place":
+        """The pixel of the layer that covers this one of the image."""
+        try:
+            place = [_checks.integer(n, "pixel", 0) for n in pixel]
+        except (TypeError, ValueError):
+            place = []
+        if len(place) != 2 or place[0] >= size[0] or place[1] >= size[1]:
+            raise ValueError(
+                "`pixel` must be (row, column) within the image of size "
+                f"{tuple(size)}. Received: {pixel!r}"
+            )
+        layer, pitches = site.operation, site.pitches[0]
+        shape = tuple(site.tensors[0].shape[1:])
+        if layer.data_format == "channels_first":
+            shape = shape[1:]
+        query, middle, halves = [], [], []
+        for axis in (0, 1):
+            pitch = pitches[axis]
+            count = shape[axis] or math.ceil(size[axis] / pitch)
+            # Maps lie centred on the image.
+            start = (size[axis] - count * pitch) / 2
+            n = int((place[axis] + 0.5 - start) // pitch)
+            query.append(min(max(n, 0), count - 1))
+            middle.append(start + (query[axis] + 0.5) * pitch - 0.5)
+            window = layer.window
+            reach = window.size[axis] * window.dilation_rate[axis]
+            halves.append((pitch / 2, reach * pitch / 2))
+        own, wide = (
+            (
+                middle[1] - halves[1][n],
+                middle[1] + halves[1][n],
+                middle[0] + halves[0][n],
+                middle[0] - halves[0][n],
+            )
+            for n in (0, 1)
+        )
+        return cls((query[0], query[1]), own, wide)
+
+    def mark(self, panel: Any) -> None:
+        """Draws a frame around the pixel."""
+        left, right, bottom, top = self.own
+        panel.plot(
+            [left, right, right, left, left],
+            [top, top, bottom, bottom, top],
+            color=COLORS[0],
+            linewidth=1.5,
+        )
+
+    def zoom(self, panel: Any) -> None:
+        """Shows the window, and half as much on each side."""
+        left, right, bottom, top = self.window
+        x, y = (right - left) / 2, (bottom - top) / 2
+        panel.set(xlim=(left - x, right + x), ylim=(bottom + y, top - y))
+
+
 def _matplotlib() -> tuple[Any, Any]:
     """Its `Figure`, which needs no pyplot and no window, and `Normalize`."""
     try:
@@ -297,7 +492,7 @@ def _matplotlib() -> tuple[Any, Any]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "`plot_attention_maps` needs matplotlib, which is not installed: "
+            "Pictures need matplotlib, which is not installed: "
             'pip install "keras-equiattn[viz]"'
         ) from error
     return Figure, Normalize
