@@ -320,6 +320,9 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     in_graph = build(with_xla)
     # A graph all the same: else the tape would hold every step.
     eager = tf.function(build(lambda function: function), autograph=False)
+    # There is one for each layer and shape; TensorFlow takes them for one that
+    # is traced again and again.
+    eager._omit_frequent_tracing_warning = True
 
     def function(*arguments: Tensor) -> Any:
         return (in_graph if tf.inside_function() else eager)(*arguments)

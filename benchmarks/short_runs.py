@@ -1,0 +1,136 @@
+"""Short trainings of ResNet29 on a part of CIFAR-10, upright and rotated tests.
+
+    KERAS_BACKEND=tensorflow python benchmarks/short_runs.py
+    KERAS_BACKEND=tensorflow python benchmarks/short_runs.py \
+        --policy mixed_bfloat16 --images 1280 --epochs 2
+
+A few epochs on the first images say whether a network trains, not how good it
+gets: losses fall without NaN, and a network that knows rotations loses nothing
+on test images that are turned, by quarter turns drawn once for all networks.
+Nesterov SGD with the paper's weight decay and batch size, no augmentation.
+Writes `benchmarks/results/short_runs-<backend>-<policy>-<date>.json` anew after
+each network.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_equiattn.applications import ResNet29
+from keras_equiattn.applications import datasets
+from keras_equiattn.applications import reporting
+from keras_equiattn.testing import equivariance_error
+
+RESULTS = Path(__file__).parent / "results"
+MIXERS = ("conv", "sasa", "simple_asc", "asc")
+GROUPS = ("z2", "p4")
+
+
+def images(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first images of CIFAR-10 in [0, 1], and their labels."""
+    import tensorflow_datasets as tfds
+
+    data = tfds.load("cifar10", split=f"{split}[:{count}]", batch_size=-1)
+    arrays = tfds.as_numpy(data)
+    return arrays["image"].astype("float32") / 255, arrays["label"]
+
+
+def turned(x: np.ndarray, seed: int) -> np.ndarray:
+    """Each image by a quarter turn of its own."""
+    turns = np.random.default_rng(seed).integers(0, 4, len(x))
+    return np.stack(
+        [np.rot90(image, k) for image, k in zip(x, turns, strict=True)]
+    )
+
+
+def run(mixer: str, group: str, data: dict, options) -> dict:
+    keras.utils.set_random_seed(options.seed)
+    model = ResNet29(
+        group,
+        mixer,
+        normalization=datasets.info("cifar10").normalization,
+    )
+    steps = math.ceil(options.images / options.batch)
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0,
+        steps * (options.epochs - 1) or 1,
+        warmup_target=options.learning_rate,
+        warmup_steps=steps,
+    )
+    model.compile(
+        keras.optimizers.SGD(
+            schedule, momentum=0.9, nesterov=True, weight_decay=1e-4
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    start = time.time()
+    history = model.fit(
+        *data["train"],
+        batch_size=options.batch,
+        epochs=options.epochs,
+        verbose=2,
+    ).history
+    seconds = time.time() - start
+    x, y = data["test"]
+    upright, rotated = (
+        100 * model.evaluate(seen, y, batch_size=options.batch, verbose=0)[1]
+        for seen in (x, turned(x, seed=0))
+    )
+    error = equivariance_error(model, "p4", x[:4])
+    return {
+        "mixer": mixer,
+        "group": group,
+        "parameters": reporting.count_parameters(model),
+        "training_loss": [round(value, 4) for value in history["loss"]],
+        "test_accuracy_percent": round(upright, 2),
+        "rotated_test_accuracy_percent": round(rotated, 2),
+        "equivariance_error_p4": float(max(error)),
+        "seconds": round(seconds, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mixers", nargs="+", default=MIXERS, choices=MIXERS)
+    parser.add_argument("--groups", nargs="+", default=GROUPS)
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--test-images", type=int, default=2_000)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--policy", default="float32")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    keras.config.set_dtype_policy(options.policy)
+    data = {
+        "train": images("train", options.images),
+        "test": images("test", options.test_images),
+    }
+    date = datetime.date.today().isoformat()
+    backend = keras.backend.backend()
+    path = RESULTS / f"short_runs-{backend}-{options.policy}-{date}.json"
+    runs = []
+    for mixer in options.mixers:
+        for group in options.groups:
+            runs.append(run(mixer, group, data, options))
+            print(json.dumps(runs[-1]), flush=True)
+            results = {
+                "benchmark": "short trainings of ResNet29 on the first images "
+                "of CIFAR-10: whether they train, not how good they get",
+                "runs": runs,
+                "settings": vars(options),
+                "hardware": reporting.hardware(),
+                "versions": reporting.versions(),
+            }
+            path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
