@@ -9,6 +9,7 @@ from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
 from keras_equiattn.layers.input_attention import InputAttention
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
+from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 
 __all__ = [
     "AttentiveGroupConv2D",
@@ -20,4 +21,5 @@ __all__ = [
     "InputAttention",
     "LiftingConv2D",
     "SpatialPooling2D",
+    "SqueezeExcite",
 ]

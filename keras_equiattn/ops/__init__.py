@@ -13,6 +13,7 @@ from keras_equiattn.ops.exactness import is_exact
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.pooling import group_pool
 from keras_equiattn.ops.pooling import spatial_pool
+from keras_equiattn.ops.squeeze_excite import squeeze_excite
 
 __all__ = [
     "AttentionKernels",
@@ -28,4 +29,5 @@ __all__ = [
     "lifting_conv",
     "response_attention",
     "spatial_pool",
+    "squeeze_excite",
 ]
