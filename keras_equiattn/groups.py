@@ -53,6 +53,11 @@ class Group:
     inverse: np.ndarray
 
     @property
+    def relative_table(self) -> np.ndarray:
+        """`(order, order)`: `relative_table[h, j]` is the element `h^-1 j`."""
+        return self.product_table[self.inverse].astype(np.int32)
+
+    @property
     def acts_on_grid(self) -> bool:
         return self.rotations in (1, 2, 4)
 

@@ -1,5 +1,10 @@
 """Keras layers: their weights and configuration; the mathematics is in ops."""
 
+from keras_equiattn.layers.affine_self_convolution import AffineSelfConv2D
+from keras_equiattn.layers.affine_self_convolution import SimpleAffineSelfConv2D
+from keras_equiattn.layers.affine_self_convolution import (
+    StandAloneSelfAttention2D,
+)
 from keras_equiattn.layers.attentive_convolution import AttentiveGroupConv2D
 from keras_equiattn.layers.attentive_convolution import AttentiveLiftingConv2D
 from keras_equiattn.layers.convolution import GroupConv2D
@@ -12,6 +17,7 @@ from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 
 __all__ = [
+    "AffineSelfConv2D",
     "AttentiveGroupConv2D",
     "AttentiveLiftingConv2D",
     "CoAttentiveGroupConv2D",
@@ -20,6 +26,8 @@ __all__ = [
     "GroupPooling",
     "InputAttention",
     "LiftingConv2D",
+    "SimpleAffineSelfConv2D",
     "SpatialPooling2D",
     "SqueezeExcite",
+    "StandAloneSelfAttention2D",
 ]

@@ -131,4 +131,4 @@ def _relative(group: Group, group_axis: bool) -> np.ndarray:
     """`(order, order)` of `h^-1 j`, or `(order, 1)` zeros on the plane."""
     if not group_axis:
         return np.zeros((group.order, 1), np.int32)
-    return group.product_table[group.inverse].astype(np.int32)
+    return group.relative_table

@@ -1,0 +1,178 @@
+"""Affine self-convolution and its baselines, on any group.
+
+Attention over a window in which keys and values go through an affine map that
+depends on where in the window they lie, as a filter does:
+`A_x[V](x + d) = V(x + d) psi(d) + beta(d)`, channel by channel.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.kernels import kernel_orbit
+from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.windows import window_scores
+from keras_equiattn.ops.windows import window_softmax
+from keras_equiattn.ops.windows import window_sum
+
+
+class AffineMap(NamedTuple):
+    """What becomes of a neighbour before a query sees it.
+
+    Attributes:
+        weight: `(rows, columns, order, key_order, channels)`; None for none.
+        bias: `(rows, columns, order, channels)`; None for none.
+    """
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+def group_linear(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"] | None,
+    group: str | Group,
+) -> Float[Tensor, "batch height width order filters"]:
+    """A linear map on the group, pixel by pixel: a 1 x 1 group convolution.
+
+    `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`.
+
+    Args:
+        x: feature maps on the group.
+        kernel: the map.
+        bias: added for every group element; None for none.
+        group: a group or its name.
+
+    Returns:
+        Feature maps on the group.
+    """
+    group = groups.get(group)
+    order, channels, filters = kernel.shape
+    copies = ops.take(kernel, group.relative_table, axis=0)  # (p, r, c, d)
+    folded = ops.reshape(
+        ops.transpose(copies, (1, 2, 0, 3)), (order * channels, order * filters)
+    )
+    size = ops.shape(x)[:3]
+    y = ops.reshape(x, (*size, order * channels)) @ folded
+    y = ops.reshape(y, (*size, order, filters))
+    return y if bias is None else y + bias
+
+
+def transformed_query(
+    kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"],
+    psi: Float[Tensor, "order filters"],
+    beta: Float[Tensor, " filters"],
+    group: str | Group,
+) -> tuple[Float[Tensor, "order channels filters"], Float[Tensor, " filters"]]:
+    """One linear map for a linear map and the affine map of its result.
+
+    `sum_r (sum_s f(s) W(r^-1 s) + b) psi(p^-1 r) + beta` is `sum_s f(s)
+    W'(p^-1 s) + b'`.
+
+    Args:
+        kernel, bias: of the linear map, see `group_linear`.
+        psi, beta: of the affine map, at the query itself.
+        group: a group or its name.
+
+    Returns:
+        `W'` and `b'`.
+    """
+    group = groups.get(group)
+    copies = ops.take(kernel, group.relative_table, axis=0)  # (r, s, c, d)
+    kernel = ops.sum(copies * psi[:, None, None], axis=0)
+    return kernel, bias * ops.sum(psi, axis=0) + beta
+
+
+def affine_map(
+    psi: Float[Tensor, "order rows columns channels"],
+    beta: Float[Tensor, "rows columns channels"],
+    group: str | Group,
+) -> AffineMap:
+    """The affine maps of all group elements, `L_p psi` and `L_p beta`."""
+    psi = kernel_orbit(ops.moveaxis(psi, 0, 2), group, group_axis=True)
+    beta = kernel_orbit(beta, group, group_axis=False)
+    return AffineMap(ops.moveaxis(psi, 0, 2), ops.moveaxis(beta, 0, 2))
+
+
+def relative_positions(
+    rows: Float[Tensor, "rows half"],
+    columns: Float[Tensor, "columns half"],
+    num_heads: int,
+    group: str | Group,
+) -> AffineMap:
+    """Embeddings of the row and the column of an offset, added to the keys.
+
+    The first half of the channels of each head depends on the row alone, the
+    second on the column. A group element sees the embedding of the offset
+    that it takes there: `E(p^-1 d)`.
+    """
+    height, width = rows.shape[0], columns.shape[0]
+    size = (height, width, num_heads, rows.shape[1] // num_heads)
+    halves = (
+        ops.broadcast_to(ops.reshape(part, (*axes, *size[2:])), size)
+        for part, axes in ((rows, (height, 1)), (columns, (1, width)))
+    )
+    embedding = ops.concatenate(list(halves), axis=-1)
+    embedding = ops.reshape(embedding, (height, width, -1))
+    orbit = kernel_orbit(embedding, group, group_axis=False)
+    return AffineMap(None, ops.moveaxis(orbit, 0, 2))
+
+
+def centre_query(
+    x: Float[Tensor, "batch height width order channels"], affine: AffineMap
+) -> Float[Tensor, "batch height width order channels"]:
+    """The affine map of the centre of the window, applied to `x`."""
+    rows, columns = affine.weight.shape[:2]
+    at = rows // 2, columns // 2
+    y = ops.sum(x[:, :, :, None] * affine.weight[at], axis=4)
+    return y + affine.bias[at]
+
+
+def window_attention(
+    query: Float[Tensor, "batch height width order channels"],
+    keys: Float[Tensor, "batch height width order channels"],
+    values: Float[Tensor, "batch height width order channels"],
+    window: Window,
+    num_heads: int,
+    of_keys: AffineMap = AffineMap(),
+    of_values: AffineMap = AffineMap(),
+    recompute: bool = True,
+) -> tuple[
+    Float[Tensor, "batch height width order channels"],
+    Float[Tensor, "neighbours batch order heads height width"],
+]:
+    """Attention of each pixel over its window.
+
+    Args:
+        query: scaled.
+        keys, values: like the query.
+        window: the neighbours.
+        num_heads: number of heads, contiguous blocks of channels.
+        of_keys, of_values: affine maps of the neighbours.
+        recompute: see `window_scores`.
+
+    Returns:
+        The weighted sums, and the weights.
+    """
+    size = ops.shape(keys)[1:3]
+    scores = window_scores(
+        query, keys, window, num_heads, *of_keys, recompute=recompute
+    )
+    weights = window_softmax(scores, window, tuple(size), recompute=recompute)
+    y = window_sum(weights, values, window, *of_values, recompute=recompute)
+    return y, weights
+
+
+def by_position(
+    weights: Float[Tensor, "neighbours batch order heads height width"],
+    window: Window,
+) -> Float[Tensor, "batch height width order heads rows columns"]:
+    """Weights of a window as an image for each pixel."""
+    weights = ops.transpose(weights, (1, 4, 5, 2, 3, 0))
+    return ops.reshape(weights, (*ops.shape(weights)[:5], *window.size))
