@@ -7,6 +7,7 @@ from typing import TypeAlias
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn.applications import resnet29
 from keras_equiattn.applications.allcnn import AllCNNC
 from keras_equiattn.applications.pcam_densenet import PCamDenseNet
 from keras_equiattn.applications.resnet29 import ResNet29
@@ -63,14 +64,7 @@ for _width in (11, 15, 19):  # the wider baselines
         RotMNISTCNN,
         {"group": "p4", "filters": _width},
     )
-
-
-# "group[_mixer][_se]" of both residual networks of attention.
-_RESNETS = (
-    "z2 z2_se z2_sasa z2_simple_asc z2_asc z2_asc_se "
-    "p4 p4_se p4_asc p4_asc_se p4m p4m_asc"
-)
-for _variant in _RESNETS.split():
+for _variant in resnet29.VARIANTS:
     _group, *_parts = _variant.removesuffix("_se").split("_")
     for _constructor in (ResNet29, ResNet83):
         _MODELS[f"{_constructor.__name__.lower()}_{_variant}"] = (

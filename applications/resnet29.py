@@ -27,6 +27,12 @@ ATTENTION = {
 }
 MIXERS = ("conv", *ATTENTION)
 
+# What is registered of both networks: "group[_mixer][_se]".
+VARIANTS = (
+    *("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se"),
+    *("p4", "p4_se", "p4_asc", "p4_asc_se", "p4m", "p4m_asc"),
+)
+
 
 def ResNet29(
     group: str | groups.Group = "z2",
@@ -176,9 +182,10 @@ def ResNet83(
     Layers are called as in `ResNet29`, up to `stage3_block9_relu3`.
 
     Args:
-        group, mixer, squeeze_excite, input_shape, classes,
-            classifier_activation, normalization, downsampling, weights, name,
-            num_heads, filters: see `ResNet29`.
+        group, mixer, squeeze_excite: see `ResNet29`.
+        input_shape, classes, classifier_activation: see `ResNet29`.
+        normalization, downsampling, weights, name: see `ResNet29`.
+        num_heads, filters: see `ResNet29`.
 
     Returns:
         A functional `keras.Model` from images to logits `(batch, classes)`.
