@@ -7,15 +7,20 @@ from typing import TypeAlias
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn.applications import resnet29
 from keras_equiattn.applications.allcnn import AllCNNC
 from keras_equiattn.applications.pcam_densenet import PCamDenseNet
+from keras_equiattn.applications.resnet29 import ResNet29
+from keras_equiattn.applications.resnet29 import ResNet83
 from keras_equiattn.applications.resnet44 import ResNet44
 from keras_equiattn.applications.rotmnist import RotMNISTCNN
 
 __all__ = [
     "AllCNNC",
     "PCamDenseNet",
+    "ResNet29",
     "ResNet44",
+    "ResNet83",
     "RotMNISTCNN",
     "get_model",
     "list_models",
@@ -59,6 +64,17 @@ for _width in (11, 15, 19):  # the wider baselines
         RotMNISTCNN,
         {"group": "p4", "filters": _width},
     )
+for _variant in resnet29.VARIANTS:
+    _group, *_parts = _variant.removesuffix("_se").split("_")
+    for _constructor in (ResNet29, ResNet83):
+        _MODELS[f"{_constructor.__name__.lower()}_{_variant}"] = (
+            _constructor,
+            {
+                "group": _group,
+                "mixer": "_".join(_parts) or "conv",
+                "squeeze_excite": _variant.endswith("_se"),
+            },
+        )
 
 
 def list_models() -> list[str]:

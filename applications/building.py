@@ -358,11 +358,16 @@ def he_normal() -> keras.initializers.Initializer:
     )
 
 
+def batch_norm(x: Any, name: str, **options: Any) -> Any:
+    """Batch normalisation with the constants of all networks."""
+    return keras.layers.BatchNormalization(
+        momentum=0.9, epsilon=2e-5, name=name, **options
+    )(x)
+
+
 def batch_norm_relu(x: Any, names: str) -> Any:
     """Batch normalisation and ReLU; "block1_{}" names them "block1_bn", ..."""
-    x = keras.layers.BatchNormalization(
-        momentum=0.9, epsilon=2e-5, name=names.format("bn")
-    )(x)
+    x = batch_norm(x, names.format("bn"))
     return keras.layers.ReLU(name=names.format("relu"))(x)
 
 
@@ -370,6 +375,16 @@ def global_mean(x: Any) -> Any:
     """The mean over space and group: `(batch, channels)`, invariant."""
     return keras.layers.GlobalAveragePooling3D(
         data_format="channels_last", dtype=_end_dtype(), name="global_mean"
+    )(x)
+
+
+def logits(x: Any, classes: int) -> Any:
+    """A dense layer with bias to the classes."""
+    return keras.layers.Dense(
+        classes,
+        kernel_initializer=he_normal(),
+        dtype=_end_dtype(),
+        name="logits",
     )(x)
 
 

@@ -12,6 +12,7 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn.applications import optimizers
+from keras_equiattn.applications import resnet29
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +228,29 @@ _PCAM = Recipe(
     plateau_patience=20,
 )
 
+# The same for CIFAR-100. Their rate rises from epoch to epoch of the warm-up,
+# ours with every update.
+_RESNET29 = Recipe(
+    source=(
+        "Diaconu and Worrall 2019, https://arxiv.org/abs/1911.07704, appendix "
+        "C, for CIFAR-10 and CIFAR-100"
+    ),
+    dataset="cifar10",
+    epochs=100,
+    batch_size=128,
+    optimizer="sgd",
+    learning_rate=0.1,
+    momentum=0.9,
+    nesterov=True,
+    weight_decay=1e-4,
+    milestones=(50, 75),
+    warmup_epochs=10,
+    padding=2,  # crops of 32 x 32 pixels from 36 x 36
+    flip=True,
+    validation_size=5000,
+)
+_RESNET83 = dataclasses.replace(_RESNET29, epochs=200, milestones=(100, 150))
+
 _RECIPES: dict[str, Recipe] = {
     "rotmnist_p4cnn": _ROTMNIST,
     "rotmnist_p4cnn_full": _ROTMNIST,
@@ -249,6 +273,8 @@ _RECIPES: dict[str, Recipe] = {
     "allcnnc_p4_input": _ALLCNN,
     "allcnnc_p4m": _ALLCNN,
     "allcnnc_p4m_input": _ALLCNN,
+    **{f"resnet29_{variant}": _RESNET29 for variant in resnet29.VARIANTS},
+    **{f"resnet83_{variant}": _RESNET83 for variant in resnet29.VARIANTS},
     "resnet44_z2": _RESNET44,
     "resnet44_p4m": _RESNET44,
     "resnet44_p4m_input": _RESNET44,

@@ -25,6 +25,7 @@ SHIPPED: building.Shipped = {
         ("p4", None, 10): "rotmnist_p4cnn",
         ("p4", "input", 10): "rotmnist_p4cnn_input",
         ("p4", "co", 10): "rotmnist_p4cnn_co",
+        ("p4", None, 15): "rotmnist_p4cnn_big15",
     }.items()
 }
 

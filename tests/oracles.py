@@ -339,3 +339,15 @@ def affine_query(x, psi, beta, group):
         ],
         axis=3,
     )
+
+
+def squeeze_excite(x, reduce_kernel, reduce_bias, expand_kernel, expand_bias):
+    """Images or feature maps; also for complex numbers near real ones."""
+    outputs = []
+    for one in x:  # the mean over all but the channels, place by place
+        places = one.reshape(-1, one.shape[-1])
+        total = sum(places[index] for index in range(len(places)))
+        hidden = total / len(places) @ reduce_kernel + reduce_bias
+        hidden = hidden * (hidden.real > 0)
+        outputs.append(one * sigmoid(hidden @ expand_kernel + expand_bias))
+    return np.stack(outputs)

@@ -14,6 +14,7 @@ from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
 from keras_equiattn.layers.input_attention import InputAttention
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
+from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 
 __all__ = [
     "AffineSelfConv2D",
@@ -27,5 +28,6 @@ __all__ = [
     "LiftingConv2D",
     "SimpleAffineSelfConv2D",
     "SpatialPooling2D",
+    "SqueezeExcite",
     "StandAloneSelfAttention2D",
 ]

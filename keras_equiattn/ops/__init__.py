@@ -18,6 +18,7 @@ from keras_equiattn.ops.exactness import is_exact
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.pooling import group_pool
 from keras_equiattn.ops.pooling import spatial_pool
+from keras_equiattn.ops.squeeze_excite import squeeze_excite
 from keras_equiattn.ops.windows import Window
 from keras_equiattn.ops.windows import window_scores
 from keras_equiattn.ops.windows import window_softmax
@@ -42,6 +43,7 @@ __all__ = [
     "relative_positions",
     "response_attention",
     "spatial_pool",
+    "squeeze_excite",
     "window_attention",
     "window_scores",
     "window_softmax",

@@ -4,6 +4,7 @@ import pytest
 
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import pcam_densenet
+from keras_equiattn.applications import resnet29
 from keras_equiattn.applications import resnet44
 
 
@@ -16,8 +17,9 @@ def digits_npz(tmp_path_factory):
 
 @pytest.fixture
 def short_resnet(monkeypatch):
-    """One block in each stage of the residual network, not seven."""
+    """One block in each stage of the residual networks."""
     monkeypatch.setattr(resnet44, "BLOCKS", 1)
+    monkeypatch.setattr(resnet29, "BLOCKS", dict.fromkeys(resnet29.BLOCKS, 1))
 
 
 @pytest.fixture

@@ -30,9 +30,34 @@ PARAMETERS = {
     "pcam_densenet_p4_input": 140_453,
     "pcam_densenet_p4m": 124_209,
     "pcam_densenet_p4m_input": 141_221,
+    "resnet29_z2": 313_114,
+    "resnet29_z2_se": 346_798,
+    "resnet29_z2_sasa": 235_162,
+    "resnet29_z2_simple_asc": 217_354,
+    "resnet29_z2_asc": 267_754,
+    "resnet29_z2_asc_se": 301_438,
+    "resnet29_p4": 309_138,  # printed as 310k
+    "resnet29_p4_se": 342_234,
+    "resnet29_p4_asc": 271_842,
+    "resnet29_p4_asc_se": 304_938,  # not in the paper
+    "resnet29_p4m": 313_280,  # not in the paper
+    "resnet29_p4m_asc": 282_146,  # not in the paper
     "resnet44_z2": 2_636_064,
     "resnet44_p4m": 2_621_683,
     "resnet44_p4m_input": 2_693_911,
+    # The paper prints none for the deeper network.
+    "resnet83_z2": 869_530,
+    "resnet83_z2_se": 970_582,
+    "resnet83_z2_sasa": 635_674,
+    "resnet83_z2_simple_asc": 582_250,
+    "resnet83_z2_asc": 733_450,
+    "resnet83_z2_asc_se": 834_502,
+    "resnet83_p4": 861_522,
+    "resnet83_p4_se": 960_810,
+    "resnet83_p4_asc": 749_634,
+    "resnet83_p4_asc_se": 848_922,
+    "resnet83_p4m": 875_936,
+    "resnet83_p4m_asc": 801_410,
     "rotmnist_z2cnn": 21_620,
     "rotmnist_p4cnn": 24_610,
     "rotmnist_p4cnn_full": 73_130,
@@ -50,7 +75,9 @@ PARAMETERS = {
 INPUTS = {
     "allcnnc": ((32, 32, 3), 10),
     "pcam": ((96, 96, 3), 2),
+    "resnet29": ((32, 32, 3), 10),
     "resnet44": ((32, 32, 3), 10),
+    "resnet83": ((32, 32, 3), 10),
     "rotmnist": ((28, 28, 1), 10),
 }
 

@@ -4,6 +4,10 @@ import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
+from network_helpers import assert_images_matter
+from network_helpers import images
+from network_helpers import invariance_error
+from network_helpers import randomize
 
 from keras_equiattn import applications
 from keras_equiattn import groups
@@ -28,58 +32,6 @@ SMALL = {
 NETWORKS = pytest.mark.parametrize(
     "network", SMALL, ids=lambda network: network.__name__
 )
-
-
-def randomize(model):
-    """Batch statistics and gains away from zero and one, large attention.
-
-    The variance is about the same in all layers. As initialised, scales rest
-    on batch statistics, without which images would not matter to All-CNN.
-    """
-    rng = np.random.default_rng(0)
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            shape = layer.gamma.shape
-            layer.set_weights(
-                [
-                    # Attention takes away what is above one on average.
-                    rng.uniform(0.8, 1.8, shape),
-                    rng.uniform(-0.3, 0.3, shape),
-                    rng.uniform(-0.3, 0.3, shape),
-                    rng.uniform(0.5, 1.5, shape),
-                ]
-            )
-            continue
-        # What is added up in residual networks must not grow.
-        gain = 0.1 if layer.name.endswith("_conv2") else 1.0
-        for variable in layer.trainable_variables:
-            deviation = gain * np.sqrt(2 / np.prod(variable.shape[:-1]))
-            variable.assign(rng.normal(0, deviation, variable.shape))
-
-
-def images(shape):
-    """Random images of large patches, which global means do not level."""
-    batch, height, width, channels = shape
-    patch = -(-max(height, width) // 4)
-    values = np.random.default_rng(1).normal(size=(batch, 4, 4, channels))
-    values *= np.arange(1, batch + 1)[:, None, None, None]  # contrast
-    values = values.repeat(patch, axis=1).repeat(patch, axis=2)
-    return values[:, :height, :width].astype("float32")
-
-
-def invariance_error(model, group=None, elements=None):
-    """Worst relative change of the logits; one compilation per model."""
-    return equivariance_error(
-        lambda x: model.predict_on_batch(as_array(x)),
-        group or reporting.group_of(model),
-        images((2, *model.input_shape[1:])),
-        elements=elements,
-    ).max()
-
-
-def assert_images_matter(model):
-    y = model.predict_on_batch(images((2, *model.input_shape[1:])))
-    assert relative_difference(y[:1], y[1:]) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["rotmnist_p4cnn", "rotmnist_p4mcnn"])

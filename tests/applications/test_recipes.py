@@ -1,6 +1,7 @@
 """Recipes, coupled weight decay and the step schedule."""
 
 import dataclasses
+import pathlib
 import re
 
 import keras
@@ -9,8 +10,10 @@ import pytest
 from keras import ops
 
 from keras_equiattn import applications
+from keras_equiattn.applications import datasets
 from keras_equiattn.applications import optimizers
 from keras_equiattn.applications import recipes
+from keras_equiattn.applications import training
 
 DECAY = 0.1
 RATE = 0.05
@@ -320,6 +323,42 @@ def test_pcam_recipe_is_the_authors():
     assert (recipe.plateau_patience, recipe.plateau_factor) == (20, 0.5)
     assert recipe.normalization == "dataset"
     assert not recipe.milestones
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+@pytest.mark.parametrize(
+    ("model", "epochs", "milestones"),
+    [
+        ("resnet29_z2", 100, (50, 75)),
+        ("resnet29_p4_asc", 100, (50, 75)),
+        ("resnet83_p4_asc_se", 200, (100, 150)),
+    ],
+)
+def test_recipe_of_affine_self_convolution(model, epochs, milestones, dataset):
+    """Of the training script, for both datasets."""
+    options = training.TrainOptions(model, pathlib.Path("run"))
+    if dataset != "cifar10":
+        options = dataclasses.replace(options, dataset=dataset)
+    recipe = training.resolve(options)
+    info = datasets.info(recipe.dataset)
+    held_out = recipe.validation_size or info.validation_size
+    assert (recipe.dataset, held_out) == (dataset, 5000)
+    assert (recipe.batch_size, recipe.epochs) == (128, epochs)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert recipe.nesterov
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+    assert (recipe.milestones, recipe.factor) == (milestones, 0.1)
+    assert recipe.warmup_epochs == 10
+    # Crops from 36 x 36 pixels.
+    assert (info.shape[0] + 2 * recipe.padding, recipe.flip) == (36, True)
+    assert recipe.normalization == "dataset"
+    schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
+    rates = [
+        float(ops.convert_to_numpy(schedule(2 * epoch - 1)))
+        for epoch in (5, 10, milestones[0], milestones[0] + 1, epochs)
+    ]
+    np.testing.assert_allclose(rates, [0.05, 0.1, 0.1, 0.01, 0.001], rtol=1e-5)
 
 
 @pytest.mark.once

@@ -16,7 +16,13 @@ from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.testing import relative_difference
 
 SHIPPED = pytest.mark.parametrize(
-    "name", ["rotmnist_p4cnn", "rotmnist_p4cnn_input", "rotmnist_p4cnn_co"]
+    "name",
+    [
+        "rotmnist_p4cnn",
+        "rotmnist_p4cnn_input",
+        "rotmnist_p4cnn_co",
+        "rotmnist_p4cnn_big15",
+    ],
 )
 
 
