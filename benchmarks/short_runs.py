@@ -22,9 +22,9 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from keras_equiattn.applications import ResNet29
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import reporting
+from keras_equiattn.applications import ResNet29
 from keras_equiattn.testing import equivariance_error
 
 RESULTS = Path(__file__).parent / "results"

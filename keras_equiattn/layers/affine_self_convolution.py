@@ -8,6 +8,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn.layers.base import fresh
 from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -167,7 +168,7 @@ class BaseWindowAttention2D(AttentionLayer):
         bias = self.add_weight(
             name=f"{name}_bias",
             shape=(self.filters,),
-            initializer=self.bias_initializer,
+            initializer=fresh(self.bias_initializer),
         )
         setattr(self, f"{name}_bias", bias)
 
@@ -184,7 +185,7 @@ class BaseWindowAttention2D(AttentionLayer):
         weight = self.add_weight(
             name=name,
             shape=shape,
-            initializer=self.window_initializer,
+            initializer=fresh(self.window_initializer),
             regularizer=self.window_regularizer,
         )
         setattr(self, name, weight)

@@ -226,12 +226,25 @@ class AttentionLayer(GroupLayer):
         return row, column
 
 
+def fresh(initializer: Any) -> Any:
+    """A copy that draws values of its own.
+
+    One initialiser gives the same values each time. With a seed so does a
+    copy.
+    """
+    if isinstance(initializer, keras.initializers.Initializer):
+        return initializer.clone()
+    return initializer
+
+
 def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
     """An initialiser that sees `(fan_in, everything else)`.
 
     Keras reads the fan-in off the shape of a variable, which is wrong where
     weights of several independent maps share one variable.
     """
+
+    initializer = fresh(initializer)
 
     def initialize(shape: Shape, dtype: str | None = None) -> Tensor:
         size = math.prod(int(n) for n in shape if n is not None)

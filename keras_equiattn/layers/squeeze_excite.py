@@ -7,6 +7,7 @@ import keras
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn.layers.base import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.squeeze_excite import squeeze_excite
@@ -144,20 +145,16 @@ class SqueezeExcite(AttentionLayer):
         }
 
     def _add_dense(self, name: str, inputs: int, outputs: int) -> Any:
-        initializer = self.kernel_initializer
-        if isinstance(initializer, keras.initializers.Initializer):
-            # A copy: one initialiser draws the same values again.
-            initializer = initializer.clone()
         kernel = self.add_weight(
             name=f"{name}_kernel",
             shape=(inputs, outputs),
-            initializer=initializer,
+            initializer=fresh(self.kernel_initializer),
             regularizer=self.kernel_regularizer,
         )
         bias = self.add_weight(
             name=f"{name}_bias",
             shape=(outputs,),
-            initializer=self.bias_initializer,
+            initializer=fresh(self.bias_initializer),
             regularizer=self.bias_regularizer,
         )
         return kernel, bias

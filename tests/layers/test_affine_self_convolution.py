@@ -197,6 +197,20 @@ def oracle(layer, x):
     return oracles.group_linear(y, w["output_kernel"], None, group), maps
 
 
+def test_weights_of_one_kind_start_differently():
+    layer = AffineSelfConv2D(8, 3, num_heads=2, group="p4")
+    layer.build((None, 6, 6, 4, 8))
+    w = weights_of(layer)
+    for first, second in (
+        ("query_kernel", "key_kernel"),
+        ("value_kernel", "output_kernel"),
+        ("key_psi", "value_psi"),
+        ("key_beta", "value_beta"),
+    ):
+        values = np.stack([w[first].ravel(), w[second].ravel()])
+        assert abs(np.corrcoef(values)[0, 1]) < 0.5
+
+
 def tolerance():
     return 1e-12 if DTYPE == "float64" else 1e-5
 

@@ -677,3 +677,11 @@ def test_maps_of_attention_on_responses(layer, attention):
         assert relative_difference(as_array(values), wanted[name]) < 1e-5
     found = as_array(at["effective"])
     assert relative_difference(found, wanted["query"]) < 1e-5
+
+
+def test_attention_kernels_start_differently():
+    layer = InputAttention("p4", reduction_ratio=1)
+    layer.build((None, 6, 6, 4, 8))
+    first, second = layer.channel_kernel_1, layer.channel_kernel_2
+    values = np.stack([as_array(first).ravel(), as_array(second).ravel()])
+    assert abs(np.corrcoef(values)[0, 1]) < 0.5
