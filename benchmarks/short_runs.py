@@ -8,8 +8,8 @@ A few epochs on the first images say whether a network trains, not how good it
 gets: losses fall without NaN, and a network that knows rotations loses nothing
 on test images that are turned, by quarter turns drawn once for all networks.
 Nesterov SGD with the paper's weight decay and batch size, no augmentation.
-Writes `benchmarks/results/short_runs-<backend>-<policy>-<date>.json` anew after
-each network.
+Writes `benchmarks/results/short_runs-<backend>-<policy>-<images>-<date>.json`
+anew after each network.
 """
 
 import argparse
@@ -115,7 +115,8 @@ def main() -> None:
     }
     date = datetime.date.today().isoformat()
     backend = keras.backend.backend()
-    path = RESULTS / f"short_runs-{backend}-{options.policy}-{date}.json"
+    name = f"short_runs-{backend}-{options.policy}-{options.images}-{date}.json"
+    path = RESULTS / name
     runs = []
     for mixer in options.mixers:
         for group in options.groups:
