@@ -19,6 +19,7 @@ from keras_equiattn.ops.affine_self_convolution import centre_query
 from keras_equiattn.ops.affine_self_convolution import group_linear
 from keras_equiattn.ops.affine_self_convolution import relative_positions
 from keras_equiattn.ops.affine_self_convolution import transformed_query
+from keras_equiattn.ops.affine_self_convolution import UNCHANGED
 from keras_equiattn.ops.affine_self_convolution import window_attention
 from keras_equiattn.ops.windows import Window
 
@@ -144,7 +145,12 @@ class BaseWindowAttention2D(AttentionLayer):
         return group_linear(x, kernel, bias, self.group)
 
     def _window_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, *maps: AffineMap
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        of_keys: AffineMap,
+        of_values: AffineMap = UNCHANGED,
     ) -> tuple[Tensor, Tensor]:
         return window_attention(
             query,
@@ -152,8 +158,9 @@ class BaseWindowAttention2D(AttentionLayer):
             values,
             self.window,
             self.num_heads,
-            *maps,
-            recompute=self.recompute,
+            of_keys,
+            of_values,
+            self.recompute,
         )
 
     @property
@@ -433,7 +440,7 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self._linear(x, "input")
         affine = self._affine()
-        query = centre_query(x, affine) * self._scale
+        query = centre_query(x, *affine) * self._scale
         return self._window_attention(query, x, x, affine, affine)
 
 
@@ -545,21 +552,15 @@ class AffineSelfConv2D(BaseWindowAttention2D):
             self._add_window(f"{name}_beta", *size)
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        query = transformed_query(
-            *(
-                ops.convert_to_tensor(weight)
-                for weight in (
-                    self.query_kernel,
-                    self.query_bias,
-                    self.query_psi,
-                    self.query_beta,
-                )
-            ),
+        kernel, bias = transformed_query(
+            ops.convert_to_tensor(self.query_kernel),
+            ops.convert_to_tensor(self.query_bias),
+            ops.convert_to_tensor(self.query_psi),
+            ops.convert_to_tensor(self.query_beta),
             self.group,
         )
-        kernel, bias = (self._scale * weight for weight in query)
         return self._window_attention(
-            group_linear(x, kernel, bias, self.group),
+            self._scale * group_linear(x, kernel, bias, self.group),
             self._linear(x, "key"),
             self._linear(x, "value"),
             self._affine("key_"),

@@ -129,13 +129,13 @@ def relative_positions(
 
 
 def centre_query(
-    x: Float[Tensor, "batch height width order channels"], affine: AffineMap
+    x: Float[Tensor, "batch height width key_order channels"],
+    weight: Float[Tensor, "rows columns order key_order channels"],
+    bias: Float[Tensor, "rows columns order channels"],
 ) -> Float[Tensor, "batch height width order channels"]:
     """The affine map of the centre of the window, applied to `x`."""
-    rows, columns = affine.weight.shape[:2]
-    at = rows // 2, columns // 2
-    y = ops.sum(x[:, :, :, None] * affine.weight[at], axis=4)
-    return y + affine.bias[at]
+    at = weight.shape[0] // 2, weight.shape[1] // 2
+    return ops.sum(x[:, :, :, None] * weight[at], axis=4) + bias[at]
 
 
 def window_attention(

@@ -263,7 +263,8 @@ def _as_others(tensors: Any) -> Any:
     if keras.backend.backend() == "jax":
         import jax
 
-        return jax.lax.optimization_barrier(tensors)
+        barrier: Function = jax.lax.optimization_barrier
+        return barrier(tensors)
     return tensors
 
 

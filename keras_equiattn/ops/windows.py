@@ -233,6 +233,11 @@ def window_softmax(
     """
     scores = _full(scores)
     if window is not None and window.border == "mask":
+        if size is None:
+            raise ValueError(
+                "`size`, height and width of the keys, says what a window "
+                'with border="mask" leaves out. Received: size=None'
+            )
         inside = window.inside(size)[:, None, None, None]
         scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
     if backend.compiles() and recompute:
