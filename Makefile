@@ -66,7 +66,9 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
 	done
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
+	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/short_runs.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -11,12 +11,14 @@ and the gradient of the backend. "asc" has affine maps of keys and values,
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of
-the temporaries of such a step off the compiler. Writes
+the temporaries of such a step off the compiler, `profile` (JAX) times the parts
+of a step, each compiled by itself. Writes
 `benchmarks/results/windows-<what>-<backend>-<date>.json`.
 """
 
 import argparse
 import datetime
+import functools
 import itertools
 import json
 import statistics
@@ -32,6 +34,9 @@ from keras_equiattn.applications import reporting
 from keras_equiattn.ops import AffineMap
 from keras_equiattn.ops import Window
 from keras_equiattn.ops import window_attention
+from keras_equiattn.ops import window_planes as planes
+from keras_equiattn.ops import window_softmax
+from keras_equiattn.ops.window_form import Form
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("asc", "sasa")
@@ -169,7 +174,59 @@ def memory(options: argparse.Namespace) -> dict:
     }
 
 
-MEASURES = {"time": time, "memory": memory}
+def profile(options: argparse.Namespace) -> dict:
+    """Milliseconds of the parts of a step, for two sizes of the window."""
+    import jax
+
+    found: dict[str, dict[str, float]] = {}
+    for k in (5, 7):
+        window = Window((k, k))
+        form = Form(window.neighbours, options.heads)
+        x, y, *_ = (
+            ops.convert_to_tensor(a)
+            for a in arrays("asc", with_kernel(options, k))
+        )
+        keys = window.frames(y)
+        rng = np.random.default_rng(1)
+        pixels = (options.batch, 1, options.heads, *x.shape[1:3])
+        a, w, bias = (
+            ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
+            for shape in (
+                (k * k, *pixels),
+                (k * k, 1, 1, options.width),
+                (k * k, 1, options.width),
+            )
+        )
+        parts = {
+            "scores": (planes.scores, (x, keys, w, bias)),
+            "softmax": (lambda _, a: window_softmax(a), (a,)),
+            "weighted sums": (planes.weighted_sums, (a, keys, w, bias)),
+            "gradient of the keys": (planes.spread, (a, x, w)),
+            "gradient of psi": (planes.correlate, (a, x, keys)),
+            "gradient of beta": (planes.correlate_bias, (a, x)),
+        }
+        steps = {}
+        for name, (function, tensors) in parts.items():
+            part = jax.jit(functools.partial(function, form))
+            steps[name] = functools.partial(
+                lambda part, tensors: jax.block_until_ready(part(*tensors)),
+                part,
+                tensors,
+            )
+        for name, seconds in timing.alternate(steps, options.repeats).items():
+            row = found.setdefault(name, {})
+            row[f"{k} x {k}"] = round(1000 * statistics.median(seconds), 2)
+    for row in found.values():
+        row["7 x 7 over 5 x 5"] = round(row["7 x 7"] / row["5 x 5"], 2)
+    return {
+        "benchmark": "parts of a training step, each compiled by itself, "
+        "milliseconds; a step has the softmax once and its gradient, the rest "
+        "twice",
+        "ms": found,
+    }
+
+
+MEASURES = {"time": time, "memory": memory, "profile": profile}
 
 
 def main() -> None:
@@ -183,8 +240,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     backend = keras.backend.backend()
-    if options.what == "memory" and backend != "jax":
-        parser.error("memory needs KERAS_BACKEND=jax")
+    if options.what != "time" and backend != "jax":
+        parser.error(f"{options.what} needs KERAS_BACKEND=jax")
     results = {
         **MEASURES[options.what](options),
         "settings": vars(options),
