@@ -14,6 +14,7 @@ from keras_equiattn import groups
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.layers import LiftingConv2D
+from keras_equiattn.layers import SimpleAffineSelfConv2D
 from keras_equiattn.layers import SpatialPooling2D
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "attention_maps.py"
@@ -180,3 +181,27 @@ def test_command_line_on_a_real_network(npz, tmp_path):
     assert len(errors) == 14
     assert max(errors[:7]) < 1e-5
     assert len(list((tmp_path / "maps").iterdir())) == 2
+
+
+def windowed_network(input_shape, classes, normalization):
+    x = inputs = keras.Input(input_shape)
+    x = LiftingConv2D(2, 3, group="p4")(x)
+    x = SimpleAffineSelfConv2D(2, 3, 1, group="p4", name="window")(x)
+    x = keras.layers.GlobalAveragePooling3D()(x)
+    return keras.Model(inputs, keras.layers.Dense(classes)(x), name="windowed")
+
+
+def test_draws_the_window_of_a_pixel(example, npz, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        applications, "get_model", lambda name, **kw: windowed_network(**kw)
+    )
+    more = ("--epochs=1", "--pixel", "14", "9", "--elements", "0", "2")
+    example.main(arguments(npz, tmp_path, *more))
+    assert (tmp_path / "tiny_pixel.png").stat().st_size > 1000
+    assert not (tmp_path / "tiny.png").exists()
+
+
+def test_pixel_of_a_network_without_windows(example, npz, weights, tmp_path):
+    more = (f"--weights={weights}", "--pixel", "14", "9")
+    with pytest.raises(SystemExit, match="no layer that attends to windows"):
+        example.main(arguments(npz, tmp_path, *more))
