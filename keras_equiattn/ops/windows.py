@@ -187,18 +187,10 @@ def window_scores(
         ValueError: for shapes that do not fit.
     """
     _check(window, num_heads, keys, weight, bias, order=query.shape[3])
-    channels, size = query.shape[-1], query.shape[1:3]
-    expected = window.output_size(tuple(keys.shape[1:3]))
-    if channels != keys.shape[-1] or any(
-        None not in pair and pair[0] != pair[1]
-        for pair in zip(size, expected, strict=True)
-    ):
-        raise ValueError(
-            f"Keys of shape {tuple(keys.shape)} need queries of shape (batch, "
-            f"{expected[0]}, {expected[1]}, order, {keys.shape[-1]}) for "
-            f"{window}. Received: query.shape={tuple(query.shape)}"
-        )
-    order = query.shape[3]
+    height, width = window.output_size(tuple(keys.shape[1:3]))
+    order, channels = query.shape[3], keys.shape[-1]
+    expected = (keys.shape[0], height, width, order, channels)
+    _check_shape("query", query, expected, window, keys)
     query, keys, weight, bias = map(_full, (query, keys, weight, bias))
     heads = num_heads
     if weight is None:
@@ -275,6 +267,9 @@ def window_sum(
     """
     count, batch, order, heads, height, width = ops.shape(weights)
     _check(window, heads, values, weight, bias, order=order)
+    size = window.output_size(tuple(values.shape[1:3]))
+    expected = (len(window.offsets), values.shape[0], order, heads, *size)
+    _check_shape("weights", weights, expected, window, values)
     dtype, channels = values.dtype, values.shape[-1]
     weights, values, weight, bias = map(_full, (weights, values, weight, bias))
     if weight is None:
@@ -438,6 +433,21 @@ def _full(x: Tensor | None) -> Tensor | None:
         return None
     half = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
     return ops.cast(x, "float32") if half else ops.convert_to_tensor(x)
+
+
+def _check_shape(
+    name: str, tensor: Tensor, expected: Shape, window: Window, x: Tensor
+) -> None:
+    """Compares what is known of the shape of a tensor."""
+    shape = tuple(tensor.shape)
+    if len(shape) != len(expected) or any(
+        None not in pair and pair[0] != pair[1]
+        for pair in zip(shape, expected, strict=True)
+    ):
+        raise ValueError(
+            f"`{name}` must have shape {tuple(expected)} for {window} on "
+            f"{tuple(x.shape)}. Received: {name}.shape={shape}"
+        )
 
 
 def _check(

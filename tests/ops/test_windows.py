@@ -273,3 +273,47 @@ def test_softmax(window, recompute):
         lambda s: softmax_oracle(s, window, size),
         [3 * random(*shape)],
     )
+
+
+def test_shapes_that_do_not_fit():
+    window = Window((3, 3), strides=(2, 2))
+    keys, query = np.zeros((2, 5, 6, 1, 4)), np.zeros((2, 3, 3, 1, 4))
+    weights = np.zeros((9, 2, 1, 2, 3, 3))
+    tensors = {
+        "query": query[:, :2],
+        "weights": weights[:8],
+        "weight": np.zeros((5, 3, 1, 1, 4)),
+        "bias": np.zeros((3, 5, 1, 4)),
+    }
+    with pytest.raises(ValueError, match=r"`query`.*\(2, 3, 3, 1, 4\)"):
+        window_scores(tensors["query"], keys, window, 2)
+    with pytest.raises(ValueError, match=r"`weights`.*\(9, 2, 1, 2, 3, 3\)"):
+        window_sum(tensors["weights"], keys, window)
+    for name in ("weight", "bias"):
+        with pytest.raises(ValueError, match=rf"`{name}` must have shape"):
+            window_scores(query, keys, window, 2, **{name: tensors[name]})
+    with pytest.raises(ValueError, match=r"4 channels.*num_heads=3"):
+        window_scores(query, keys, window, 3)
+    with pytest.raises(ValueError, match=r"queries of order 2.*same order"):
+        window_scores(np.zeros((2, 3, 3, 2, 4)), keys, window, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": (2, 3)}, r"odd.*\(2, 3\)"),
+        ({"size": (0, 3)}, r"`size`.*0"),
+        ({"size": (3, 3), "strides": (0, 1)}, r"`strides`.*0"),
+        ({"size": (3, 3), "border": "wrap"}, r"`border`.*'wrap'"),
+    ],
+)
+def test_bad_windows(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Window(**arguments)
+
+
+def test_mask_needs_the_size():
+    with pytest.raises(ValueError, match=r"`size`.*None"):
+        window_softmax(
+            np.zeros((9, 1, 1, 1, 2, 2)), Window((3, 3), border="mask")
+        )
