@@ -265,11 +265,16 @@ def batch(x):
     "name",
     [
         "asc_mask_7x6_c4to8_k5_h4",
-        "asc_zeros_5x5_c6_k3_h1",
-        "asc_zeros_7x6_c4to8_k5_h4",
         "p4_asc_zeros_6x6_c3to4_k3_h2",
         "p4_simple_asc_zeros_6x6_c4_k3_h2",
-        "simple_asc_zeros_7x6_c4to8_k5_h4",
+        *(
+            pytest.param(name, marks=SLOW)
+            for name in (
+                "asc_zeros_5x5_c6_k3_h1",
+                "asc_zeros_7x6_c4to8_k5_h4",
+                "simple_asc_zeros_7x6_c4to8_k5_h4",
+            )
+        ),
     ],
 )
 def test_vectors_with_gradients(name):
@@ -456,6 +461,8 @@ def test_large_scores_stay_finite_in_half_precision():
     assert np.isfinite(as_array(layer(x.astype("float16")))).all()
 
 
+@pytest.mark.slow
+@pytest.mark.every_backend
 def test_second_derivatives_without_recomputation():
     """Of the sum of squares with respect to the input, along a direction."""
     x = np.random.default_rng(1).normal(size=(1, 4, 4, 1, 2)).astype(DTYPE)

@@ -8,9 +8,11 @@ import pytest
 from keras import ops
 from layer_contract import as_array
 
+from keras_equiattn.ops import window_bands
 from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
 from keras_equiattn.ops import windows
+from keras_equiattn.ops.window_form import Form
 from keras_equiattn.ops.windows import Window
 from keras_equiattn.ops.windows import window_scores
 from keras_equiattn.ops.windows import window_softmax
@@ -162,15 +164,13 @@ def unpack(rest, weighted, biased):
 
 # Every window and every kind, not every pair.
 PAIRS = [
-    (window, KINDS[(index + shift) % len(KINDS)])
-    for index, window in enumerate(WINDOWS)
-    for shift in (0, 2)
+    (window, KINDS[index % len(KINDS)]) for index, window in enumerate(WINDOWS)
 ]
 
 
-@pytest.fixture(params=["chosen", "planes", "products", "bands"])
+@pytest.fixture(params=["planes", "products", "bands"])
 def realisation(request, monkeypatch):
-    """Each of them, where it would not be chosen, too."""
+    """Each of them, also where another would be chosen."""
     name = request.param
     if name == "planes":
         if keras.backend.backend() == "torch":
@@ -187,6 +187,28 @@ def realisation(request, monkeypatch):
     yield name
     for cached in (windows._scores, windows._sums):
         cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("xla", "size", "count", "weighted", "expected"),
+    [
+        (True, 8, 25, True, window_planes),
+        (True, None, 25, True, window_products),
+        (True, 8, 81, True, window_products),
+        (True, 8, 81, False, window_bands),
+        (False, 8, 81, False, window_products),
+        (False, 8, 225, False, window_bands),
+        (False, None, 225, True, window_products),
+    ],
+)
+def test_choice(xla, size, count, weighted, expected, monkeypatch):
+    monkeypatch.setattr(windows.backend, "in_xla", lambda: xla)
+    monkeypatch.setattr(windows.backend, "compiles", lambda: xla)
+    side = round(count**0.5)
+    form = Form(Window((side, side)).neighbours, 1)
+    x = keras.KerasTensor((None, size, size, 1, 4))
+    k = keras.KerasTensor((1, None, size, size, 1, 4))
+    assert windows._realisation(form, x, k, weighted) is expected
 
 
 def skip_weighted_bands(realisation, kind):
