@@ -111,10 +111,10 @@ def ResNet29(
         num_heads: of the attention.
         filters: width of the blocks of the first stage, and of the first
             convolution; the other stages have twice and four times as many.
-            None is the paper's: 16, 32, 64 for z2 and 8, 16, 32 for p4; for
-            other groups 16, 32, 64 over sqrt(order), in networks with
-            attention the nearest multiple of `num_heads` ("sasa": of `2
-            num_heads`), at least one: with 8 heads 8, 8, 24 for p4m.
+            None is 16, 32, 64 over sqrt(order), rounded, in networks with
+            attention to the nearest multiple of `num_heads` ("sasa": of `2
+            num_heads`), at least one: the paper's 16, 32, 64 for z2 and
+            8, 16, 32 for p4, and with 8 heads 8, 8, 24 for p4m.
 
     Returns:
         A functional `keras.Model` from images to logits `(batch, classes)`.

@@ -288,6 +288,7 @@ def plot_window_attention(
         opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
     )
     zoom = _checks.flag(zoom, "zoom")
+    size = _checks.number(size, "size", "a positive number", lambda n: n > 0)
     sites = _attention_sites.find(model)
     windowed = [
         name
@@ -313,12 +314,14 @@ def plot_window_attention(
     shown = list(range(group.order))
     if elements is not None:
         shown = [group.check_element(element) for element in elements]
+    if not shown:
+        raise ValueError("`elements` must hold one or more. Received: none")
     heads = weights.shape[1]
     figure = figure_class(
         figsize=(1.3 + size * (1 + heads), 0.8 + size * len(shown)),
         layout="constrained",
     )
-    figure.suptitle(f"{model.name}, {layer}\npixel {tuple(pixel)}")
+    figure.suptitle(f"{model.name}, {layer}\npixel {place.pixel}")
     grid = figure.subplots(len(shown), 1 + heads, squeeze=False)
     colors = {"cmap": colormap, "norm": normalize(0, float(weights.max()))}
     pixels = _displayed(pixels[None])[0]
@@ -418,11 +421,13 @@ class _Place:
     """A pixel of a layer, and its window, in the image.
 
     Attributes:
+        pixel: row and column in the image.
         query: row and column of the pixel in the map of the layer.
         own: left, right, bottom and top of the pixel in the image.
         window: of its window.
     """
 
+    pixel: tuple[int, int]
     query: tuple[int, int]
     own: tuple[float, ...]
     window: tuple[float, ...]
@@ -466,7 +471,7 @@ class _Place:
             )
             for n in (0, 1)
         )
-        return cls((query[0], query[1]), own, wide)
+        return cls((place[0], place[1]), (query[0], query[1]), own, wide)
 
     def mark(self, panel: Any) -> None:
         """Draws a frame around the pixel."""

@@ -91,6 +91,8 @@ def test_a_pixel_of_a_smaller_map():
         ({"pixel": 3}, r"`pixel`.*3"),
         ({"layer": "other"}, r"layer with a window 'other'.*fine, coarse"),
         ({"elements": [4]}, "4"),
+        ({"elements": []}, "`elements`.*none"),
+        ({"size": 0}, "`size`.*0"),
         ({"opacity": 2}, "`opacity`.*2"),
         ({"zoom": None}, "`zoom`.*None"),
     ],

@@ -120,9 +120,10 @@ class BaseWindowAttention2D(AttentionLayer):
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, weights = self.attend(x)
         if query is not None:
             row, column = self.check_query(query, x.shape[1:3])
+        y, weights = self.attend(x)
+        if query is not None:
             weights = weights[..., row : row + 1, column : column + 1]
         weights = by_position(weights, self.window)
         if query is not None:
@@ -258,7 +259,8 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             windows, and keeps the attention weights alone. False keeps more,
             and can be differentiated twice on every backend.
         kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`.
+            fan-in see `order * channels`. One with a seed gives maps of the
+            same shape the same values.
         bias_initializer: of their biases.
         window_initializer: of the embeddings; None is
             the standard normal distribution.
@@ -374,7 +376,8 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
             windows, and keeps the attention weights alone. False keeps more,
             and can be differentiated twice on every backend.
         kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`.
+            fan-in see `order * channels`. One with a seed gives maps of the
+            same shape the same values.
         bias_initializer: of their biases.
         window_initializer: of `psi` and `beta`; None is
             the standard normal distribution.
@@ -478,7 +481,8 @@ class AffineSelfConv2D(BaseWindowAttention2D):
             windows, and keeps the attention weights alone. False keeps more,
             and can be differentiated twice on every backend.
         kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`.
+            fan-in see `order * channels`. One with a seed gives maps of the
+            same shape the same values.
         bias_initializer: of their biases.
         window_initializer: of all `psi` and `beta`; None is
             the standard normal distribution.

@@ -54,9 +54,19 @@ def group_linear(
 
     Returns:
         Feature maps on the group.
+
+    Raises:
+        ValueError: for shapes that do not fit.
     """
     group = groups.get(group)
     order, channels, filters = kernel.shape
+    if order != group.order or tuple(x.shape[3:]) != (order, channels):
+        raise ValueError(
+            f"A linear map on '{group.name}' has a kernel ({group.order}, "
+            "channels, filters) and takes (batch, height, width, "
+            f"{group.order}, channels). Received: "
+            f"kernel.shape={tuple(kernel.shape)}, x.shape={tuple(x.shape)}"
+        )
     copies = ops.take(kernel, group.relative_table, axis=0)  # (p, r, c, d)
     folded = ops.reshape(
         ops.transpose(copies, (1, 2, 0, 3)), (order * channels, order * filters)

@@ -8,6 +8,7 @@ computed fastest. For keys as they are, without weights; sizes may be unknown.
 
 from collections.abc import Iterator
 
+import numpy as np
 from keras import ops
 
 from keras_equiattn.ops import window_products
@@ -20,13 +21,14 @@ def scores(
 ) -> Tensor:
     """The derivative of the form with respect to `a`."""
     queries, keys = _by_head(form, x), _by_head(form, k)
-    planes: dict[int, Tensor] = {}
+    numbers, planes = [], []
     for frame, row, places in _rows(form):
         seen = _key_rows(keys[frame], row, queries)
         band = _diagonals(queries @ ops.swapaxes(seen, -1, -2))
-        for n, column in places:
-            planes[n] = band[..., column]
-    a = ops.stack([planes[n] for n in range(len(planes))])
+        numbers += [n for n, _ in places]
+        # A copy: a view would keep the whole product.
+        planes.append(ops.stack([band[..., column] for _, column in places]))
+    a = ops.take(ops.concatenate(planes), np.argsort(numbers), axis=0)
     return window_products.with_bias_scores(form, a[:, :, None], x, bias)
 
 

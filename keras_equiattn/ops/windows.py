@@ -28,9 +28,10 @@ from keras_equiattn.ops.window_form import Neighbour
 
 BORDERS = ("zeros", "mask", "reflect")
 
-# Neighbours up to which each gets a pass over the pixels of its own. XLA has to
-# compile every one of them.
-SMALL = {True: 64, False: 160}
+# Neighbours up to which XLA gets a loop over the pixels for each.
+WRITTEN_OUT = 64
+# Neighbours up to which they are cheaper one by one than as matrix products.
+ONE_BY_ONE = 160
 # Far below every score, and finite in float32.
 MASKED = -1e30
 
@@ -65,7 +66,7 @@ class Window:
             )
         _checks.choice(self.border, "border", BORDERS)
 
-    @property
+    @functools.cached_property
     def offsets(self) -> np.ndarray:
         """`(neighbours, 2)`: rows and columns from the query, row by row."""
         places = np.array(list(itertools.product(*map(range, self.size))))
@@ -79,7 +80,7 @@ class Window:
         )
         return height, width
 
-    @property
+    @functools.cached_property
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Where the neighbours of the first query lie in `frames`."""
         places = self.offsets - self.offsets[0]
@@ -186,6 +187,9 @@ def window_scores(
     Raises:
         ValueError: for shapes that do not fit.
     """
+    num_heads = _checks.integer(num_heads, "num_heads")
+    _check_rank("query", query)
+    _check_rank("keys", keys)
     _check(window, num_heads, keys, weight, bias, order=query.shape[3])
     height, width = window.output_size(tuple(keys.shape[1:3]))
     order, channels = query.shape[3], keys.shape[-1]
@@ -214,14 +218,18 @@ def window_softmax(
     """Softmax over the neighbours, in float32 at least.
 
     Args:
-        scores: of `window_scores`. Neighbours may be pairs with key elements
-            too: whatever lies along the first axis shares the weight of one.
+        scores: of `window_scores`, or several of them joined along the first
+            axis, such as those against several key elements: whatever lies
+            along it shares the weight of one.
         window: for border "mask", the window the scores are of.
         size: for border "mask", height and width of the keys.
         recompute: see `window_scores`.
 
     Returns:
         Weights that add up to one; zero for what is masked.
+
+    Raises:
+        ValueError: if the scores do not belong to the window.
     """
     scores = _full(scores)
     if window is not None and window.border == "mask":
@@ -230,7 +238,14 @@ def window_softmax(
                 "`size`, height and width of the keys, says what a window "
                 'with border="mask" leaves out. Received: size=None'
             )
-        inside = window.inside(size)[:, None, None, None]
+        pairs, rest = divmod(scores.shape[0], len(window.offsets))
+        if rest:
+            raise ValueError(
+                f"Scores of {scores.shape[0]} neighbours are none of {window}, "
+                f"which has {len(window.offsets)}, or of several such windows."
+            )
+        inside = ops.tile(window.inside(size), (pairs, 1, 1))
+        inside = inside[:, None, None, None]
         scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
     if backend.compiles() and recompute:
         return _softmax(_shapes((scores,)))(scores)
@@ -265,6 +280,8 @@ def window_sum(
     Raises:
         ValueError: for shapes that do not fit.
     """
+    _check_rank("weights", weights, 6)
+    _check_rank("values", values)
     count, batch, order, heads, height, width = ops.shape(weights)
     _check(window, heads, values, weight, bias, order=order)
     size = window.output_size(tuple(values.shape[1:3]))
@@ -380,6 +397,8 @@ def _softmax(shape: Any) -> Any:
 def _plain_softmax(scores: Tensor) -> Tensor:
     # Flat: TensorFlow's own takes no more than five axes.
     count = scores.shape[0]
+    if count == 1:  # Keras warns of it
+        return ops.ones_like(scores)
     weights = ops.softmax(ops.reshape(scores, (count, -1)), axis=0)
     return ops.reshape(weights, ops.shape(scores))
 
@@ -393,10 +412,14 @@ def _differentiable(forward: Any, backward: Any, recompute: bool) -> Any:
 def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
     """Where scores and sums over the window come from."""
     known = None not in (*x.shape[1:], *k.shape[2:])
-    large = len(form.neighbours) > SMALL[backend.compiles()]
-    if large and not weighted:
-        return window_bands
-    if backend.in_xla() and known and not large:
+    xla = backend.in_xla()
+    count = len(form.neighbours)
+    if count > (WRITTEN_OUT if xla else ONE_BY_ONE) and not weighted:
+        # All pairs of pixels in a row pay off where windows hold many of them.
+        reach, seen = form.reach[1], k.shape[3]
+        if xla or seen is None or 2 * reach >= seen - reach:
+            return window_bands
+    if xla and known and count <= WRITTEN_OUT:
         return window_planes
     return window_products
 
@@ -433,6 +456,14 @@ def _full(x: Tensor | None) -> Tensor | None:
         return None
     half = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
     return ops.cast(x, "float32") if half else ops.convert_to_tensor(x)
+
+
+def _check_rank(name: str, tensor: Tensor, rank: int = 5) -> None:
+    if len(tensor.shape) != rank:
+        raise ValueError(
+            f"`{name}` must have {rank} axes. "
+            f"Received: {name}.shape={tuple(tensor.shape)}"
+        )
 
 
 def _check_shape(

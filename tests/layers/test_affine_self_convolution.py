@@ -606,3 +606,9 @@ def test_bad_shapes():
         layer.build((None, 6, 6, 8, 3))
     with pytest.raises(ValueError, match="feature maps on 'p4'"):
         layer.build((None, 6, 6, 3))
+
+
+def test_linear_map_refuses_what_does_not_fit():
+    x, kernel = np.zeros((1, 5, 5, 2, 3)), np.zeros((2, 3, 2))
+    with pytest.raises(ValueError, match=r"\(4, channels, .*\(2, 3, 2\)"):
+        group_linear(x, kernel, None, "p4")

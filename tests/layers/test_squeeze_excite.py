@@ -169,3 +169,10 @@ def test_bad_shapes():
         layer.build((None, 5, 5, 8, 2))
     with pytest.raises(ValueError, match="known number of channels"):
         layer.build((None, 5, 5, None))
+
+
+def test_another_number_of_channels_is_refused():
+    layer = SqueezeExcite()
+    layer.build((None, 4, 4, 8))
+    with pytest.raises(ValueError, match="8"):
+        layer(np.ones((1, 4, 4, 6), "float32"))

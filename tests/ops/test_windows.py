@@ -181,7 +181,7 @@ def realisation(request, monkeypatch):
         monkeypatch.setattr(windows, "_realisation", lambda *_: window_products)
         monkeypatch.setattr(window_products, "CACHE", 1)
     if name == "bands":
-        monkeypatch.setattr(windows, "SMALL", {True: 0, False: 0})
+        monkeypatch.setattr(windows, "_realisation", lambda *_: window_bands)
     for cached in (windows._scores, windows._sums):
         cached.cache_clear()
     yield name
@@ -195,9 +195,10 @@ def realisation(request, monkeypatch):
         (True, 8, 25, True, window_planes),
         (True, None, 25, True, window_products),
         (True, 8, 81, True, window_products),
-        (True, 8, 81, False, window_bands),
+        (True, 96, 81, False, window_bands),
         (False, 8, 81, False, window_products),
         (False, 8, 225, False, window_bands),
+        (False, 96, 225, False, window_products),
         (False, None, 225, True, window_products),
     ],
 )
@@ -207,7 +208,8 @@ def test_choice(xla, size, count, weighted, expected, monkeypatch):
     side = round(count**0.5)
     form = Form(Window((side, side)).neighbours, 1)
     x = keras.KerasTensor((None, size, size, 1, 4))
-    k = keras.KerasTensor((1, None, size, size, 1, 4))
+    seen = None if size is None else size + side - 1
+    k = keras.KerasTensor((1, None, seen, seen, 1, 4))
     assert windows._realisation(form, x, k, weighted) is expected
 
 
@@ -226,6 +228,79 @@ def test_scores(window, kind, realisation):
 def test_sums(window, kind, realisation):
     skip_weighted_bands(realisation, kind)
     check_sums(window, kind)
+
+
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[4]], ids=str)
+def test_gradients_of_the_backend(kind):
+    check_scores(WINDOWS[1], kind, recompute=False)
+    check_sums(WINDOWS[1], kind, recompute=False)
+
+
+@pytest.mark.parametrize(
+    ("window", "size"),
+    [
+        (Window((1, 1)), (3, 2)),
+        (Window((5, 3), border="reflect"), (1, 2)),
+        (Window((3, 3), strides=(4, 5)), (6, 7)),
+        (Window((3, 3), dilation_rate=(4, 4), border="mask"), (3, 3)),
+    ],
+    ids=str,
+)
+def test_unusual_sizes(window, size):
+    new = window.output_size(size)
+    x = random(1, *new, 1, 4, seed=1)
+    k = random(1, *size, 1, 4, seed=2)
+    tensors = [ops.convert_to_tensor(t, DTYPE) for t in (x, k)]
+    scores = window_scores(*tensors, window, 2)
+    expected = scores_oracle(x, k, window, 2, None, None)
+    assert relative_difference(as_array(scores), expected) < RTOL
+    weights = window_softmax(scores, window, size)
+    expected = softmax_oracle(expected, window, size)
+    assert relative_difference(as_array(weights), expected) < max(RTOL, 1e-6)
+    y = window_sum(weights, tensors[1], window)
+    expected = sum_oracle(expected, k, window, None, None)
+    assert relative_difference(as_array(y), expected) < max(RTOL, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_counts_in_float32(dtype):
+    window = Window((3, 3), border="mask")
+    x, k = random(2, 4, 5, 1, 4, seed=1), random(2, 4, 5, 1, 4, seed=2)
+    x, k = (ops.convert_to_tensor(t, dtype) for t in (x, k))
+    scores = window_scores(x, k, window, 2)
+    weights = window_softmax(scores, window, (4, 5))
+    y = window_sum(weights, k, window)
+    names = [keras.backend.standardize_dtype(t.dtype) for t in (scores, y)]
+    assert names == ["float32", dtype]
+    x, k = (as_array(ops.cast(t, "float32")) for t in (x, k))
+    expected = scores_oracle(x, k, window, 2, None, None)
+    assert relative_difference(as_array(scores), expected) < 1e-5
+    expected = softmax_oracle(expected, window, (4, 5))
+    expected = sum_oracle(expected, k, window, None, None)
+    y = as_array(ops.cast(y, "float32"))
+    assert relative_difference(y, expected) < 1e-2
+
+
+def test_softmax_over_pairs_with_key_elements():
+    window = Window((3, 3), border="mask")
+    scores = random(18, 2, 1, 2, 4, 5)
+    weights = window_softmax(
+        ops.convert_to_tensor(scores, DTYPE), window, (4, 5)
+    )
+    inside = neighbours(np.ones((1, 4, 5, 1, 1)), window)[:, 0, ..., 0, 0]
+    inside = np.concatenate([inside, inside])[:, None, None, None] > 0
+    p = np.where(inside, np.exp(scores), 0)
+    expected = p / p.sum(0)
+    assert relative_difference(as_array(weights), expected) < max(RTOL, 1e-6)
+    with pytest.raises(ValueError, match=r"10 neighbours.*9"):
+        window_softmax(scores[:10], window, (4, 5))
+
+
+def test_number_of_heads_is_checked_first():
+    window, x = Window((3, 3)), np.zeros((1, 4, 4, 1, 6), "float32")
+    for heads in (0, -1):
+        with pytest.raises(ValueError, match=rf"`num_heads`.*{heads}"):
+            window_scores(x, x, window, heads)
 
 
 @pytest.mark.slow
