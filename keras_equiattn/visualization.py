@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_equiattn import _attention_sites
 from keras_equiattn import _checks
+from keras_equiattn import _drawing
 from keras_equiattn import groups
 from keras_equiattn._attention_sites import Maps
 from keras_equiattn._attention_sites import Pitch
@@ -158,8 +159,8 @@ def plot_attention_maps(
         >>> len(figure.axes)  # four rows of six panels, and a colour bar
         25
     """
-    figure_class, normalize = _matplotlib()
-    image = _one_image(image)
+    figure_class, normalize = _drawing.matplotlib_parts()
+    image = _drawing.one_image(image)
     opacity = _checks.number(
         opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
     )
@@ -207,16 +208,16 @@ def plot_attention_maps(
     extent = field.extent(image.shape[:2])
     drawn = None
     for g, pixels, values, panels in zip(
-        tried, _displayed(images), field.values, grid, strict=True
+        tried, _drawing.displayed(images), field.values, grid, strict=True
     ):
-        _draw_image(panels[0], pixels)
+        _drawing.draw_image(panels[0], pixels)
         panels[0].set_ylabel(element_name(group, g))
         grey = pixels.mean(-1, keepdims=True)  # colours are left to the map
         if arrows:
-            _draw_image(panels[1], 0.4 * grey)
+            _drawing.draw_image(panels[1], 0.4 * grey)
             _draw_arrows(panels[1], values, extent, group, (low, high))
         for h, panel in zip(shown, panels[-len(shown) :], strict=True):
-            _draw_image(panel, 0.4 + 0.6 * grey)
+            _drawing.draw_image(panel, 0.4 + 0.6 * grey)
             drawn = panel.imshow(
                 values[..., h],
                 extent=extent,
@@ -224,7 +225,7 @@ def plot_attention_maps(
                 interpolation="nearest",
                 **colors,
             )
-            _frame(panel, pixels)
+            _drawing.frame(panel, pixels)
     for panel, text in zip(grid[0], heads, strict=True):
         panel.set_title(text, fontsize="medium")
     figure.colorbar(drawn, ax=grid, label="effective attention")
@@ -282,8 +283,8 @@ def plot_window_attention(
         >>> len(figure.axes)  # the image, two heads and a colour bar
         4
     """
-    figure_class, normalize = _matplotlib()
-    image = _one_image(image)
+    figure_class, normalize = _drawing.matplotlib_parts()
+    image = _drawing.one_image(image)
     opacity = _checks.number(
         opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
     )
@@ -306,7 +307,7 @@ def plot_window_attention(
     site = _attention_sites.leaves(sites)[layer]
     first = site.operation.data_format == "channels_first"
     pixels = np.moveaxis(image, 0, -1) if first else image
-    place = _Place.of(site, pixels.shape[:2], pixel)
+    place = _drawing.Place.of(site, pixels.shape[:2], pixel)
     maps = _attention_sites.read(model, image[None], sites, place.query)
     weights = maps[layer]["window"][0]  # (h, head, row, column)
 
@@ -324,14 +325,14 @@ def plot_window_attention(
     figure.suptitle(f"{model.name}, {layer}\npixel {place.pixel}")
     grid = figure.subplots(len(shown), 1 + heads, squeeze=False)
     colors = {"cmap": colormap, "norm": normalize(0, float(weights.max()))}
-    pixels = _displayed(pixels[None])[0]
+    pixels = _drawing.displayed(pixels[None])[0]
     grey = pixels.mean(-1, keepdims=True)  # colours are left to the weights
     drawn = None
     for h, panels in zip(shown, grid, strict=True):
-        _draw_image(panels[0], pixels)
+        _drawing.draw_image(panels[0], pixels)
         panels[0].set_ylabel(f"h: {element_name(group, h)}")
         for head, panel in enumerate(panels[1:]):
-            _draw_image(panel, 0.4 + 0.6 * grey)
+            _drawing.draw_image(panel, 0.4 + 0.6 * grey)
             drawn = panel.imshow(
                 weights[h, head],
                 extent=place.window,
@@ -339,7 +340,7 @@ def plot_window_attention(
                 interpolation="nearest",
                 **colors,
             )
-            _frame(panel, pixels)
+            _drawing.frame(panel, pixels)
         for panel in panels:
             place.mark(panel)
             if zoom:
@@ -416,105 +417,6 @@ class _Field:
         return middle[1] - x, middle[1] + x, middle[0] + y, middle[0] - y
 
 
-@dataclasses.dataclass
-class _Place:
-    """A pixel of a layer, and its window, in the image.
-
-    Attributes:
-        pixel: row and column in the image.
-        query: row and column of the pixel in the map of the layer.
-        own: left, right, bottom and top of the pixel in the image.
-        window: of its window.
-    """
-
-    pixel: tuple[int, int]
-    query: tuple[int, int]
-    own: tuple[float, ...]
-    window: tuple[float, ...]
-
-    @classmethod
-    def of(
-        cls, site: Site, size: tuple[int, ...], pixel: tuple[int, int]
-    ) -> "_Place":
-        """The pixel of the layer that covers this one of the image."""
-        try:
-            place = [_checks.integer(n, "pixel", 0) for n in pixel]
-        except (TypeError, ValueError):
-            place = []
-        if len(place) != 2 or place[0] >= size[0] or place[1] >= size[1]:
-            raise ValueError(
-                "`pixel` must be (row, column) within the image of size "
-                f"{tuple(size)}. Received: {pixel!r}"
-            )
-        layer, pitches = site.operation, site.pitches[0]
-        shape = tuple(site.tensors[0].shape[1:])
-        if layer.data_format == "channels_first":
-            shape = shape[1:]
-        query, middle, halves = [], [], []
-        for axis in (0, 1):
-            pitch = pitches[axis]
-            count = shape[axis] or math.ceil(size[axis] / pitch)
-            # Maps lie centred on the image.
-            start = (size[axis] - count * pitch) / 2
-            n = int((place[axis] + 0.5 - start) // pitch)
-            query.append(min(max(n, 0), count - 1))
-            middle.append(start + (query[axis] + 0.5) * pitch - 0.5)
-            window = layer.window
-            reach = window.size[axis] * window.dilation_rate[axis]
-            halves.append((pitch / 2, reach * pitch / 2))
-        own, wide = (
-            (
-                middle[1] - halves[1][n],
-                middle[1] + halves[1][n],
-                middle[0] + halves[0][n],
-                middle[0] - halves[0][n],
-            )
-            for n in (0, 1)
-        )
-        return cls((place[0], place[1]), (query[0], query[1]), own, wide)
-
-    def mark(self, panel: Any) -> None:
-        """Draws a frame around the pixel."""
-        left, right, bottom, top = self.own
-        panel.plot(
-            [left, right, right, left, left],
-            [top, top, bottom, bottom, top],
-            color=COLORS[0],
-            linewidth=1.5,
-        )
-
-    def zoom(self, panel: Any) -> None:
-        """Shows the window, and half as much on each side."""
-        left, right, bottom, top = self.window
-        x, y = (right - left) / 2, (bottom - top) / 2
-        panel.set(xlim=(left - x, right + x), ylim=(bottom + y, top - y))
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    """Its `Figure`, which needs no pyplot and no window, and `Normalize`."""
-    try:
-        from matplotlib.colors import Normalize
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Pictures need matplotlib, which is not installed: "
-            'pip install "keras-equiattn[viz]"'
-        ) from error
-    return Figure, Normalize
-
-
-def _one_image(image: Any) -> np.ndarray:
-    pixels = np.asarray(keras.ops.convert_to_numpy(image))
-    if pixels.ndim == 4 and len(pixels) == 1:
-        pixels = pixels[0]
-    if pixels.ndim != 3:
-        raise ValueError(
-            "`image` must be one image (height, width, channels). "
-            f"Received: shape {pixels.shape}"
-        )
-    return pixels
-
-
 def _most_varied(maps: dict[str, Maps]) -> str:
     """The layer whose map has the largest standard deviation over space."""
     spreads = {
@@ -552,35 +454,6 @@ def _elements(
 def _act(image: np.ndarray, group: groups.Group, element: int) -> np.ndarray:
     moved = group_action(image, group, element)
     return np.asarray(keras.ops.convert_to_numpy(moved))
-
-
-def _displayed(images: np.ndarray) -> np.ndarray:
-    """Values in [0, 1], one or three channels."""
-    images = images.astype("float64")
-    if images.shape[-1] not in (1, 3):
-        images = images.mean(-1, keepdims=True)
-    low, high = images.min(), images.max()
-    if low < 0 or high > 1:
-        images = (images - low) / (high - low or 1)
-    return images
-
-
-def _frame(panel: Any, pixels: np.ndarray) -> None:
-    """Shows the image's frame, however far a map reaches."""
-    height, width = pixels.shape[:2]
-    panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    panel.set(xticks=[], yticks=[])
-
-
-def _draw_image(panel: Any, pixels: np.ndarray) -> None:
-    panel.imshow(
-        pixels if pixels.shape[-1] == 3 else pixels[..., 0],
-        cmap="gray",
-        vmin=0,
-        vmax=1,
-        interpolation="nearest",
-    )
-    _frame(panel, pixels)
 
 
 def _draw_arrows(

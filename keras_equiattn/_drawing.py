@@ -1,0 +1,142 @@
+"""Parts of the pictures: images, frames, and where a window lies in one."""
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_equiattn import _checks
+from keras_equiattn._attention_sites import Site
+
+# Of the frame around a pixel.
+MARK = "tab:orange"
+
+
+def matplotlib_parts() -> tuple[Any, Any]:
+    """Its `Figure`, which needs no pyplot and no window, and `Normalize`."""
+    try:
+        from matplotlib.colors import Normalize
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Pictures need matplotlib, which is not installed: "
+            'pip install "keras-equiattn[viz]"'
+        ) from error
+    return Figure, Normalize
+
+
+def one_image(image: Any) -> np.ndarray:
+    pixels = np.asarray(keras.ops.convert_to_numpy(image))
+    if pixels.ndim == 4 and len(pixels) == 1:
+        pixels = pixels[0]
+    if pixels.ndim != 3:
+        raise ValueError(
+            "`image` must be one image (height, width, channels). "
+            f"Received: shape {pixels.shape}"
+        )
+    return pixels
+
+
+def displayed(images: np.ndarray) -> np.ndarray:
+    """Values in [0, 1], one or three channels."""
+    images = images.astype("float64")
+    if images.shape[-1] not in (1, 3):
+        images = images.mean(-1, keepdims=True)
+    low, high = images.min(), images.max()
+    if low < 0 or high > 1:
+        images = (images - low) / (high - low or 1)
+    return images
+
+
+def draw_image(panel: Any, pixels: np.ndarray) -> None:
+    panel.imshow(
+        pixels if pixels.shape[-1] == 3 else pixels[..., 0],
+        cmap="gray",
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+    )
+    frame(panel, pixels)
+
+
+def frame(panel: Any, pixels: np.ndarray) -> None:
+    """Shows the image's frame, however far a map reaches."""
+    height, width = pixels.shape[:2]
+    panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+    panel.set(xticks=[], yticks=[])
+
+
+@dataclasses.dataclass
+class Place:
+    """A pixel of a layer, and its window, in the image.
+
+    Attributes:
+        pixel: row and column in the image.
+        query: row and column of the pixel in the map of the layer.
+        own: left, right, bottom and top of the pixel in the image.
+        window: of its window.
+    """
+
+    pixel: tuple[int, int]
+    query: tuple[int, int]
+    own: tuple[float, ...]
+    window: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, site: Site, size: tuple[int, ...], pixel: tuple[int, int]
+    ) -> "Place":
+        """The pixel of the layer that covers this one of the image."""
+        try:
+            place = [_checks.integer(n, "pixel", 0) for n in pixel]
+        except (TypeError, ValueError):
+            place = []
+        if len(place) != 2 or place[0] >= size[0] or place[1] >= size[1]:
+            raise ValueError(
+                "`pixel` must be (row, column) within the image of size "
+                f"{tuple(size)}. Received: {pixel!r}"
+            )
+        layer, pitches = site.operation, site.pitches[0]
+        shape = tuple(site.tensors[0].shape[1:])
+        if layer.data_format == "channels_first":
+            shape = shape[1:]
+        query, middle, halves = [], [], []
+        for axis in (0, 1):
+            pitch = pitches[axis]
+            count = shape[axis] or math.ceil(size[axis] / pitch)
+            # Maps lie centred on the image.
+            start = (size[axis] - count * pitch) / 2
+            n = int((place[axis] + 0.5 - start) // pitch)
+            query.append(min(max(n, 0), count - 1))
+            middle.append(start + (query[axis] + 0.5) * pitch - 0.5)
+            window = layer.window
+            reach = window.size[axis] * window.dilation_rate[axis]
+            halves.append((pitch / 2, reach * pitch / 2))
+        own, wide = (
+            (
+                middle[1] - halves[1][n],
+                middle[1] + halves[1][n],
+                middle[0] + halves[0][n],
+                middle[0] - halves[0][n],
+            )
+            for n in (0, 1)
+        )
+        return cls((place[0], place[1]), (query[0], query[1]), own, wide)
+
+    def mark(self, panel: Any) -> None:
+        """Draws a frame around the pixel."""
+        left, right, bottom, top = self.own
+        panel.plot(
+            [left, right, right, left, left],
+            [top, top, bottom, bottom, top],
+            color=MARK,
+            linewidth=1.5,
+        )
+
+    def zoom(self, panel: Any) -> None:
+        """Shows the window, and half as much on each side."""
+        left, right, bottom, top = self.window
+        x, y = (right - left) / 2, (bottom - top) / 2
+        panel.set(xlim=(left - x, right + x), ylim=(bottom + y, top - y))
