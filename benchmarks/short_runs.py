@@ -9,11 +9,12 @@ gets: losses fall without NaN, and a network that knows rotations loses nothing
 on test images that are turned, by quarter turns drawn once for all networks.
 Nesterov SGD, decoupled weight decay 1e-4, no augmentation: not the recipe.
 Writes `benchmarks/results/short_runs-<backend>-<policy>-<images>-<date>.json`
-anew after each network.
+after each network; what other networks reached under the same settings stays.
 """
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import time
@@ -96,6 +97,19 @@ def run(mixer: str, group: str, data: dict, options) -> dict:
     }
 
 
+def others(path: Path, settings: dict, result: dict) -> list[dict]:
+    """The runs in the file that the new result does not replace."""
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    if before["settings"] != settings:
+        return []
+    same = (result["mixer"], result["group"])
+    return [
+        run for run in before["runs"] if (run["mixer"], run["group"]) != same
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mixers", nargs="+", default=MIXERS, choices=MIXERS)
@@ -118,23 +132,23 @@ def main() -> None:
     name = f"short_runs-{backend}-{options.policy}-{options.images}-{date}.json"
     path = RESULTS / name
     RESULTS.mkdir(exist_ok=True)
-    runs = []
-    for mixer in options.mixers:
-        for group in options.groups:
-            runs.append(run(mixer, group, data, options))
-            losses = runs[-1]["training_loss"]
-            if not np.isfinite(losses).all():
-                raise SystemExit(f"{mixer}, {group}: losses {losses}")
-            print(json.dumps(runs[-1]), flush=True)
-            results = {
-                "benchmark": "short trainings of ResNet29 on the first images "
-                "of CIFAR-10: whether they train, not how good they get",
-                "runs": runs,
-                "settings": vars(options),
-                "hardware": reporting.hardware(),
-                "versions": reporting.versions(),
-            }
-            path.write_text(json.dumps(results, indent=2) + "\n")
+    settings = vars(options)
+    mixers, groups = settings.pop("mixers"), settings.pop("groups")
+    for mixer, group in itertools.product(mixers, groups):
+        result = run(mixer, group, data, options)
+        losses = result["training_loss"]
+        if not np.isfinite(losses).all():
+            raise SystemExit(f"{mixer}, {group}: losses {losses}")
+        print(json.dumps(result), flush=True)
+        results = {
+            "benchmark": "short trainings of ResNet29 on the first images "
+            "of CIFAR-10: whether they train, not how good they get",
+            "runs": [*others(path, settings, result), result],
+            "settings": settings,
+            "hardware": reporting.hardware(),
+            "versions": reporting.versions(),
+        }
+        path.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
