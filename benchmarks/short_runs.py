@@ -8,8 +8,9 @@ A few epochs on the first images say whether a network trains, not how good it
 gets: losses fall without NaN, and a network that knows rotations loses nothing
 on test images that are turned, by quarter turns drawn once for all networks.
 Nesterov SGD, decoupled weight decay 1e-4, no augmentation: not the recipe.
-Writes `benchmarks/results/short_runs-<backend>-<policy>-<images>-<date>.json`
-after each network; what other networks reached under the same settings stays.
+Writes `short_runs-<backend>-<policy>-<images>x<batch>-<date>.json` in
+`benchmarks/results` after each network; what other networks reached under the
+same settings stays.
 """
 
 import argparse
@@ -129,8 +130,8 @@ def main() -> None:
     }
     date = datetime.date.today().isoformat()
     backend = keras.backend.backend()
-    name = f"short_runs-{backend}-{options.policy}-{options.images}-{date}.json"
-    path = RESULTS / name
+    size = f"{options.images}x{options.batch}"
+    path = RESULTS / f"short_runs-{backend}-{options.policy}-{size}-{date}.json"
     RESULTS.mkdir(exist_ok=True)
     settings = vars(options)
     mixers, groups = settings.pop("mixers"), settings.pop("groups")
