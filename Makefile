@@ -28,12 +28,15 @@ test: .venv/.dev
 	  which="not slow and not once"; \
 	done
 
-# Compiled as for users; the fast tests compile without optimisation.
-test-slow: export XLA_FLAGS = --xla_cpu_multi_thread_eigen=false
+# Compiled as for users; sweeps, as the fast tests, without optimisation.
+test-slow: users = XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
 test-slow: .venv/.dev test-floor
-	KERAS_BACKEND=tensorflow $(PYTEST) -m slow
-	KERAS_BACKEND=jax $(PYTEST) -m "slow and every_backend"
+	$(users) KERAS_BACKEND=tensorflow $(PYTEST) -m "slow and not sweep"
+	$(users) KERAS_BACKEND=jax $(PYTEST) \
+	  -m "slow and every_backend and not sweep"
 	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
+	KERAS_BACKEND=tensorflow $(PYTEST) -m sweep
+	KERAS_BACKEND=jax $(PYTEST) -m sweep
 
 # The oldest Keras that pyproject.toml allows.
 test-floor: .venv-floor/.done

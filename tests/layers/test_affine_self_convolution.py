@@ -107,6 +107,7 @@ class TestStandAloneSelfAttention2D(LayerContract):
 
 @pytest.mark.slow
 @pytest.mark.every_backend
+@pytest.mark.sweep
 class TestEveryWindowAttention(LayerContract):
     """The same on all groups, borders, heads, even and odd sizes."""
 

@@ -304,6 +304,8 @@ def test_number_of_heads_is_checked_first():
 
 
 @pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.sweep
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_pair(window, kind, realisation):
