@@ -341,11 +341,8 @@ def in_xla() -> bool:
     return keras.backend.backend() == "jax" or _in_xla.get()
 
 
-def xla_on_cpu() -> bool:
-    """Whether what runs now is compiled by XLA for a CPU.
-
-    It turns a long sum of products into one loop.
-    """
+def on_cpu() -> bool:
+    """Whether there is no accelerator that the backend would take."""
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -354,5 +351,50 @@ def xla_on_cpu() -> bool:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return _in_xla.get() and not tf.config.list_physical_devices("GPU")
-    return False
+        return not tf.config.list_physical_devices("GPU")
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def xla_on_cpu() -> bool:
+    """Whether what runs now is compiled by XLA for a CPU.
+
+    It turns a long sum of products into one loop.
+    """
+    return in_xla() and on_cpu()
+
+
+def dropout_factors(shape: Any, rate: float, seed: Any, dtype: str) -> Tensor:
+    """Zeros with the probability `rate`, else `1 / (1 - rate)`.
+
+    The same for the same seed, which `keras.random` does not take as a tensor.
+
+    Args:
+        shape: of the result.
+        rate: probability of a zero.
+        seed: two whole numbers as a tensor.
+        dtype: of the result.
+    """
+    backend = keras.backend.backend()
+    kept = 1.0 - rate
+    if backend == "jax":
+        import jax
+
+        first, second = ops.cast(seed, "uint32")
+        key = jax.random.fold_in(jax.random.key(first), second)
+        keep = jax.random.bernoulli(key, kept, shape)
+    elif backend == "tensorflow":
+        import tensorflow as tf
+
+        seed = tf.cast(seed, "int32")
+        keep = tf.random.stateless_uniform(shape, seed) < kept
+    else:
+        import torch
+
+        first, second = (int(n) for n in seed)
+        generator = torch.Generator(seed.device)
+        generator.manual_seed((first << 32) + second)
+        keep = torch.empty(tuple(shape), device=seed.device)
+        keep = keep.bernoulli_(kept, generator=generator)
+    return ops.cast(keep, dtype) / kept

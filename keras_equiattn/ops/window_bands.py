@@ -24,7 +24,7 @@ def scores(
     numbers, planes = [], []
     for frame, row, places in _rows(form):
         seen = _key_rows(keys[frame], row, queries)
-        band = _diagonals(queries @ ops.swapaxes(seen, -1, -2))
+        band = diagonals(queries @ ops.swapaxes(seen, -1, -2))
         numbers += [n for n, _ in places]
         # A copy: a view would keep the whole product.
         planes.append(ops.stack([band[..., column] for _, column in places]))
@@ -113,7 +113,7 @@ def _key_rows(keys: Tensor, row: int, like: Tensor) -> Tensor:
     return keys[:, :, row : row + ops.shape(like)[2]]
 
 
-def _diagonals(x: Tensor) -> Tensor:
+def diagonals(x: Tensor) -> Tensor:
     """Entries `(i, i + c)` of matrices, for every `c` that they all have.
 
     Rows that are one longer start one further along each time.
@@ -126,7 +126,7 @@ def _diagonals(x: Tensor) -> Tensor:
 
 
 def _band(form: Form, a: Tensor, places: list[tuple[int, int]]) -> Tensor:
-    """Matrices with weights at `(i, i + c)`: undoes `_diagonals`."""
+    """Matrices with weights at `(i, i + c)`: undoes `diagonals`."""
     numbers = {column: n for n, column in places}
     nothing = ops.zeros_like(a[0])
     band = ops.stack(

@@ -1,0 +1,255 @@
+"""Self-attention on a group, for the pairs of query and key elements of a tile.
+
+Scores of group self-attention have two parts, for output elements `v`, query
+elements `g`, key elements `m` and neighbours `o`:
+
+    S(v, g, m, o) = s(g, m, o) + p(v, g, o)
+
+content and group first, position second. So their softmax over `m` and `o`
+is a product of two, and neither holds all three elements:
+
+    softmax(S) = softmax_o(p + l)(v, g, o) softmax_m(s)(g, m, o)
+    l(g, o) = log sum_m exp s(g, m, o)
+
+This is exact, and safe: both factors are softmaxes of scores. What is weighted
+needs the sum over `g` alone,
+
+    W(m, v, o) = sum_g softmax_m(s)(g, m, o) softmax_o(p + l)(v, g, o)
+    y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
+
+A tile is one image with some of its heads. Tensors of a tile, with pixels in a
+form that `ops.pair_windows` knows:
+
+    query    (channels, query elements, heads, pixels), scaled
+    keys     (channels, key elements, heads, key pixels); values likewise
+    scores   (neighbours, key elements, query or output elements, heads, pixels)
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Tensor
+
+# Far below every score, and finite in float32.
+MASKED = -1e30
+
+
+class Positions(NamedTuple):
+    """What scores know of positions and group elements.
+
+    Attributes:
+        encoding: of the offsets, in the form that the windows take; meets the
+            first channels of the queries.
+        embedding: `(query elements, key elements, channels)` of the relative
+            elements, meets the other channels; None for none.
+    """
+
+    encoding: Tensor
+    embedding: Tensor | None = None
+
+    @property
+    def given(self) -> list[Tensor]:
+        """Those that are not None."""
+        return [x for x in self if x is not None]
+
+
+class Factors(NamedTuple):
+    """The two factors of the attention, and what dropout makes of the first.
+
+    Attributes:
+        of_elements: softmax over the key elements.
+        of_neighbours: softmax over the neighbours.
+        keep: multiplies the first; None for one.
+    """
+
+    of_elements: Tensor
+    of_neighbours: Tensor
+    keep: Tensor | None
+
+    @property
+    def kept(self) -> Tensor:
+        """The first after dropout."""
+        return _times(self.of_elements, self.keep)
+
+
+def attend(
+    windows: Any, query: Tensor, keys: Tensor, values: Tensor, *rest: Any
+) -> Tensor:
+    """The output of a tile.
+
+    Args:
+        windows: where the neighbours lie, see `ops.pair_windows`.
+        query, keys, values: of the tile.
+        *rest: positions, and what draws the factors of dropout for scores,
+            or None.
+
+    Returns:
+        `(channels, output elements, heads, pixels)`.
+    """
+    found = factors(windows, query, keys, *rest)
+    return windows.sums(pair_weights(found), values)
+
+
+def factors(
+    windows: Any,
+    query: Tensor,
+    keys: Tensor,
+    positions: Positions,
+    dropout: Any,
+) -> Factors:
+    """The two softmaxes whose product is the attention."""
+    first = windows.position_channels(positions.encoding)
+    scores = windows.scores(query, keys)
+    if positions.embedding is not None:
+        scores = scores + _group_scores(query[first:], positions.embedding)
+    top = _maximum(scores, axis=1)
+    scores = ops.exp(scores - top[:, None])
+    total = added(scores, axis=1)
+    of_elements = scores / total[:, None]
+    logits = windows.positions(query[:first], positions.encoding)
+    logits = windows.masked(logits + (top + ops.log(total))[:, None])
+    of_neighbours = _softmax(logits)
+    keep = None if dropout is None else dropout(of_elements)
+    return Factors(of_elements, of_neighbours, keep)
+
+
+def pair_weights(found: Factors) -> Tensor:
+    """Weights of the values, added up over the query elements."""
+    elements, neighbours = found.kept, found.of_neighbours
+    total: Any = 0.0
+    for g in range(elements.shape[2]):
+        of_elements = elements[:, :, g][:, :, None]
+        total = total + of_elements * neighbours[:, :, g][:, None]
+    return total
+
+
+def gradients(
+    windows: Any,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Positions,
+    dropout: Any,
+    upstream: Tensor,
+) -> tuple[tuple[Tensor, Tensor, Tensor], Positions]:
+    """Gradients of `sum(attend(...) * upstream)`, everything computed anew.
+
+    Returns:
+        Those of query, keys and values, and those of the positions.
+    """
+    first = windows.position_channels(positions.encoding)
+    found = factors(windows, query, keys, positions, dropout)
+    d_values = windows.spread(pair_weights(found), upstream, values)
+    d_weights = windows.scores(upstream, values)
+    d_scores, d_logits = _score_gradients(found, d_weights)
+
+    d_query = windows.sums(d_scores, keys)
+    d_keys = windows.spread(d_scores, query, keys)
+    d_first, d_encoding = windows.position_gradients(
+        query[:first], positions.encoding, d_logits
+    )
+    d_embedding = None
+    if positions.embedding is not None:
+        d_rest, d_embedding = _group_gradients(
+            query[first:], positions.embedding, ops.sum(d_scores, axis=0)
+        )
+        d_first = ops.concatenate([d_first, d_rest])
+    elif first < query.shape[0]:
+        nothing = ops.zeros_like(query[first:])
+        d_first = ops.concatenate([d_first, nothing])
+    return (
+        (d_query + d_first, d_keys, d_values),
+        Positions(d_encoding, d_embedding),
+    )
+
+
+def _score_gradients(
+    found: Factors, d_weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the content scores and of the position scores."""
+    of_elements, of_neighbours, keep = found
+    kept = found.kept
+    d_neighbours: Any = 0.0
+    for m in range(kept.shape[1]):
+        d = d_weights[:, m][:, :, None] * kept[:, m][:, None]
+        d_neighbours = d_neighbours + d
+    d_elements: Any = 0.0
+    for v in range(of_neighbours.shape[1]):
+        d = d_weights[:, :, v][:, :, None] * of_neighbours[:, v][:, None]
+        d_elements = d_elements + d
+    d_elements = _times(d_elements, keep)
+    mean = _total(of_neighbours * d_neighbours)
+    d_logits = of_neighbours * (d_neighbours - mean)
+    within = of_elements * d_elements
+    rest = added(d_logits, axis=1) - added(within, axis=1)
+    return within + of_elements * rest[:, None], d_logits
+
+
+def _times(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor
+
+
+def _group_scores(query: Tensor, embedding: Tensor) -> Tensor:
+    """Of every key element for every query element, at every pixel."""
+    return added(query[:, None] * _by_channel(embedding), axis=0)
+
+
+def _group_gradients(
+    query: Tensor, embedding: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor]:
+    d_query = added(d * _by_channel(embedding), axis=1)
+    d_embedding = ops.sum(d * query[:, None], axis=(-1, -2))
+    return d_query, ops.transpose(d_embedding, (2, 1, 0))
+
+
+def _by_channel(embedding: Tensor) -> Tensor:
+    """`(channels, key elements, query elements, 1, 1)`."""
+    return ops.transpose(embedding, (2, 1, 0))[..., None, None]
+
+
+def added(x: Tensor, axis: int) -> Tensor:
+    """The sum along a short axis, written out."""
+    before = (slice(None),) * axis
+    total = x[(*before, 0)]
+    for index in range(1, x.shape[axis]):
+        total = total + x[(*before, index)]
+    return total
+
+
+def _maximum(x: Tensor, axis: int) -> Tensor:
+    """The maximum along a short axis, written out."""
+    before = (slice(None),) * axis
+    top = x[(*before, 0)]
+    for index in range(1, x.shape[axis]):
+        top = backend.maximum(top, x[(*before, index)])
+    return top
+
+
+def _softmax(x: Tensor) -> Tensor:
+    """Over the neighbours."""
+    x = ops.exp(x - _top(x))
+    return x / _total(x)
+
+
+def _total(x: Tensor) -> Tensor:
+    """The sum over the neighbours, with an axis of size one for them.
+
+    A loop of its own: XLA would compute a sum anew for each of its uses.
+    """
+    if not backend.in_xla():
+        return ops.sum(x, axis=0, keepdims=True)
+    nothing = ops.zeros_like(x[0])
+    return backend.scan(lambda t, x: (t + x, ()), nothing, x)[0][None]
+
+
+def _top(x: Tensor) -> Tensor:
+    """The maximum over the neighbours, with an axis of size one for them."""
+    if not backend.in_xla():
+        return ops.max(x, axis=0, keepdims=True)
+    lowest = ops.full_like(x[0], MASKED)
+    return backend.scan(lambda t, x: (ops.maximum(t, x), ()), lowest, x)[0][
+        None
+    ]

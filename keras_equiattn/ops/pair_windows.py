@@ -1,0 +1,326 @@
+"""Where the neighbours of the pixels of a tile lie, in three forms.
+
+Each knows three sums over pairs of a query element and a key element,
+
+    scores(x, k)     sum over channels of x(i) k(i + o)
+    sums(a, k)       sum over neighbours and key elements of a(o, i) k(i + o)
+    spread(a, x, k)  like k: sum over neighbours and x's elements of
+                     a(o, i) x(i), at i + o
+
+and how positions come into the scores. `ops.pair_attention` says what stands
+in the tensors. `Planes` and `Products` take the windows of all pixels, `Row`
+a row of pixels that sees the whole image.
+
+For the first two, images are padded and flattened: then a neighbour lies at
+the same distance from every pixel. Queries have the width of the padded image,
+and what the pixels in excess give is dropped in the end.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops import window_bands
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.pair_attention import MASKED
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Square windows of all pixels of an image.
+
+    Attributes:
+        size: rows and columns of the window, odd.
+        height, width: of the image; tensors where known only at run time.
+    """
+
+    size: int
+    height: Any
+    width: Any
+
+    @property
+    def padded_width(self) -> Any:
+        return self.width + self.size - 1
+
+    def flat_queries(self, x: Tensor) -> Tensor:
+        """Rows of the padded width, one behind the other."""
+        return ops.reshape(x, (*ops.shape(x)[:3], -1))
+
+    def flat_keys(self, x: Tensor) -> Tensor:
+        """The same of padded keys or values."""
+        # The window of the last pixel in excess ends behind the image.
+        behind = [(0, 0)] * 3 + [(0, self.size - 1)]
+        return ops.pad(self.flat_queries(x), behind)
+
+    def padded_keys(self, x: Tensor) -> Tensor:
+        """Undoes `flat_keys`."""
+        x = x[..., : 1 - self.size or None]
+        return ops.reshape(x, (*ops.shape(x)[:3], -1, self.padded_width))
+
+    def position_channels(self, encoding: Tensor) -> int:
+        return int(encoding.shape[-1])
+
+    def positions(self, query: Tensor, encoding: Tensor) -> Tensor:
+        """Scores of all offsets; the encoding is `(neighbours, elements,
+        channels)`."""
+        count, elements, channels = encoding.shape
+        size = ops.shape(query)[1:]
+        scores = ops.reshape(encoding, (-1, channels)) @ ops.reshape(
+            query, (channels, -1)
+        )
+        return ops.reshape(scores, (count, elements, *size))
+
+    def position_gradients(
+        self, query: Tensor, encoding: Tensor, d: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        count, elements, channels = encoding.shape
+        d = ops.reshape(d, (count * elements, -1))
+        flat = ops.reshape(encoding, (-1, channels))
+        d_query = ops.transpose(flat) @ d
+        d_encoding = d @ ops.transpose(ops.reshape(query, (channels, -1)))
+        return (
+            ops.reshape(d_query, ops.shape(query)),
+            ops.reshape(d_encoding, (count, elements, channels)),
+        )
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """Scores with what lies outside of the image left out."""
+        offset = ops.arange(self.size) - self.size // 2
+        rows, columns = (
+            ops.logical_and(place >= 0, place < limit)
+            for place, limit in (
+                (ops.arange(self.height) + offset[:, None], self.height),
+                (ops.arange(self.padded_width) + offset[:, None], self.width),
+            )
+        )
+        inside = ops.logical_and(
+            rows[:, None, :, None], columns[None, :, None, :]
+        )
+        inside = ops.reshape(inside, (self.size**2, 1, 1, 1, -1))
+        return ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
+
+
+class Planes(Windows):
+    """As XLA likes it: sums written out over planes of pixels.
+
+    One row of a window at a time, its columns written out. Sizes are known.
+    """
+
+    def scores(self, x: Tensor, k: Tensor) -> Tensor:
+        pixels, channels = x.shape[-1], x.shape[0]
+
+        def row(_: Any, start: Tensor) -> Any:
+            seen = self._seen(k, start, pixels)
+            planes = []
+            for j in range(self.size):
+                total: Any = 0.0
+                for c in range(channels):
+                    plane = seen[c, :, None, :, j : j + pixels]
+                    total = total + plane * x[c][None]
+                planes.append(total)
+            return (), ops.stack(planes)
+
+        scores = backend.scan(row, (), self._rows(), like=x)[1]
+        return ops.reshape(scores, (self.size**2, *scores.shape[2:]))
+
+    def sums(self, a: Tensor, k: Tensor) -> Tensor:
+        pixels = a.shape[-1]
+
+        def row(total: Tensor, piece: Any) -> Any:
+            a, start = piece
+            seen = self._seen(k, start, pixels)
+            for j in range(self.size):
+                for m in range(k.shape[1]):
+                    plane = seen[:, m, None, :, j : j + pixels]
+                    total = total + a[j, m][None] * plane
+            return total, ()
+
+        nothing = ops.zeros((k.shape[0], *a.shape[2:]), a.dtype)
+        return backend.scan(row, nothing, (self._by_row(a), self._rows()))[0]
+
+    def spread(self, a: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        reach = self.size - 1
+        pixels = x.shape[-1]
+        x = ops.pad(x, [(0, 0)] * 3 + [(reach, reach)])
+
+        def row(total: Tensor, piece: Any) -> Any:
+            a, start = piece
+            a = ops.pad(a, [(0, 0)] * 4 + [(reach, reach)])
+            place = (0, 0, 0, start)
+            shape = (*k.shape[:-1], pixels + reach)
+            part = ops.slice(total, place, shape)
+            for j in range(self.size):
+                at = slice(reach - j, reach - j + pixels + reach)
+                for g in range(x.shape[1]):
+                    plane = a[j, :, g, :, at][None]
+                    part = part + plane * x[:, g, None, :, at]
+            return ops.slice_update(total, place, part), ()
+
+        pieces = (self._by_row(a), self._rows())
+        return backend.scan(row, ops.zeros_like(k), pieces)[0]
+
+    def _seen(self, k: Tensor, start: Tensor, pixels: int) -> Tensor:
+        """What a row of the windows sees, from its first column on."""
+        shape = (*k.shape[:-1], pixels + self.size - 1)
+        return ops.slice(k, (0, 0, 0, start), shape)
+
+    def _by_row(self, a: Tensor) -> Tensor:
+        return ops.reshape(a, (self.size, self.size, *a.shape[1:]))
+
+    def _rows(self) -> Tensor:
+        """Where the rows of the window of the first pixel start."""
+        starts = np.arange(self.size, dtype="int32") * self.padded_width
+        return ops.convert_to_tensor(starts)
+
+
+class Products(Windows):
+    """As one small matrix product for each pixel, without a compiler.
+
+    The windows of all pixels of one tile are copied for it.
+    """
+
+    def scores(self, x: Tensor, k: Tensor) -> Tensor:
+        _, elements, heads, pixels = ops.shape(x)
+        scores = _by_pixel(x) @ ops.transpose(
+            self._seen(k, pixels), (0, 1, 3, 2)
+        )
+        scores = ops.transpose(scores, (3, 2, 0, 1))
+        shape = (self.size**2, -1, elements, heads, pixels)
+        return ops.reshape(scores, shape)
+
+    def sums(self, a: Tensor, k: Tensor) -> Tensor:
+        y = self._matrices(a) @ self._seen(k, ops.shape(a)[-1])
+        return ops.transpose(y, (3, 2, 0, 1))
+
+    def spread(self, a: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        channels, elements, heads, length = ops.shape(k)
+        pixels = ops.shape(x)[-1]
+        seen = ops.transpose(self._matrices(a), (0, 1, 3, 2)) @ _by_pixel(x)
+        shape = (heads, pixels, self.size**2, elements, channels)
+        seen = ops.reshape(seen, shape)
+        total = 0.0
+        for n, start in enumerate(self._starts()):
+            around = (start, length - pixels - start)
+            pads = ((0, 0), around, (0, 0), (0, 0))
+            total = total + ops.pad(seen[:, :, n], pads)
+        return ops.transpose(total, (3, 2, 0, 1))
+
+    def _seen(self, k: Tensor, pixels: Any) -> Tensor:
+        """`(heads, pixels, neighbours and key elements, channels)`."""
+        k = _by_pixel(k)
+        planes = [k[:, start : start + pixels] for start in self._starts()]
+        seen = ops.stack(planes, axis=2)
+        shape = ops.shape(seen)
+        return ops.reshape(seen, (*shape[:2], -1, shape[-1]))
+
+    def _matrices(self, a: Tensor) -> Tensor:
+        """`(heads, pixels, elements, neighbours and key elements)`."""
+        _, _, elements, heads, pixels = ops.shape(a)
+        a = ops.reshape(a, (-1, elements, heads, pixels))
+        return ops.transpose(a, (2, 3, 1, 0))
+
+    def _starts(self) -> list[Any]:
+        """Where the neighbours of the first pixel lie."""
+        return [
+            row * self.padded_width + column
+            for row in range(self.size)
+            for column in range(self.size)
+        ]
+
+
+def _by_pixel(x: Tensor) -> Tensor:
+    """`(heads, pixels, elements, channels)`."""
+    return ops.transpose(x, (2, 3, 1, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of an image; every pixel sees the whole image.
+
+    Neighbours are the pixels of the image, row by row.
+
+    Attributes:
+        width: of the image.
+    """
+
+    width: Any
+
+    def position_channels(self, encoding: Tensor) -> int:
+        return int(encoding.shape[2])
+
+    def positions(self, query: Tensor, encoding: Tensor) -> Tensor:
+        """Scores of all pixels; the encoding is `(rows, elements, channels,
+        columns)` of the offsets, from the first row of the image to the last
+        and from `1 - width` to `width - 1`."""
+        channels, elements, heads, width = ops.shape(query)
+        # The further right the query, the further left an offset starts.
+        query = ops.reshape(ops.flip(query, axis=-1), (channels, -1))
+        scores = ops.transpose(query) @ encoding
+        rows, outputs = ops.shape(scores)[:2]
+        shape = (rows, outputs, elements, heads, width, 2 * width - 1)
+        scores = ops.flip(
+            window_bands.diagonals(ops.reshape(scores, shape)), axis=-2
+        )
+        scores = ops.transpose(scores, (0, 5, 1, 2, 3, 4))
+        return ops.reshape(scores, (-1, outputs, elements, heads, width))
+
+    def position_gradients(
+        self, query: Tensor, encoding: Tensor, d: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        _, found = backend.vjp(self.positions, (query, encoding), d)
+        return found[0], found[1]
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """All pixels are seen."""
+        return scores
+
+    def scores(self, x: Tensor, k: Tensor) -> Tensor:
+        channels, *size = ops.shape(x)
+        scores = self._pairs(k) @ ops.reshape(x, (channels, -1))
+        return ops.reshape(scores, (-1, k.shape[1], *size))
+
+    def sums(self, a: Tensor, k: Tensor) -> Tensor:
+        y = ops.transpose(self._pairs(k)) @ self._matrix(a)
+        return ops.reshape(y, (-1, *ops.shape(a)[2:]))
+
+    def spread(self, a: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        channels, elements, heads, _ = ops.shape(k)
+        x = ops.reshape(x, (channels, -1))
+        total = x @ ops.transpose(self._matrix(a))
+        total = ops.reshape(total, (channels, -1, elements, heads))
+        return ops.transpose(total, (0, 2, 3, 1))
+
+    def _pairs(self, k: Tensor) -> Tensor:
+        """`(pixels and key elements, channels)`."""
+        k = ops.transpose(k, (3, 1, 2, 0))
+        return ops.reshape(k, (-1, k.shape[-1]))
+
+    def _matrix(self, a: Tensor) -> Tensor:
+        """`(pixels and key elements, elements and queries)`."""
+        shape = ops.shape(a)
+        return ops.reshape(a, (shape[0] * shape[1], -1))
+
+
+def tiles(x: Tensor, heads: int) -> Tensor:
+    """`(batch, height, width, elements, heads, channels)` as tiles.
+
+    Returns:
+        `(tiles, channels, elements, heads, height, width)` with as many heads
+        as asked for, which divide those that there are.
+    """
+    batch, height, width, elements, total, channels = ops.shape(x)
+    shape = (batch, height, width, elements, total // heads, heads, channels)
+    x = ops.transpose(ops.reshape(x, shape), (0, 4, 6, 3, 5, 1, 2))
+    return ops.reshape(x, (-1, channels, elements, heads, height, width))
+
+
+def untiled(x: Tensor, heads: int) -> Tensor:
+    """Undoes `tiles`, for all the heads."""
+    _, channels, elements, together, height, width = ops.shape(x)
+    split = (-1, heads // together, channels, elements, together)
+    x = ops.reshape(x, (*split, height, width))
+    x = ops.transpose(x, (0, 5, 6, 3, 1, 4, 2))
+    return ops.reshape(x, (-1, height, width, elements, heads, channels))
