@@ -9,6 +9,9 @@ from keras_equiattn.layers.attentive_convolution import AttentiveGroupConv2D
 from keras_equiattn.layers.attentive_convolution import AttentiveLiftingConv2D
 from keras_equiattn.layers.convolution import GroupConv2D
 from keras_equiattn.layers.convolution import LiftingConv2D
+from keras_equiattn.layers.group_self_attention import GroupSelfAttention2D
+from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
+from keras_equiattn.layers.group_self_attention import RelativePositionEncoding
 from keras_equiattn.layers.input_attention import CoAttentiveGroupConv2D
 from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
 from keras_equiattn.layers.input_attention import InputAttention
@@ -24,8 +27,11 @@ __all__ = [
     "CoAttentiveLiftingConv2D",
     "GroupConv2D",
     "GroupPooling",
+    "GroupSelfAttention2D",
     "InputAttention",
     "LiftingConv2D",
+    "LiftingSelfAttention2D",
+    "RelativePositionEncoding",
     "SimpleAffineSelfConv2D",
     "SpatialPooling2D",
     "SqueezeExcite",

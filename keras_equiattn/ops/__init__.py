@@ -15,6 +15,8 @@ from keras_equiattn.ops.attentive_convolution import response_attention
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.exactness import is_exact
+from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.pooling import group_pool
 from keras_equiattn.ops.pooling import spatial_pool
@@ -29,6 +31,7 @@ __all__ = [
     "AttentionKernels",
     "Window",
     "affine_map",
+    "attention_weights",
     "attentive_group_conv",
     "attentive_lifting_conv",
     "co_attention",
@@ -36,6 +39,7 @@ __all__ = [
     "group_conv",
     "group_linear",
     "group_pool",
+    "group_self_attention",
     "input_attention",
     "is_exact",
     "kernel_orbit",

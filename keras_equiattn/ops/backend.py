@@ -165,6 +165,14 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
     return ops.maximum(x, y)
 
 
+def contiguous(x: Tensor) -> Tensor:
+    """The same, in PyTorch's memory as its axes say.
+
+    It multiplies matrices one by one that are not.
+    """
+    return x.contiguous() if keras.backend.backend() == "torch" else x
+
+
 def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """`total + x * y`, in place under PyTorch: `total` must be ours alone."""
     if keras.backend.backend() == "torch":

@@ -17,7 +17,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import keras
 import numpy as np
 from jaxtyping import Float
 from keras import ops
@@ -33,6 +32,7 @@ from keras_equiattn.ops.pair_windows import Row
 from keras_equiattn.ops.pair_windows import tiles
 from keras_equiattn.ops.pair_windows import untiled
 from keras_equiattn.ops.pair_windows import Windows
+from keras_equiattn.ops.statistics import in_full_precision
 
 # Scores of a tile: about what a cache holds, or what keeps a GPU busy.
 CPU_TILE = 2**19
@@ -68,18 +68,23 @@ def group_self_attention(
         seed: two whole numbers below `SEEDS`; needed with dropout.
         recompute: the backward pass keeps the arguments alone and computes
             everything else anew, as does the forward pass, one tile at a time.
-            False computes attention of all three elements at once, without
-            dropout, plainly: for tests, and to be differentiated twice.
+            False is `plain_attention`: for tests, and to be differentiated
+            twice.
 
     Returns:
         What the output elements attend to.
     """
     dtype = query.dtype
-    query, keys, values, encoding, embedding = map(
-        _full, (query, keys, values, encoding, embedding)
+    query, keys, values, encoding, embedding = _full(
+        query, keys, values, encoding, embedding
     )
     if not recompute:
-        y = plain_attention(query, keys, values, encoding, embedding, local)
+        y = plain_attention(
+            *(query, keys, values, encoding, embedding),
+            local=local,
+            dropout=dropout,
+            seed=seed,
+        )
         return ops.cast(y, dtype)
     heads = query.shape[4]
     together = _heads_together(query, keys, encoding) if local else 1
@@ -347,15 +352,22 @@ def plain_attention(
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     local: bool = True,
+    dropout: float = 0.0,
+    seed: Float[Tensor, "2"] | None = None,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`group_self_attention` as it is written, for all elements at once.
 
     Takes memory of the order of the group cubed, times that of the windows.
+    With dropout it draws other numbers.
     """
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local)
     content, position = _scores(query, keys, encoding, embedding, seen)
     scores = content[:, :, None] + position[:, :, :, :, :, None]
     weights = _softmax(scores, (-2, -1))
+    if seed is not None:
+        shape = ops.shape(content)
+        keep = backend.dropout_factors(shape, dropout, seed, content.dtype)
+        weights = weights * keep[:, :, None]
     y = ops.einsum("btvigmo,biomtc->bivtc", weights, seen.of(values))
     return ops.reshape(y, (*ops.shape(query)[:3], *ops.shape(y)[2:]))
 
@@ -379,9 +391,7 @@ def attention_weights(
         `query_order` over key elements and neighbours. Neighbours are those
         of the window, or all pixels, row by row.
     """
-    query, keys, encoding, embedding = map(
-        _full, (query, keys, encoding, embedding)
-    )
+    query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
     # The same two factors as in `ops.pair_attention`.
@@ -478,17 +488,12 @@ def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return x / ops.sum(x, axis=axes, keepdims=True)
 
 
+def _full(*tensors: Tensor | None) -> list[Any]:
+    """At least in single precision."""
+    return [None if x is None else in_full_precision(x) for x in tensors]
+
+
 def _by_pixel(x: Tensor) -> Tensor:
     """`(batch, pixels, ...)`."""
     batch, height, width, *rest = ops.shape(x)
     return ops.reshape(x, (batch, height * width, *rest))
-
-
-def _full(x: Tensor | None) -> Tensor | None:
-    """At least single precision."""
-    if x is None or keras.backend.standardize_dtype(x.dtype) in (
-        "float32",
-        "float64",
-    ):
-        return x
-    return ops.cast(x, "float32")

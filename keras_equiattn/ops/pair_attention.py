@@ -119,11 +119,10 @@ def factors(
 def pair_weights(found: Factors) -> Tensor:
     """Weights of the values, added up over the query elements."""
     elements, neighbours = found.kept, found.of_neighbours
-    total: Any = 0.0
-    for g in range(elements.shape[2]):
-        of_elements = elements[:, :, g][:, :, None]
-        total = total + of_elements * neighbours[:, :, g][:, None]
-    return total
+    return _products(
+        [elements[:, :, g][:, :, None] for g in range(elements.shape[2])],
+        [neighbours[:, :, g][:, None] for g in range(elements.shape[2])],
+    )
 
 
 def gradients(
@@ -172,20 +171,29 @@ def _score_gradients(
     """Gradients of the content scores and of the position scores."""
     of_elements, of_neighbours, keep = found
     kept = found.kept
-    d_neighbours: Any = 0.0
-    for m in range(kept.shape[1]):
-        d = d_weights[:, m][:, :, None] * kept[:, m][:, None]
-        d_neighbours = d_neighbours + d
-    d_elements: Any = 0.0
-    for v in range(of_neighbours.shape[1]):
-        d = d_weights[:, :, v][:, :, None] * of_neighbours[:, v][:, None]
-        d_elements = d_elements + d
+    d_neighbours = _products(
+        [d_weights[:, m][:, :, None] for m in range(kept.shape[1])],
+        [kept[:, m][:, None] for m in range(kept.shape[1])],
+    )
+    outputs = range(of_neighbours.shape[1])
+    d_elements = _products(
+        [d_weights[:, :, v][:, :, None] for v in outputs],
+        [of_neighbours[:, v][:, None] for v in outputs],
+    )
     d_elements = _times(d_elements, keep)
     mean = _total(of_neighbours * d_neighbours)
     d_logits = of_neighbours * (d_neighbours - mean)
     within = of_elements * d_elements
     rest = added(d_logits, axis=1) - added(within, axis=1)
     return within + of_elements * rest[:, None], d_logits
+
+
+def _products(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+    """Sum of the products of short lists of tensors, written out."""
+    total = xs[0] * ys[0]
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        total = backend.add_product(total, x, y)
+    return total
 
 
 def _times(x: Tensor, factor: Tensor | None) -> Tensor:

@@ -184,21 +184,19 @@ class Products(Windows):
 
     def scores(self, x: Tensor, k: Tensor) -> Tensor:
         _, elements, heads, pixels = ops.shape(x)
-        scores = _by_pixel(x) @ ops.transpose(
-            self._seen(k, pixels), (0, 1, 3, 2)
-        )
-        scores = ops.transpose(scores, (3, 2, 0, 1))
+        seen = ops.swapaxes(self._seen(k, pixels), -1, -2)
+        scores = ops.transpose(_by_pixel(x) @ seen, (3, 2, 0, 1))
         shape = (self.size**2, -1, elements, heads, pixels)
-        return ops.reshape(scores, shape)
+        return ops.reshape(backend.contiguous(scores), shape)
 
     def sums(self, a: Tensor, k: Tensor) -> Tensor:
         y = self._matrices(a) @ self._seen(k, ops.shape(a)[-1])
-        return ops.transpose(y, (3, 2, 0, 1))
+        return backend.contiguous(ops.transpose(y, (3, 2, 0, 1)))
 
     def spread(self, a: Tensor, x: Tensor, k: Tensor) -> Tensor:
         channels, elements, heads, length = ops.shape(k)
         pixels = ops.shape(x)[-1]
-        seen = ops.transpose(self._matrices(a), (0, 1, 3, 2)) @ _by_pixel(x)
+        seen = ops.swapaxes(self._matrices(a), -1, -2) @ _by_pixel(x)
         shape = (heads, pixels, self.size**2, elements, channels)
         seen = ops.reshape(seen, shape)
         total = 0.0
@@ -220,7 +218,7 @@ class Products(Windows):
         """`(heads, pixels, elements, neighbours and key elements)`."""
         _, _, elements, heads, pixels = ops.shape(a)
         a = ops.reshape(a, (-1, elements, heads, pixels))
-        return ops.transpose(a, (2, 3, 1, 0))
+        return _by_pixel(a)
 
     def _starts(self) -> list[Any]:
         """Where the neighbours of the first pixel lie."""
@@ -233,7 +231,7 @@ class Products(Windows):
 
 def _by_pixel(x: Tensor) -> Tensor:
     """`(heads, pixels, elements, channels)`."""
-    return ops.transpose(x, (2, 3, 1, 0))
+    return backend.contiguous(ops.transpose(x, (2, 3, 1, 0)))
 
 
 @dataclasses.dataclass(frozen=True)

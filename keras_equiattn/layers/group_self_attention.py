@@ -1,0 +1,637 @@
+"""Lifting and group self-attention, and the encoding of positions in them."""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn.layers.base import fresh
+from keras_equiattn.layers.base import with_fan_in
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_self_attention
+from keras_equiattn.ops.group_self_attention import SEEDS
+from keras_equiattn.ops.position_encoding import encode
+from keras_equiattn.ops.position_encoding import image_offsets
+from keras_equiattn.ops.position_encoding import seen_offsets
+from keras_equiattn.ops.position_encoding import window_offsets
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class RelativePositionEncoding(keras.layers.Layer):
+    """Encodes offsets as each element of a group sees them.
+
+    `e(h^-1 o) = (R(row of h^-1 o), C(column of h^-1 o))` for every offset `o`
+    and group element `h`, with two small networks `R` and `C` of one number:
+    dense, layer normalisation, SiLU, dense.
+
+    It works in float32 under every policy of half precision, and in float64
+    under "float64".
+
+    Args:
+        channels: of the encoding of a row, and of that of a column.
+        hidden: units of the first dense layer of each network.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        epsilon: added to the variance in the normalisation. The default keeps
+            the networks smooth. The authors have 1e-12: with biases of zero
+            an encoding then depends on the sign of a coordinate alone.
+        kernel_initializer: of the dense kernels.
+        bias_initializer: of their biases.
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: offsets.
+
+    Input shape:
+        `(..., 2)`: row and column of each offset.
+
+    Output shape:
+        `(..., order, 2 * channels)`.
+
+    Symmetry:
+        Offsets acted on by the group give the same encodings, with the
+        group axis permuted: `e(h^-1 g o)` is what `g^-1 h` sees.
+
+    Variables:
+        `row_kernel_1 (1, hidden)`, `row_bias_1`, `row_gamma`, `row_beta
+        (hidden,)`, `row_kernel_2 (hidden, channels)`, `row_bias_2
+        (channels,)`, and the same of `column`.
+
+    Raises:
+        ValueError: for bad arguments or shapes.
+
+    Example:
+        >>> layer = RelativePositionEncoding(3, group="p4")
+        >>> tuple(layer(keras.ops.zeros((5, 5, 2))).shape)
+        (5, 5, 4, 6)
+
+    References:
+        - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
+          section 4, and the authors' code, where an element `h` is what `h^-1`
+          is here.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int = 16,
+        group: str | groups.Group = "p4",
+        epsilon: float = 1e-3,
+        kernel_initializer: Any = "he_normal",
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        # A policy of half precision would lose the differences of offsets.
+        double = self.dtype_policy.variable_dtype == "float64"
+        self.dtype_policy = keras.DTypePolicy(
+            "float64" if double else "float32"
+        )
+        self.channels = _checks.integer(channels, "channels")
+        self.hidden = _checks.integer(hidden, "hidden")
+        self.group = groups.get(group)
+        self.epsilon = _checks.number(
+            epsilon, "epsilon", "a positive number", lambda n: n > 0
+        )
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+
+    def build(self, input_shape: Shape) -> None:
+        if not input_shape or input_shape[-1] != 2:
+            raise ValueError(
+                "Offsets have a row and a column, (..., 2). "
+                f"Received: input_shape={tuple(input_shape)}"
+            )
+        for axis in ("row", "column"):
+            self._add(f"{axis}_kernel_1", (1, self.hidden))
+            self._add(f"{axis}_bias_1", (self.hidden,))
+            self._add(f"{axis}_gamma", (self.hidden,), "ones")
+            self._add(f"{axis}_beta", (self.hidden,), "zeros")
+            self._add(f"{axis}_kernel_2", (self.hidden, self.channels))
+            self._add(f"{axis}_bias_2", (self.channels,))
+        self.built = True
+
+    def _add(
+        self, name: str, shape: tuple[int, ...], initializer: Any = None
+    ) -> None:
+        if initializer is None:
+            kernel = len(shape) == 2
+            initializer = fresh(
+                self.kernel_initializer if kernel else self.bias_initializer
+            )
+        weight = self.add_weight(
+            name=name, shape=shape, initializer=initializer
+        )
+        setattr(self, name, weight)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        offsets = seen_offsets(ops.convert_to_tensor(inputs), self.group)
+        encodings = []
+        for index, axis in enumerate(("row", "column")):
+            kernel_1, bias_1, gamma, beta, kernel_2, bias_2 = (
+                ops.convert_to_tensor(getattr(self, f"{axis}_{part}"))
+                for part in (
+                    *("kernel_1", "bias_1", "gamma", "beta"),
+                    *("kernel_2", "bias_2"),
+                )
+            )
+            encodings.append(
+                encode(
+                    offsets[..., index],
+                    (kernel_1, bias_1),
+                    (gamma, beta),
+                    (kernel_2, bias_2),
+                    self.epsilon,
+                )
+            )
+        return ops.concatenate(encodings, axis=-1)
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
+        return (*input_shape[:-1], self.group.order, 2 * self.channels)
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize
+        return {
+            **super().get_config(),
+            "channels": self.channels,
+            "hidden": self.hidden,
+            "group": self.group.name,
+            "epsilon": self.epsilon,
+            "kernel_initializer": initializer(self.kernel_initializer),
+            "bias_initializer": initializer(self.bias_initializer),
+        }
+
+
+class BaseGroupSelfAttention2D(AttentionLayer):
+    """What `LiftingSelfAttention2D` and `GroupSelfAttention2D` share.
+
+    Subclasses say how many channels of the queries meet positions.
+    """
+
+    # Of which `_encoded` gives a channel to rows and one to columns.
+    least_key_dim = 2
+
+    def __init__(
+        self,
+        filters: int,
+        key_dim: int,
+        num_heads: int,
+        kernel_size: int | None = 5,
+        group: str | groups.Group = "p4",
+        attention_dropout: float = 0.0,
+        epsilon: float = 1e-3,
+        recompute: bool = True,
+        kernel_initializer: Any = "he_normal",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group=group, data_format=data_format, **kwargs)
+        self.filters = _checks.integer(filters, "filters")
+        self.key_dim = _checks.integer(key_dim, "key_dim", self.least_key_dim)
+        self.num_heads = _checks.integer(num_heads, "num_heads")
+        self.kernel_size = kernel_size
+        if kernel_size is not None:
+            self.kernel_size = _checks.integer(kernel_size, "kernel_size")
+            if self.kernel_size % 2 == 0:
+                raise ValueError(
+                    "`kernel_size` must be odd, or None for the whole image: "
+                    "an even window has no centre. "
+                    f"Received: kernel_size={kernel_size}"
+                )
+        self.attention_dropout = _checks.number(
+            attention_dropout,
+            "attention_dropout",
+            "a number from 0 to below 1",
+            lambda n: 0 <= n < 1,
+        )
+        self.recompute = _checks.flag(recompute, "recompute")
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.seed = seed
+        self.positions = RelativePositionEncoding(
+            self._encoded,
+            group=self.group,
+            epsilon=epsilon,
+            kernel_initializer=self.kernel_initializer,
+            bias_initializer=self.bias_initializer,
+            dtype=self.dtype_policy,
+            name="positions",
+        )
+        self.epsilon = self.positions.epsilon
+        if self.attention_dropout:
+            self.seed_generator = keras.random.SeedGenerator(seed)
+
+    @property
+    def _encoded(self) -> int:
+        """Channels of the queries that meet the encoding of a row."""
+        raise NotImplementedError(f"{type(self).__name__}._encoded")
+
+    def build(self, input_shape: Shape) -> None:
+        shape = self.check_shape(input_shape)
+        channels = int(shape[-1] or 0)
+        heads = (self.num_heads, self.key_dim)
+        for name in ("query", "key", "value"):
+            self._add_linear(name, (channels, *heads), heads, channels)
+        self._add_linear(
+            "output", (*heads, self.filters), (self.filters,), math.prod(heads)
+        )
+        self.positions.build((None, None, 2))
+        self.group_embedding = self._add_group_embedding()
+        self.scale = 1 / math.sqrt(channels)
+        axis = 1 if self.data_format == "channels_first" else -1
+        self.input_spec = keras.layers.InputSpec(axes={axis: channels})
+        self.built = True
+
+    def _add_linear(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        bias_shape: tuple[int, ...],
+        fan_in: int,
+    ) -> None:
+        kernel = self.add_weight(
+            name=f"{name}_kernel",
+            shape=shape,
+            initializer=with_fan_in(self.kernel_initializer, fan_in),
+            regularizer=self.kernel_regularizer,
+        )
+        bias = self.add_weight(
+            name=f"{name}_bias",
+            shape=bias_shape,
+            initializer=fresh(self.bias_initializer),
+        )
+        setattr(self, f"{name}_kernel", kernel)
+        setattr(self, f"{name}_bias", bias)
+
+    def _add_group_embedding(self) -> Any:
+        """The weight that embeds relative elements; None for none."""
+        return None
+
+    def call(
+        self,
+        inputs: Tensor,
+        training: bool | None = None,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+    ) -> Any:
+        self._drops = bool(training) and self.attention_dropout > 0
+        return super().call(inputs, return_attention_maps, query)
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        x = self._feature_map(x)
+        seed = None
+        if self._drops:
+            seed = keras.random.randint(
+                (2,), 0, SEEDS, seed=self.seed_generator
+            )
+            seed = ops.cast(seed, "float32")
+        y = group_self_attention(
+            *self._queries_and_keys(x),
+            self._linear(x, "value"),
+            *self._encodings(x),
+            local=self.kernel_size is not None,
+            dropout=self.attention_dropout,
+            seed=seed,
+            recompute=self.recompute,
+        )
+        kernel = ops.convert_to_tensor(self.output_kernel)
+        y = ops.reshape(y, (*ops.shape(y)[:4], -1))
+        y = y @ ops.reshape(kernel, (-1, self.filters))
+        return y + ops.convert_to_tensor(self.output_bias)
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y = self.call_channels_last(x)
+        x = self._feature_map(x)
+        height, width = x.shape[1:3]
+        if height is None or width is None:
+            raise ValueError(
+                f"{self._label()} needs a height and width that are known "
+                "before run time for `return_attention_maps=True`. "
+                f"Received: shape {tuple(x.shape)}"
+            )
+        if query is not None:
+            query = self.check_query(query, (height, width))
+        weights = attention_weights(
+            *self._queries_and_keys(x),
+            *self._encodings(x),
+            local=self.kernel_size is not None,
+            pixel=query,
+        )
+        seen = (self.kernel_size,) * 2 if self.kernel_size else (height, width)
+        pixels = () if query else (height, width)
+        batch, _, *axes, _ = ops.shape(weights)
+        weights = ops.reshape(weights, (batch, *pixels, *axes, *seen))
+        return y, {"window" if self.kernel_size else "image": weights}
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        return (*shape[:3], self.group.order, self.filters)
+
+    def _feature_map(self, x: Tensor) -> Tensor:
+        """An image as a feature map of order one."""
+        return ops.expand_dims(x, axis=3) if len(x.shape) == 4 else x
+
+    def _queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._linear(x, "query") * self.scale, self._linear(x, "key")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        """`(..., heads, key_dim)`."""
+        kernel, bias = (
+            ops.convert_to_tensor(getattr(self, f"{name}_{part}"))
+            for part in ("kernel", "bias")
+        )
+        y = x @ ops.reshape(kernel, (kernel.shape[0], -1))
+        return ops.reshape(y, (*ops.shape(y)[:-1], *bias.shape)) + bias
+
+    def _encodings(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of all distinct offsets, and of relative elements."""
+        dtype = self.positions.compute_dtype
+        if self.kernel_size is None:
+            offsets = image_offsets(*ops.shape(x)[1:3], dtype)
+        else:
+            window = window_offsets(self.kernel_size)
+            offsets = ops.convert_to_tensor(window, dtype=dtype)
+        embedding = self.group_embedding
+        if embedding is not None:
+            embedding = ops.take(
+                ops.convert_to_tensor(embedding),
+                self.group.relative_table,
+                axis=0,
+            )
+        return self.positions(offsets), embedding
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize
+        regularizer = keras.regularizers.serialize
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "key_dim": self.key_dim,
+            "num_heads": self.num_heads,
+            "kernel_size": self.kernel_size,
+            "attention_dropout": self.attention_dropout,
+            "epsilon": self.epsilon,
+            "recompute": self.recompute,
+            "kernel_initializer": initializer(self.kernel_initializer),
+            "bias_initializer": initializer(self.bias_initializer),
+            "kernel_regularizer": regularizer(self.kernel_regularizer),
+            "seed": self.seed,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
+    """Self-attention from images to feature maps on a group.
+
+    With linear maps `Q`, `K`, `V` of the image, for every pixel `i`, group
+    element `v` and head::
+
+        S(v, i, o) = <Q(i), K(i + o) + e(v^-1 o)> / sqrt(channels)
+        y(i, v) = sum_o softmax_o(S(v, i, o)) V(i + o)
+
+    followed by a linear map of all heads. `e` is a `RelativePositionEncoding`:
+    half of the channels of a head meet the row of the offset, half its column.
+    All that differs between the group elements is how they see positions.
+
+    Args:
+        filters: channels of the output.
+        key_dim: channels of queries, keys and values in each head, at least
+            2.
+        num_heads: number of heads.
+        kernel_size: rows and columns of the window, odd; None for the whole
+            image. Offsets are divided by half the window, or by the longer
+            side of the image.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        attention_dropout: rate at which weights are dropped in training.
+        epsilon: of the encoding, see `RelativePositionEncoding`.
+        recompute: the backward pass computes attention anew, in tiles. False
+            computes and keeps the weights of all elements at once, and can be
+            differentiated twice on every backend.
+        kernel_initializer: of the linear maps and the encoding.
+        bias_initializer: of their biases.
+        kernel_regularizer: of the kernels of the linear maps.
+        seed: of the dropout.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: images.
+        training: whether weights are dropped.
+        return_attention_maps: also return the weights without dropout, as a
+            dict: "window" (or "image", for the whole image) `(batch, height,
+            width, order, heads, 1, rows, columns)` adds up to one over rows
+            and columns, those of the window or of the image.
+        query: `(row, column)` of a pixel: the map is then what it is there,
+            `(batch, order, heads, 1, rows, columns)`. On large images the
+            whole map takes much memory.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)`;
+        "channels_first": `(batch, channels, height, width)`. Height and width
+        may be None.
+
+    Output shape:
+        "channels_last": `(batch, height, width, order, filters)`;
+        "channels_first": `(batch, filters, height, width, order)`.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input. Maps go with
+        it: pixels and windows are turned, elements permuted. For groups that
+        do not act on the grid (p8, p12, p16) this holds for the turns by 90
+        degrees and the mirrors that go with them; in between the square window
+        does not turn.
+
+    Variables:
+        `query_kernel`, `key_kernel`, `value_kernel (channels, heads,
+        key_dim)`, `query_bias`, `key_bias`, `value_bias (heads, key_dim)`;
+        `output_kernel (heads, key_dim, filters)`, `output_bias (filters,)`;
+        those of the encoding.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit, in `build`.
+
+    Example:
+        >>> layer = LiftingSelfAttention2D(8, 4, num_heads=2, kernel_size=3)
+        >>> tuple(layer(keras.ops.ones((2, 6, 6, 3))).shape)
+        (2, 6, 6, 4, 8)
+
+    References:
+        - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
+          section 5. As in the authors' code the scores are divided by the root
+          of the channels of the input, not of a head. Their group axis is ours
+          with every element inverted.
+    """
+
+    takes = "image"
+
+    @property
+    def _encoded(self) -> int:
+        return self.key_dim // 2
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class GroupSelfAttention2D(BaseGroupSelfAttention2D):
+    """Self-attention on feature maps on a group.
+
+    With linear maps `Q`, `K`, `V` of the input, for every pixel `i`, output
+    element `v`, query element `g`, key element `m` and head::
+
+        S(v, g, m, i, o) = (<Q(i, g), K(i + o, m)> + <Q'(i, g), e(v^-1 o)>
+                            + <Q''(i, g), E(g^-1 m)>) / sqrt(channels)
+        y(i, v) = sum_g sum_(m, o) softmax_(m, o)(S) V(i + o, m)
+
+    followed by a linear map of all heads. The softmax is over offsets and key
+    elements together. `e` is a `RelativePositionEncoding`, `E` an embedding of
+    the relative element; a third of the channels of a head (rounded down) meets
+    the row, a third the column, the rest the embedding.
+
+    Args:
+        filters: channels of the output.
+        key_dim: channels of queries, keys and values in each head, at least
+            3.
+        num_heads: number of heads.
+        kernel_size: rows and columns of the window, odd; None for the whole
+            image. Offsets are divided by half the window, or by the longer
+            side of the image.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        attention_dropout: rate at which weights are dropped in training:
+            those of a query element, key element and offset, for all output
+            elements together.
+        epsilon: of the encoding, see `RelativePositionEncoding`.
+        recompute: the backward pass computes attention anew, in tiles. False
+            computes and keeps the weights of all elements at once, and can be
+            differentiated twice on every backend.
+        kernel_initializer: of the linear maps and the encoding.
+        bias_initializer: of their biases.
+        kernel_regularizer: of the kernels of the linear maps.
+        embedding_initializer: of the embedding of relative elements; None is
+            the standard normal distribution.
+        seed: of the dropout.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group; with "z2" also images.
+        training: whether weights are dropped.
+        return_attention_maps: also return the weights of the values, without
+            dropout, as a dict: "window" (or "image", for the whole image)
+            `(batch, height, width, order, heads, key_order, rows, columns)`,
+            added up over the query elements: they add up to the order of the
+            group over key elements, rows and columns, those of the window or
+            of the image.
+        query: `(row, column)` of a pixel: the map is then what it is there,
+            `(batch, order, heads, key_order, rows, columns)`. The whole map
+            takes much memory.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. With "z2"
+        also images of rank 4, which give rank 4. Height and width may be None.
+
+    Output shape:
+        As the input, with `filters` channels.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input. Maps go with
+        it: pixels and windows are turned, elements permuted. For groups that
+        do not act on the grid (p8, p12, p16) this holds for the turns by 90
+        degrees and the mirrors that go with them; in between the square window
+        does not turn.
+
+    Variables:
+        `query_kernel`, `key_kernel`, `value_kernel (channels, heads,
+        key_dim)`, `query_bias`, `key_bias`, `value_bias (heads, key_dim)`;
+        `output_kernel (heads, key_dim, filters)`, `output_bias (filters,)`;
+        `group_embedding (order, key_dim - 2 * (key_dim // 3))`; those of the
+        encoding.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit, in `build`.
+
+    Example:
+        >>> layer = GroupSelfAttention2D(8, 4, num_heads=2, kernel_size=3)
+        >>> tuple(layer(keras.ops.ones((2, 6, 6, 4, 3))).shape)
+        (2, 6, 6, 4, 8)
+
+    References:
+        - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
+          section 5. The authors' code takes the embedding at an element that
+          depends on `v` and is not equivariant; with `g^-1 m` it is. Their
+          group axis and embedding are ours with every element inverted, their
+          dropout is of each `(v, g, m, o)` by itself, and as there the scores
+          are divided by the root of the channels of the input.
+    """
+
+    takes = "group"
+    least_key_dim = 3
+
+    def __init__(
+        self,
+        filters: int,
+        key_dim: int,
+        num_heads: int,
+        kernel_size: int | None = 5,
+        group: str | groups.Group = "p4",
+        attention_dropout: float = 0.0,
+        epsilon: float = 1e-3,
+        recompute: bool = True,
+        kernel_initializer: Any = "he_normal",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        embedding_initializer: Any = None,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            filters,
+            key_dim,
+            num_heads,
+            kernel_size,
+            group,
+            attention_dropout,
+            epsilon,
+            recompute,
+            kernel_initializer,
+            bias_initializer,
+            kernel_regularizer,
+            seed,
+            data_format,
+            **kwargs,
+        )
+        if embedding_initializer is None:
+            embedding_initializer = keras.initializers.RandomNormal(stddev=1.0)
+        self.embedding_initializer = keras.initializers.get(
+            embedding_initializer
+        )
+
+    @property
+    def _encoded(self) -> int:
+        return self.key_dim // 3
+
+    def _add_group_embedding(self) -> Any:
+        return self.add_weight(
+            name="group_embedding",
+            shape=(self.group.order, self.key_dim - 2 * self._encoded),
+            initializer=fresh(self.embedding_initializer),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize(self.embedding_initializer)
+        return {**super().get_config(), "embedding_initializer": initializer}

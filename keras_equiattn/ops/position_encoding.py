@@ -1,0 +1,75 @@
+"""Relative positions: offsets, what a group does to them, and an encoder."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.statistics import mean
+
+
+def window_offsets(size: int) -> np.ndarray:
+    """`(size, size, 2)`: offsets of a window, at most 1 in rows and columns.
+
+    Args:
+        size: rows and columns of the window, odd.
+    """
+    reach = size // 2
+    offsets = np.moveaxis(np.indices((size, size)), 0, -1) - reach
+    return offsets / max(reach, 1)
+
+
+def image_offsets(height: Any, width: Any, dtype: str) -> Tensor:
+    """`(2 height - 1, 2 width - 1, 2)`: offsets of the pixels of an image.
+
+    The same unit along both axes, so that a turned image has turned offsets:
+    the longer side reaches 1.
+
+    Args:
+        height, width: of the image; tensors where known only at run time.
+        dtype: of the offsets.
+    """
+    rows = ops.arange(2 * height - 1, dtype="int32") - (height - 1)
+    columns = ops.arange(2 * width - 1, dtype="int32") - (width - 1)
+    longer = ops.maximum(ops.maximum(height, width) - 1, 1)
+    offsets = ops.stack(ops.meshgrid(rows, columns, indexing="ij"), axis=-1)
+    return ops.cast(offsets, dtype) / ops.cast(longer, dtype)
+
+
+def seen_offsets(
+    offsets: Float[Tensor, "*shape 2"], group: str | Group
+) -> Float[Tensor, "*shape order 2"]:
+    """Offsets as each group element sees them: `h^-1 o`."""
+    group = groups.get(group)
+    inverses = group.matrices[group.inverse]
+    matrices = ops.convert_to_tensor(inverses, dtype=offsets.dtype)
+    return ops.einsum("hij,...j->...hi", matrices, offsets)
+
+
+def encode(
+    coordinate: Float[Tensor, "*shape"],
+    first: tuple[Tensor, Tensor],
+    norm: tuple[Tensor, Tensor],
+    second: tuple[Tensor, Tensor],
+    epsilon: float,
+) -> Float[Tensor, "*shape channels"]:
+    """A small network of one coordinate.
+
+    Dense, layer normalisation, SiLU, dense.
+
+    Args:
+        coordinate: row or column of offsets.
+        first: kernel `(1, hidden)` and bias `(hidden,)`.
+        norm: scale and shift `(hidden,)`.
+        second: kernel `(hidden, channels)` and bias `(channels,)`.
+        epsilon: added to the variance of the hidden units.
+    """
+    x = coordinate[..., None] * first[0][0] + first[1]
+    x = x - mean(x, axis=-1)[..., None]
+    variance = mean(ops.square(x), axis=-1)[..., None]
+    x = x * ops.rsqrt(variance + epsilon) * norm[0] + norm[1]
+    return ops.silu(x) @ second[0] + second[1]
