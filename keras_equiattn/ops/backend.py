@@ -391,12 +391,15 @@ def dropout_factors(shape: Any, rate: float, seed: Any, dtype: str) -> Tensor:
 
         first, second = ops.cast(seed, "uint32")
         key = jax.random.fold_in(jax.random.key(first), second)
-        keep = jax.random.bernoulli(key, kept, shape)
+        # Or XLA would draw them anew for each of their uses.
+        keep = _as_others(jax.random.bernoulli(key, kept, shape))
     elif backend == "tensorflow":
         import tensorflow as tf
 
         seed = tf.cast(seed, "int32")
-        keep = tf.random.stateless_uniform(shape, seed) < kept
+        # XLA is slow at Philox on CPUs, and alone knows the other one.
+        method = "threefry" if in_xla() else "auto_select"
+        keep = tf.random.stateless_uniform(shape, seed, alg=method) < kept
     else:
         import torch
 
