@@ -7,8 +7,13 @@ from typing import TypeAlias
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn.applications import gsanet
 from keras_equiattn.applications import resnet29
 from keras_equiattn.applications.allcnn import AllCNNC
+from keras_equiattn.applications.gsanet import GSANet
+from keras_equiattn.applications.gsanet import GSANetCIFAR10
+from keras_equiattn.applications.gsanet import GSANetPCam
+from keras_equiattn.applications.gsanet import GSANetRotMNIST
 from keras_equiattn.applications.pcam_densenet import PCamDenseNet
 from keras_equiattn.applications.resnet29 import ResNet29
 from keras_equiattn.applications.resnet29 import ResNet83
@@ -17,6 +22,10 @@ from keras_equiattn.applications.rotmnist import RotMNISTCNN
 
 __all__ = [
     "AllCNNC",
+    "GSANet",
+    "GSANetCIFAR10",
+    "GSANetPCam",
+    "GSANetRotMNIST",
     "PCamDenseNet",
     "ResNet29",
     "ResNet44",
@@ -75,6 +84,10 @@ for _variant in resnet29.VARIANTS:
                 "squeeze_excite": _variant.endswith("_se"),
             },
         )
+for _constructor in (GSANetRotMNIST, GSANetCIFAR10, GSANetPCam):
+    _name = _constructor.__name__.lower().replace("gsanet", "gsanet_")
+    for _group in gsanet.VARIANTS:
+        _MODELS[f"{_name}_{_group}"] = (_constructor, {"group": _group})
 
 
 def list_models() -> list[str]:

@@ -23,13 +23,17 @@ class Window:
 # The windows that maps go through, given whether downsampling is exact.
 Windows: TypeAlias = Callable[[bool], Sequence[Window]]
 
+# How networks call it when downsampling is exact, and when it is not.
+CHOICES = ("downsampling='exact'", "downsampling='strided'")
+
 
 def check(
     network: str,
     input_shape: tuple[int, int, int],
     group: Group,
     windows: Windows,
-    downsampling: str,
+    exact: bool,
+    choices: tuple[str, str] = CHOICES,
 ) -> None:
     """Raises `ValueError` unless images can go through a network.
 
@@ -39,9 +43,9 @@ def check(
         group: the group of the network.
         windows: those of the network, first to last; what changes no size and
             is always exact may be left out.
-        downsampling: "exact" or "strided".
+        exact: whether downsampling must be exact.
+        choices: how the network calls it if so, and if not.
     """
-    exact = downsampling == "exact"
     size = input_shape[:2]
     if _passes(size, group, windows, exact):
         return
@@ -56,13 +60,11 @@ def check(
         )
     message = (
         f"`input_shape` of {network} with group '{group.name}' and "
-        f"downsampling='{downsampling}' must have a size such as {examples}: "
+        f"{choices[not exact]} must have a size such as {examples}: "
         f"{reason}. Received: {input_shape}"
     )
     if exact and group.order > 1 and _passes(size, group, windows, False):
-        message += (
-            ". downsampling='strided' takes this size and is approximate."
-        )
+        message += f". {choices[1]} takes this size and is approximate."
     raise ValueError(message)
 
 

@@ -194,6 +194,7 @@ class Network:
             `sqrt(channels) * kernel_size`.
         windows: what feature maps go through, see `_sizes.check`.
         shipped: the weights that are shipped, of exact networks.
+        choices: see `_sizes.check`.
 
     Raises:
         ValueError: for bad arguments.
@@ -216,6 +217,7 @@ class Network:
         scale: float = 1.0,
         windows: _sizes.Windows = lambda exact: (),
         shipped: Shipped | None = None,
+        choices: tuple[str, str] = _sizes.CHOICES,
     ) -> None:
         self.kind = kind
         self.group = group
@@ -229,7 +231,9 @@ class Network:
         )
         self.exact = downsampling == "exact"
         self.input_shape = check_image_shape(input_shape)
-        _sizes.check(kind, self.input_shape, group, windows, self.downsampling)
+        _sizes.check(
+            kind, self.input_shape, group, windows, self.exact, choices
+        )
         self.planar = planar
         self.scale = scale
         self.weights = weights
@@ -378,10 +382,11 @@ def global_mean(x: Any) -> Any:
     )(x)
 
 
-def logits(x: Any, classes: int) -> Any:
-    """A dense layer with bias to the classes."""
+def logits(x: Any, classes: int, use_bias: bool = True) -> Any:
+    """A dense layer to the classes."""
     return keras.layers.Dense(
         classes,
+        use_bias=use_bias,
         kernel_initializer=he_normal(),
         dtype=_end_dtype(),
         name="logits",
