@@ -11,6 +11,7 @@ from typing import Literal
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn.applications import gsanet
 from keras_equiattn.applications import optimizers
 from keras_equiattn.applications import resnet29
 
@@ -35,10 +36,13 @@ class Recipe:
             multiplied by `factor`; all before the last epoch.
         factor: See `milestones`.
         warmup_epochs: Epochs over which the learning rate rises linearly.
+        cosine: Whether the learning rate falls to zero as half a cosine, from
+            the warm-up to the end. The warm-up then starts at zero. In place
+            of milestones.
         plateau_patience: How many epochs in a row may pass without a better
             validation accuracy. One more multiplies the learning rate by
-            `plateau_factor`, as in PyTorch. None leaves it alone; milestones
-            and warm-up cannot be combined with a number.
+            `plateau_factor`, as in PyTorch. None leaves it alone; milestones,
+            warm-up and cosine cannot be combined with a number.
         plateau_factor: See `plateau_patience`.
         padding: Pixels of zero padding from which a crop of the original
             size is drawn at random; 0 draws none.
@@ -62,6 +66,7 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
     warmup_epochs: int = 0
+    cosine: bool = False
     plateau_patience: int | None = None
     plateau_factor: float = 0.5
     padding: int = 0
@@ -111,7 +116,7 @@ class Recipe:
         _checks.choice(
             self.normalization, "normalization", ("dataset", "imagenet", None)
         )
-        for name in ("nesterov", "flip"):
+        for name in ("nesterov", "flip", "cosine"):
             _checks.flag(getattr(self, name), name)
         if self.nesterov and not self.momentum:
             raise ValueError(
@@ -136,28 +141,42 @@ class Recipe:
                 f"`milestones` must be less than the {self.epochs} epochs of "
                 f"the run: later ones would do nothing. {received}"
             )
+        if epochs and self.cosine:
+            raise ValueError(
+                "`milestones` must be () where `cosine` changes the learning "
+                f"rate. {received}"
+            )
 
     def _check_plateau(self) -> None:
         if self.plateau_patience is None:
             return
         _checks.integer(self.plateau_patience, "plateau_patience", 0)
-        if self.milestones or self.warmup_epochs:
+        if self.milestones or self.warmup_epochs or self.cosine:
             raise ValueError(
-                "`plateau_patience` must be None where `milestones` or "
-                "`warmup_epochs` change the learning rate. "
+                "`plateau_patience` must be None where `milestones`, "
+                "`warmup_epochs` or `cosine` change the learning rate. "
                 f"Received: {self.plateau_patience!r}"
             )
 
 
 def learning_rate(recipe: Recipe, steps_per_epoch: int) -> Any:
     """The rate of `recipe` as a number or as a Keras schedule."""
-    if not recipe.milestones and not recipe.warmup_epochs:
+    warmup_steps = recipe.warmup_epochs * steps_per_epoch
+    if recipe.cosine:
+        steps = recipe.epochs * steps_per_epoch - warmup_steps
+        return keras.optimizers.schedules.CosineDecay(
+            0.0 if warmup_steps else recipe.learning_rate,
+            max(steps, 1),  # a short run may be all warm-up
+            warmup_target=recipe.learning_rate if warmup_steps else None,
+            warmup_steps=warmup_steps,
+        )
+    if not recipe.milestones and not warmup_steps:
         return recipe.learning_rate
     return optimizers.StepSchedule(
         recipe.learning_rate,
         [epoch * steps_per_epoch for epoch in recipe.milestones],
         recipe.factor,
-        recipe.warmup_epochs * steps_per_epoch,
+        warmup_steps,
     )
 
 
@@ -251,6 +270,46 @@ _RESNET29 = Recipe(
 )
 _RESNET83 = dataclasses.replace(_RESNET29, epochs=200, milestones=(100, 150))
 
+# The authors' code takes these settings on its command line, and none is
+# published.
+_GSA_SOURCE = (
+    "recalled from Romero and Cordonnier 2021, "
+    "https://arxiv.org/abs/2010.00977, and not verified: the authors' code, "
+    "dwromero/g_selfatt, gives no commands"
+)
+
+_GSA_ROTMNIST = Recipe(
+    source=f"{_GSA_SOURCE}; it holds out 2,000 examples",
+    dataset="rot_mnist",
+    epochs=300,
+    batch_size=8,
+    optimizer="adam",
+    learning_rate=1e-3,
+    weight_decay=1e-4,
+    validation_size=2000,
+)
+_GSA_CIFAR10 = Recipe(
+    source=_GSA_SOURCE,
+    dataset="cifar10",
+    epochs=350,
+    batch_size=24,
+    optimizer="sgd",
+    learning_rate=0.01,
+    momentum=0.9,
+    weight_decay=1e-4,
+    warmup_epochs=10,
+    cosine=True,
+)
+_GSA_PCAM = Recipe(
+    source=_GSA_SOURCE,
+    dataset="pcam",
+    epochs=100,
+    batch_size=8,
+    optimizer="adam",
+    learning_rate=1e-3,
+    weight_decay=1e-4,
+)
+
 _RECIPES: dict[str, Recipe] = {
     "rotmnist_p4cnn": _ROTMNIST,
     "rotmnist_p4cnn_full": _ROTMNIST,
@@ -275,6 +334,9 @@ _RECIPES: dict[str, Recipe] = {
     "allcnnc_p4m_input": _ALLCNN,
     **{f"resnet29_{variant}": _RESNET29 for variant in resnet29.VARIANTS},
     **{f"resnet83_{variant}": _RESNET83 for variant in resnet29.VARIANTS},
+    **{f"gsanet_rotmnist_{g}": _GSA_ROTMNIST for g in gsanet.VARIANTS},
+    **{f"gsanet_cifar10_{g}": _GSA_CIFAR10 for g in gsanet.VARIANTS},
+    **{f"gsanet_pcam_{g}": _GSA_PCAM for g in gsanet.VARIANTS},
     "resnet44_z2": _RESNET44,
     "resnet44_p4m": _RESNET44,
     "resnet44_p4m_input": _RESNET44,

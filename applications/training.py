@@ -131,6 +131,7 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
             given.setdefault("validation_size", None)
         if options.milestones is not None:
             given.setdefault("plateau_patience", None)
+            given.setdefault("cosine", False)
         elif options.plateau_patience is not None:
             given["milestones"] = ()
         recipe = dataclasses.replace(recipe, **given)

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_equiattn import layers
 
-__all__ = ["att_gconvs"]
+__all__ = ["att_gconvs", "g_selfatt"]
 
 _TORCH_FILES = (".pth", ".pt", ".bin")
 
@@ -73,8 +73,64 @@ _CONSTANTS = {
     "p4m": (math.pi, math.pi / 4),
 }
 
+# What the authors of group self-attention call the layers of a block.
+_GSA_BLOCK = {
+    "norm1": "attention.0",
+    "attention": "attention.2",
+    "norm2": "attention.3",
+    "dense1": "mlp.0",
+    "norm3": "mlp.1",
+    "dense2": "mlp.3",
+    "norm4": "mlp.4",
+    "shortcut": "shortcut.0",
+}
+
+# As `_VARIABLES`, of attention, without the axes of size one at the end of
+# theirs: heads (n), of which they have the channels (k) side by side, and
+# hidden units (m) and the coordinate (c) of the encodings.
+_GSA_ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
+    **{
+        f"{name}_{part}": value
+        for name in ("query", "key", "value")
+        for part, value in (
+            ("kernel", (f"{name}.weight", ("kn", "i"), "ink")),
+            ("bias", (f"{name}.bias", ("kn",), "nk")),
+        )
+    },
+    "output_kernel": ("wout.weight", ("o", "kn"), "nko"),
+    "output_bias": ("wout.bias", "o", "o"),
+    "group_embedding": ("group_embedding.weight", "hk", "hk"),
+    **{
+        f"{ours}_{part}": (f"{theirs}_embedding.{key}", axes, axes[::-1])
+        for ours, theirs in (("row", "row"), ("column", "col"))
+        for part, key, axes in (
+            ("kernel_1", "0.weight", "mc"),
+            ("bias_1", "0.bias", "m"),
+            ("gamma", "1.layer_norm.weight", "m"),
+            ("beta", "1.layer_norm.bias", "m"),
+            ("kernel_2", "3.weight", "km"),
+            ("bias_2", "3.bias", "k"),
+        )
+    },
+}
+_GSA_OTHERS: dict[type, dict[str, tuple[str, Sequence[str], str]]] = {
+    keras.layers.Dense: {
+        "kernel": ("weight", "oi", "io"),
+        "bias": ("bias", "o", "o"),
+    },
+    keras.layers.GroupNormalization: {
+        "gamma": ("layer_norm.weight", "i", "i"),
+        "beta": ("layer_norm.bias", "i", "i"),
+    },
+    keras.layers.BatchNormalization: {
+        name: _VARIABLES[name]
+        for name in ("gamma", "beta", "moving_mean", "moving_variance")
+    },
+}
+
 _ATTENTIVE = (layers.AttentiveLiftingConv2D, layers.AttentiveGroupConv2D)
 _CO_ATTENTIVE = (layers.CoAttentiveLiftingConv2D, layers.CoAttentiveGroupConv2D)
+_GSA_LAYERS = (layers.LiftingSelfAttention2D, layers.GroupSelfAttention2D)
 _CONVOLUTIONS = (
     layers.LiftingConv2D,
     layers.GroupConv2D,
@@ -136,10 +192,58 @@ def att_gconvs(
     """
     parts = _model_parts(model)
     arrays = _read(state)
-    _check(model, parts, arrays)
-    values = [part.convert(arrays[key]) for key, part in parts.items()]
-    for part, value in zip(parts.values(), values, strict=True):
-        part.variable.assign(value)
+    _check(model, parts, arrays, _state_kind(arrays), _model_kind(model))
+    _assign(parts, arrays)
+    return model
+
+
+def g_selfatt(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Romero and Cordonnier 2021 into a `GSANet`, in place.
+
+    For the networks of "Group Equivariant Stand-Alone Self-Attention for
+    Vision", trained with the authors' PyTorch code. The model must have the
+    same architecture, with `epsilon=1e-12`. With BatchNorm it then computes
+    the same but for the encoding of positions, for which this is.
+
+    On z2 the model computes the same function, to rounding. On other groups
+    it does not: their attention on the group takes the embedding of relative
+    elements where it is not equivariant, ours at `g^-1 m`, see
+    `GroupSelfAttention2D`. It computes what their code does with that index
+    put right.
+
+    Images must be scaled as in their training: pass `normalization` to the
+    network. Layers find their weights by name, as `GSANet` names them.
+
+    Args:
+        model: a `GSANet`.
+        state: a mapping or a file, see `att_gconvs`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, and for weights that
+            are missing, not used, or of another shape. The model is then as
+            it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    References:
+        - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977) and
+          the authors' code, https://github.com/dwromero/g_selfatt
+    """
+    parts = _gsa_parts(model)
+    arrays = _read(state)
+    orders = [
+        len(array)
+        for key, array in arrays.items()
+        if key.endswith("group_embedding.weight") and array.ndim
+    ]
+    looks = _gsa_kind(orders[0]) if orders else None
+    kind = _gsa_kind(model.get_layer("lift").group.order)
+    _check(model, parts, arrays, looks, kind)
+    _assign(parts, arrays)
     return model
 
 
@@ -150,14 +254,16 @@ class _Part:
     Attributes:
         variable: of our layer.
         key: name in their module.
-        theirs, ours: axes; ours may have a group axis of size one beside.
+        theirs: axes, each by its letter, or by those of several axes of ours
+            that it holds one after the other; none for an axis of size one.
+        ours: axes; there may be a group axis of size one beside.
         elements: our group elements in their numbering.
         factor: what their code multiplies by and ours does not.
     """
 
     variable: Any
     key: str
-    theirs: str
+    theirs: Sequence[str]
     ours: str
     elements: Sequence[int]
     factor: float
@@ -165,17 +271,28 @@ class _Part:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of their array."""
-        sizes = dict(zip(self.ours, self.variable.shape, strict=True))
-        return tuple(int(sizes[axis]) for axis in self.theirs)
+        return tuple(
+            math.prod(self._sizes[letter] for letter in axis)
+            for axis in self.theirs
+        )
 
     def convert(self, array: Any) -> np.ndarray:
         """The value of the variable."""
+        theirs = "".join(self.theirs)
         value = np.asarray(array, "float64")
-        axes = [axis for axis in self.ours if axis in self.theirs]
-        value = value.transpose([self.theirs.index(axis) for axis in axes])
+        value = value.reshape([self._sizes[axis] for axis in theirs])
+        axes = [axis for axis in self.ours if axis in theirs]
+        value = value.transpose([theirs.index(axis) for axis in axes])
         if "h" in axes:
             value = value.take(self.elements, axis=axes.index("h"))
         return self.factor * value.reshape(self.variable.shape)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {
+            axis: int(size)
+            for axis, size in zip(self.ours, self.variable.shape, strict=True)
+        }
 
 
 def _parts(layer: Any) -> list[_Part]:
@@ -253,6 +370,87 @@ def _model_parts(model: Any) -> dict[str, _Part]:
             f"{model!r}"
         )
     return parts
+
+
+def _gsa_parts(model: Any) -> dict[str, _Part]:
+    """Where all variables of a `GSANet` come from, by their full names."""
+    named = isinstance(model, keras.Model) and {x.name for x in model.layers}
+    if not named or not {"lift", "logits"} <= named:
+        raise ValueError(
+            "`model` must be a `GSANet`, whose layers have the names that it "
+            f"gives them. Received: {model!r}"
+        )
+    modules = _gsa_modules(named)
+    parts = {}
+    for layer in model.layers:
+        for variable in layer.weights:
+            found = _gsa_variables(layer).get(variable.name)
+            if layer.name not in modules or found is None:
+                raise ValueError(
+                    f"{_label(layer)} has '{variable.name}', which no layer "
+                    "of this name has in a `GSANet`."
+                )
+            key, theirs, ours = found
+            if "weight" in key and len(theirs) == 2 and "h" not in theirs:
+                theirs = (*theirs, *_ones(layer, variable.name) * [""])
+            elements = layer.group.inverse.tolist() if "h" in ours else ()
+            parts[f"{modules[layer.name]}.{key}"] = _Part(
+                variable, key, theirs, ours, elements, 1.0
+            )
+    return parts
+
+
+def _gsa_modules(names: set[str]) -> dict[str, str]:
+    """What the authors call the modules of the layers of a `GSANet`."""
+    modules = {
+        "lift": "lifting_self_attention",
+        "lift_norm": "lifting_normalization",
+    }
+    found = [re.match(r"stage(\d+)_", name) for name in names]
+    stages = max((int(match[1]) for match in found if match), default=0)
+    index = 0
+    for stage in range(1, stages + 1):
+        block = 1
+        while f"stage{stage}_block{block}_attention" in names:
+            prefix = f"stage{stage}_block{block}_"
+            modules |= {
+                prefix + name: f"transformer.{index}.{module}"
+                for name, module in _GSA_BLOCK.items()
+            }
+            if f"{prefix}norm5" in names:
+                index += 1
+                modules[f"{prefix}norm5"] = f"transformer.{index}"
+                index += 1  # the activation
+            index += 1
+            block += 1
+        for layer in ("pool", "dropout"):
+            index += f"stage{stage}_{layer}" in names
+    return {**modules, "logits": f"transformer.{index}"}
+
+
+def _gsa_variables(layer: Any) -> dict[str, tuple[str, Sequence[str], str]]:
+    if isinstance(layer, _GSA_LAYERS):
+        return _GSA_ATTENTION
+    return next(
+        (
+            found
+            for kind, found in _GSA_OTHERS.items()
+            if isinstance(layer, kind)
+        ),
+        {},
+    )
+
+
+def _ones(layer: Any, name: str) -> int:
+    """Axes of size one at the end of their kernels of 1 x 1 convolutions."""
+    if name.startswith(("row", "column")):
+        return 2
+    lifting = isinstance(layer, layers.LiftingSelfAttention2D)
+    return 2 if lifting and name != "output_kernel" else 3
+
+
+def _gsa_kind(order: int) -> str:
+    return f"on a group of order {order}"
 
 
 def _module(layer: Any) -> str:
@@ -340,8 +538,14 @@ def _check(
     model: keras.Model,
     parts: Mapping[str, _Part],
     arrays: Mapping[str, np.ndarray],
+    looks: str | None,
+    kind: str,
 ) -> None:
-    """Raises unless names and shapes are those that the model takes."""
+    """Raises unless names and shapes are those that the model takes.
+
+    The message says what kind of network the arrays are of, if that is known
+    and not what the model is.
+    """
     counters = {
         key.removesuffix("running_mean") + "num_batches_tracked"
         for key in parts
@@ -357,7 +561,6 @@ def _check(
     if not (missing or unused or other):
         return
     message = f"`state` does not fit '{model.name}'"
-    looks, kind = _state_kind(arrays), _model_kind(model)
     if looks not in (None, kind):
         message += f": it looks {looks}, the model is {kind}"
     for title, found in (
@@ -368,6 +571,15 @@ def _check(
         if found:
             message += f". {title}: {_first(found)}"
     raise ValueError(message)
+
+
+def _assign(
+    parts: Mapping[str, _Part], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Converts all before it changes anything."""
+    values = [part.convert(arrays[key]) for key, part in parts.items()]
+    for part, value in zip(parts.values(), values, strict=True):
+        part.variable.assign(value)
 
 
 def _first(found: Sequence[str], limit: int = 5) -> str:

@@ -25,6 +25,30 @@ PARAMETERS = {
     "allcnnc_p4_input": 1_400_120,
     "allcnnc_p4m": 1_219_252,
     "allcnnc_p4m_input": 1_249_192,
+    "gsanet_cifar10_z2": 3_001_648,
+    "gsanet_cifar10_p4": 3_002_128,
+    "gsanet_cifar10_p8": 3_002_768,
+    "gsanet_cifar10_p12": 3_003_408,
+    "gsanet_cifar10_p16": 3_004_048,
+    "gsanet_cifar10_z2m": 3_001_808,
+    "gsanet_cifar10_p4m": 3_002_768,
+    "gsanet_cifar10_p8m": 3_004_048,
+    "gsanet_pcam_z2": 206_926,
+    "gsanet_pcam_p4": 207_034,
+    "gsanet_pcam_p8": 207_178,
+    "gsanet_pcam_p12": 207_322,
+    "gsanet_pcam_p16": 207_466,
+    "gsanet_pcam_z2m": 206_962,
+    "gsanet_pcam_p4m": 207_178,
+    "gsanet_pcam_p8m": 207_466,
+    "gsanet_rotmnist_z2": 44_368,
+    "gsanet_rotmnist_p4": 44_428,
+    "gsanet_rotmnist_p8": 44_508,
+    "gsanet_rotmnist_p12": 44_588,
+    "gsanet_rotmnist_p16": 44_668,
+    "gsanet_rotmnist_z2m": 44_388,
+    "gsanet_rotmnist_p4m": 44_508,
+    "gsanet_rotmnist_p8m": 44_668,
     "pcam_densenet_z2": 130_598,
     "pcam_densenet_p4": 129_649,
     "pcam_densenet_p4_input": 140_453,
@@ -71,9 +95,12 @@ PARAMETERS = {
     "rotmnist_p4mcnn": 26_747,  # not in the papers
     "rotmnist_p8cnn": 26_747,  # not in the papers
 }
-# By family: input shape and classes.
+# By how names begin: input shape and classes.
 INPUTS = {
     "allcnnc": ((32, 32, 3), 10),
+    "gsanet_cifar10": ((32, 32, 3), 10),
+    "gsanet_pcam": ((96, 96, 3), 2),
+    "gsanet_rotmnist": ((28, 28, 1), 10),
     "pcam": ((96, 96, 3), 2),
     "resnet29": ((32, 32, 3), 10),
     "resnet44": ((32, 32, 3), 10),
@@ -93,7 +120,8 @@ def test_parameters(name):
     model = applications.get_model(name)
     assert reporting.count_parameters(model) == PARAMETERS[name]
     assert model.name == name
-    shape, classes = INPUTS[name.partition("_")[0]]
+    (family,) = (x for x in INPUTS if name.startswith(f"{x}_"))
+    shape, classes = INPUTS[family]
     assert model.input_shape == (None, *shape)
     assert model.output_shape == (None, classes)
 

@@ -362,8 +362,63 @@ def test_recipe_of_affine_self_convolution(model, epochs, milestones, dataset):
 
 
 @pytest.mark.once
+def test_recipes_of_group_self_attention():
+    """Recalled, and they say so."""
+    for name, epochs, batch_size in (
+        ("gsanet_rotmnist_p4", 300, 8),
+        ("gsanet_cifar10_z2m", 350, 24),
+        ("gsanet_pcam_p4m", 100, 8),
+    ):
+        recipe = training.resolve(
+            training.TrainOptions(name, pathlib.Path("run"))
+        )
+        assert "recalled" in recipe.source
+        assert "not verified" in recipe.source
+        assert (recipe.epochs, recipe.batch_size) == (epochs, batch_size)
+        assert recipe.weight_decay == 1e-4
+        assert recipe.cosine == (name == "gsanet_cifar10_z2m")
+        rate = 0.01 if recipe.cosine else 1e-3
+        assert recipe.learning_rate == rate
+
+
+def test_cosine_after_warmup():
+    recipe = dataclasses.replace(
+        recipes.get_recipe("gsanet_cifar10_p4"), epochs=8, warmup_epochs=2
+    )
+    schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
+    rates = [float(ops.convert_to_numpy(schedule(step))) for step in range(17)]
+    falling = 0.5 * (1 + np.cos(np.pi * np.arange(13) / 12))
+    expected = 0.01 * np.concatenate([[0, 0.25, 0.5, 0.75], falling])
+    np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
+    # Without warm-up it falls from the start, and a short run only rises.
+    recipe = dataclasses.replace(recipe, warmup_epochs=0)
+    schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
+    first, half = (float(ops.convert_to_numpy(schedule(s))) for s in (0, 8))
+    np.testing.assert_allclose([first, half], [0.01, 0.005], rtol=1e-5)
+    recipe = dataclasses.replace(recipe, warmup_epochs=10)
+    optimizer = recipes.make_optimizer(recipe, steps_per_epoch=2)
+    variable = keras.Variable(np.zeros(1, "float32"))
+    for _ in range(2):
+        optimizer.apply(tensors([np.ones(1)]), [variable])
+    rate = float(ops.convert_to_numpy(optimizer.learning_rate))
+    assert rate == pytest.approx(0.001)
+
+
+@pytest.mark.once
+def test_milestones_take_the_place_of_a_cosine():
+    options = training.TrainOptions(
+        "gsanet_cifar10_p4", pathlib.Path("run"), milestones=(80,)
+    )
+    recipe = training.resolve(options)
+    assert (recipe.milestones, recipe.cosine) == ((80,), False)
+    with pytest.raises(ValueError, match=r"must be \(\) where `cosine`"):
+        dataclasses.replace(recipe, cosine=True)
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
-    "change", [{"milestones": (50,)}, {"warmup_epochs": 1}]
+    "change",
+    [{"milestones": (50,)}, {"warmup_epochs": 1}, {"cosine": True}],
 )
 def test_plateau_excludes_other_changes_of_the_rate(change):
     recipe = recipes.get_recipe("pcam_densenet_p4")
@@ -400,6 +455,7 @@ def test_every_model_has_a_recipe():
         {"nesterov": True},
         {"nesterov": 0},
         {"flip": "yes"},
+        {"cosine": 1},
         {"factor": 0.0},
         {"plateau_patience": -1},
         {"plateau_patience": 1.5},
