@@ -373,7 +373,7 @@ def xla_on_cpu() -> bool:
     return in_xla() and on_cpu()
 
 
-def dropout_factors(shape: Any, rate: float, seed: Any, dtype: str) -> Tensor:
+def dropout_factors(shape: Any, rate: float, seed: Any, dtype: Any) -> Tensor:
     """Zeros with the probability `rate`, else `1 / (1 - rate)`.
 
     The same for the same seed, which `keras.random` does not take as a tensor.
