@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
@@ -403,9 +404,10 @@ def dropout_factors(shape: Any, rate: float, seed: Any, dtype: Any) -> Tensor:
     else:
         import torch
 
-        first, second = (int(n) for n in seed)
+        # Mixed: on a CPU the generator looks at half of the bits alone.
+        mixed = np.random.SeedSequence([int(n) for n in seed])
         generator = torch.Generator(seed.device)
-        generator.manual_seed((first << 32) + second)
+        generator.manual_seed(int(mixed.generate_state(1, "uint64")[0]))
         keep = torch.empty(tuple(shape), device=seed.device)
         keep = keep.bernoulli_(kept, generator=generator)
     return ops.cast(keep, dtype) / kept

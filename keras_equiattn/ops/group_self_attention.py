@@ -37,8 +37,9 @@ from keras_equiattn.ops.statistics import in_full_precision
 # Scores of a tile: about what a cache holds, or what keeps a GPU busy.
 CPU_TILE = 2**19
 GPU_TILE = 2**24
-# Seeds are passed as float32, which holds these integers.
-SEEDS = 2**24
+# Seeds are passed as float32, which holds these integers and, added to them,
+# as many numbers of tiles.
+SEEDS = 2**23
 
 
 def group_self_attention(

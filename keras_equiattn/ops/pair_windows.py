@@ -186,7 +186,7 @@ class Products(Windows):
         _, elements, heads, pixels = ops.shape(x)
         seen = ops.swapaxes(self._seen(k, pixels), -1, -2)
         scores = ops.transpose(_by_pixel(x) @ seen, (3, 2, 0, 1))
-        shape = (self.size**2, -1, elements, heads, pixels)
+        shape = (self.size**2, k.shape[1], elements, heads, pixels)
         return ops.reshape(backend.contiguous(scores), shape)
 
     def sums(self, a: Tensor, k: Tensor) -> Tensor:
