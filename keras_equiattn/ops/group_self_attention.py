@@ -89,19 +89,22 @@ def group_self_attention(
         return ops.cast(y, dtype)
     heads = query.shape[4]
     together = _heads_together(query, keys, encoding) if local else 1
-    size = encoding.shape[0] if local else None
+    window = encoding.shape[0] if local else None
     pieces = [
         tiles(x, together)
-        for x in _with_surroundings(query, keys, values, size)
+        for x in _with_surroundings(query, keys, values, window)
     ]
     given = [x for x in (embedding, seed) if x is not None]
     tensors = (*pieces, _by_element(encoding, local), *given)
     attention = _Attention(
-        size, embedding is not None, dropout if seed is not None else 0.0
+        window, embedding is not None, dropout if seed is not None else 0.0
     )
     y = _tiled(attention, tuple(tuple(x.shape) for x in tensors))(*tensors)
-    y = untiled(y, heads)
-    return ops.cast(y[:, :, : ops.shape(query)[2]], dtype)
+    size = ops.shape(query)
+    y = untiled(y, heads)[:, :, : size[2]]
+    # TensorFlow forgets axes of tiles whose sizes it does not know.
+    y = ops.reshape(y, (*size[:3], encoding.shape[2], *size[4:]))
+    return ops.cast(y, dtype)
 
 
 def _with_surroundings(
