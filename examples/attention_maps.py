@@ -19,9 +19,11 @@ the network is trained on the dataset first, `--epochs` times.
 second table and in `<model>_strided.png`. It has the weights of the exact one
 unless `--strided-weights` gives its own.
 
-`--pixel ROW COLUMN` draws instead, for networks that attend to windows, which
-neighbours of this pixel each head of a layer attends to, in
-`<model>_pixel.png`.
+`--pixel ROW COLUMN` draws instead, for networks that attend to windows or to
+the whole image, which neighbours of this pixel each head of a layer attends to,
+in `<model>_pixel.png`; `--key-element` for one group element of the input
+alone. It prints the largest error of rotation: between what the turned pixel of
+the turned image attends to and the same turned, relative to the largest weight.
 """
 
 import argparse
@@ -75,6 +77,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar=("ROW", "COLUMN"),
         help="draw the window of this pixel",
     )
+    add("--key-element", type=int, help="of the input; default their sum")
     add("--images", type=int, default=8, help="test images for the tables")
     add("--epochs", type=int, default=3, help="of training without --weights")
     add("--batch-size", type=int, default=32, help="of that training")
@@ -319,11 +322,52 @@ def draw_window(
 ) -> None:
     try:
         figure = visualization.plot_window_attention(
-            model, image, options.pixel, options.layer, options.elements
+            model,
+            image,
+            options.pixel,
+            options.layer,
+            options.elements,
+            options.key_element,
         )
-    except ValueError as error:  # --pixel, --layer, --elements
+    except ValueError as error:  # --pixel, --layer, --elements, --key-element
         raise SystemExit(f"attention_maps.py: error: {error}") from None
+    error = pixel_turn_error(model, image, options.pixel, options.layer)
+    print(f"Error of rotation at the pixel: {error:.1e}", flush=True)
     write(figure, options, f"{options.model}_pixel.png")
+
+
+def pixel_turn_error(
+    model: keras.Model,
+    image: np.ndarray,
+    pixel: Sequence[int],
+    layer: str | None,
+) -> float:
+    """`turn_error` of what one pixel attends to."""
+    group = groups.get(reporting.group_of(model))
+    marked = np.zeros((1, *image.shape[:2], 1))
+    marked[0, pixel[0], pixel[1]] = 1
+
+    def weights(element: int) -> np.ndarray:
+        place = act(marked, group, element).argmax()
+        row, column = divmod(int(place), image.shape[1])
+        turned = act(image[None], group, element)[0]
+        return visualization.pixel_attention(
+            model, turned, (row, column), layer
+        )
+
+    still = weights(0)
+    key_order, *seen = still.shape[2:]
+    # Windows as images, or as feature maps on the group.
+    windows = np.moveaxis(still.reshape(-1, key_order, *seen), 1, -1)
+    if key_order == group.order:
+        windows = windows[..., None]
+    differences = []
+    for g in group.grid_elements:
+        expected = act(windows, group, g).reshape(-1, *seen, key_order)
+        expected = np.moveaxis(expected, -1, 1).reshape(still.shape)
+        expected = expected[group.relative(g)]
+        differences.append(np.abs(weights(g) - expected).max())
+    return float(max(differences) / still.max())
 
 
 def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:

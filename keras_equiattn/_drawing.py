@@ -76,13 +76,15 @@ class Place:
         pixel: row and column in the image.
         query: row and column of the pixel in the map of the layer.
         own: left, right, bottom and top of the pixel in the image.
-        window: of its window.
+        window: of its window, or of the whole map.
+        whole: whether it is the whole map.
     """
 
     pixel: tuple[int, int]
     query: tuple[int, int]
     own: tuple[float, ...]
     window: tuple[float, ...]
+    whole: bool
 
     @classmethod
     def of(
@@ -102,7 +104,7 @@ class Place:
         shape = tuple(site.tensors[0].shape[1:])
         if layer.data_format == "channels_first":
             shape = shape[1:]
-        query, middle, halves = [], [], []
+        query, middle, halves, centres, reaches = [], [], [], [], []
         for axis in (0, 1):
             pitch = pitches[axis]
             count = shape[axis] or math.ceil(size[axis] / pitch)
@@ -111,19 +113,22 @@ class Place:
             n = int((place[axis] + 0.5 - start) // pitch)
             query.append(min(max(n, 0), count - 1))
             middle.append(start + (query[axis] + 0.5) * pitch - 0.5)
+            halves.append(pitch / 2)
             window = layer.window
-            reach = window.size[axis] * window.dilation_rate[axis]
-            halves.append((pitch / 2, reach * pitch / 2))
-        own, wide = (
-            (
-                middle[1] - halves[1][n],
-                middle[1] + halves[1][n],
-                middle[0] + halves[0][n],
-                middle[0] - halves[0][n],
-            )
-            for n in (0, 1)
+            if window is None:
+                centres.append((size[axis] - 1) / 2)
+                reaches.append(count * pitch / 2)
+            else:
+                reach = window.size[axis] * window.dilation_rate[axis]
+                centres.append(middle[axis])
+                reaches.append(reach * pitch / 2)
+        return cls(
+            (place[0], place[1]),
+            (query[0], query[1]),
+            _box(middle, halves),
+            _box(centres, reaches),
+            layer.window is None,
         )
-        return cls((place[0], place[1]), (query[0], query[1]), own, wide)
 
     def mark(self, panel: Any) -> None:
         """Draws a frame around the pixel."""
@@ -137,6 +142,18 @@ class Place:
 
     def zoom(self, panel: Any) -> None:
         """Shows the window, and half as much on each side."""
+        if self.whole:
+            return
         left, right, bottom, top = self.window
         x, y = (right - left) / 2, (bottom - top) / 2
         panel.set(xlim=(left - x, right + x), ylim=(bottom + y, top - y))
+
+
+def _box(middle: list[float], reach: list[float]) -> tuple[float, ...]:
+    """Left, right, bottom and top."""
+    return (
+        middle[1] - reach[1],
+        middle[1] + reach[1],
+        middle[0] + reach[0],
+        middle[0] - reach[0],
+    )

@@ -341,9 +341,7 @@ def affine_query(x, psi, beta, group):
     )
 
 
-def group_self_attention(
-    x, w, group, size=None, epsilon=1e-3, embedded=None
-):
+def group_self_attention(x, w, group, size=None, epsilon=1e-3, embedded=None):
     """Self-attention with relative positions, each (v, g) by itself.
 
     x (b, y, x, [order,] c), w: weights by the names that the layers give them;
@@ -371,7 +369,7 @@ def group_self_attention(
     for i, j in np.ndindex(rows, columns):
         places = np.indices(seen).reshape(2, -1)
         if size:
-            places = places + [[i - size // 2], [j - size // 2]]
+            places += np.array([[i - size // 2], [j - size // 2]])
         offsets = (places - [[i], [j]]) / max(
             size // 2 if size else max(rows, columns) - 1, 1
         )

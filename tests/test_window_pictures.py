@@ -7,7 +7,9 @@ from attention_helpers import images
 from attention_helpers import randomize
 
 from keras_equiattn import layers
+from keras_equiattn.ops import group_action
 from keras_equiattn.visualization import attention_maps
+from keras_equiattn.visualization import pixel_attention
 from keras_equiattn.visualization import plot_window_attention
 
 
@@ -95,6 +97,7 @@ def test_a_pixel_of_a_smaller_map():
         ({"size": 0}, "`size`.*0"),
         ({"opacity": 2}, "`opacity`.*2"),
         ({"zoom": None}, "`zoom`.*None"),
+        ({"key_element": 1}, "`key_element`.*None: 'fine' does not.*1"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -104,8 +107,96 @@ def test_bad_arguments(arguments, message):
 
 
 @pytest.mark.once
-def test_a_model_without_windows():
+@pytest.mark.parametrize("show", [plot_window_attention, pixel_attention])
+def test_a_model_without_windows(show):
     inputs = keras.Input((8, 8, 2))
     model = keras.Model(inputs, layers.InputAttention("p4")(inputs))
     with pytest.raises(ValueError, match="no layer that attends to windows"):
-        plot_window_attention(model, images(1, (8, 8, 2))[0], (0, 0))
+        show(model, images(1, (8, 8, 2))[0], (0, 0))
+
+
+def group_network():
+    """Windows, then the whole of half as large a map."""
+    inputs = keras.Input((6, 6, 2))
+    x = layers.LiftingSelfAttention2D(3, 2, 1, 3, "p4", name="lift")(inputs)
+    x = layers.GroupSelfAttention2D(4, 3, 2, 3, "p4", name="near")(x)
+    x = layers.SpatialPooling2D(2, group="p4")(x)
+    x = layers.GroupSelfAttention2D(4, 3, 1, None, "p4", name="far")(x)
+    model = keras.Model(inputs, x, name="small")
+    rng = np.random.default_rng(1)
+    for variable in model.weights:
+        variable.assign(rng.normal(size=variable.shape))
+    return model
+
+
+def test_maps_of_a_network():
+    model, batch = group_network(), images(2, (6, 6, 2))
+    maps = attention_maps(model, batch, layers=["lift", "far"])
+    assert maps["lift"]["window"].shape == (2, 6, 6, 4, 1, 1, 3, 3)
+    assert maps["far"]["image"].shape == (2, 3, 3, 4, 1, 4, 3, 3)
+    one = attention_maps(model, batch, query=(2, 1), layers="far")
+    np.testing.assert_allclose(
+        one["far"]["image"], maps["far"]["image"][:, 2, 1], rtol=1e-4
+    )
+
+
+def test_panels_show_what_a_pixel_of_a_group_attends_to():
+    model, (image,) = group_network(), images(1, (6, 6, 2))
+    maps = attention_maps(model, image[None], query=(2, 4), layers="near")
+    (weights,) = maps["near"]["window"]
+    assert weights.shape == (4, 2, 4, 3, 3)
+    for element in (None, 3):
+        figure = plot_window_attention(
+            model, image, (2, 4), "near", key_element=element
+        )
+        shown = weights.sum(2) if element is None else weights[:, :, element]
+        for h, row in enumerate(panels(figure, 4, 3)):
+            for head, panel in enumerate(row[1:]):
+                drawn = panel.images[-1]
+                np.testing.assert_allclose(
+                    drawn.get_array(), shown[h, head], rtol=1e-4
+                )
+                assert drawn.get_extent() == [2.5, 5.5, 3.5, 0.5]
+    title = "small, near\npixel (2, 4), input at 270°"
+    assert figure.get_suptitle() == title
+
+
+@pytest.mark.once
+def test_a_pixel_that_sees_the_whole_image():
+    model, (image,) = group_network(), images(1, (6, 6, 2))
+    figure = plot_window_attention(model, image, (1, 4), "far", elements=[2])
+    panel = figure.axes[1]
+    drawn = panel.images[-1]
+    assert drawn.get_extent() == [-0.5, 5.5, 5.5, -0.5]
+    assert panel.get_xlim() == (-0.5, 5.5)
+    assert set(panel.lines[0].get_xdata()) == {3.5, 5.5}
+    weights = pixel_attention(model, image, (1, 4), "far")
+    assert weights.shape == (4, 1, 4, 3, 3)
+    np.testing.assert_allclose(drawn.get_array(), weights.sum(2)[2, 0])
+    np.testing.assert_allclose(weights.sum((2, 3, 4)), 4, rtol=1e-5)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("layer", ["lift", "near", "far"])
+def test_what_a_pixel_attends_to_turns_with_the_image(layer):
+    model, (image,) = group_network(), images(1, (6, 6, 2))
+    still = pixel_attention(model, image, (1, 4), layer)
+    turned = pixel_attention(model, np.rot90(image), (5 - 4, 1), layer)
+    windows = np.moveaxis(still, 2, 4)[..., None]  # (h, head, y, x, m, 1)
+    if still.shape[2] == 1:  # images have no elements to permute
+        moved = np.rot90(windows, axes=(2, 3))
+    else:
+        moved = np.stack([group_action(w, "p4", 1) for w in windows])
+    expected = np.moveaxis(moved[..., 0], 4, 2)
+    expected = expected[[3, 0, 1, 2]]
+    np.testing.assert_allclose(turned, expected, rtol=1e-3, atol=1e-5)
+    assert np.abs(turned - still).max() > 1e-2
+
+
+@pytest.mark.once
+def test_bad_key_elements():
+    model, (image,) = group_network(), images(1, (6, 6, 2))
+    with pytest.raises(ValueError, match="'lift' does not weigh"):
+        plot_window_attention(model, image, (0, 0), "lift", key_element=0)
+    with pytest.raises(ValueError, match=r"from 0 to 3.*4"):
+        plot_window_attention(model, image, (0, 0), "far", key_element=4)

@@ -20,6 +20,7 @@ from keras_equiattn.ops.position_encoding import encode
 from keras_equiattn.ops.position_encoding import image_offsets
 from keras_equiattn.ops.position_encoding import seen_offsets
 from keras_equiattn.ops.position_encoding import window_offsets
+from keras_equiattn.ops.windows import Window
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
@@ -234,6 +235,12 @@ class BaseGroupSelfAttention2D(AttentionLayer):
     def _encoded(self) -> int:
         """Channels of the queries that meet the encoding of a row."""
         raise NotImplementedError(f"{type(self).__name__}._encoded")
+
+    @property
+    def window(self) -> Window | None:
+        """What a pixel sees; None for the whole image."""
+        size = self.kernel_size
+        return None if size is None else Window((size, size), border="mask")
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)

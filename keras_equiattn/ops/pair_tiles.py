@@ -60,7 +60,10 @@ def attend_in_tiles(
         *given,
     )
     y = _tiled(tiles, tuple(tuple(x.shape) for x in tensors))(*tensors)
-    return _as_images(y, query.shape[4])[:, :height, :width]
+    y = _as_images(y, query.shape[4])[:, :height, :width]
+    # TensorFlow forgets axes of tiles whose sizes it does not know.
+    shape = (ops.shape(query)[0], height, width, encoding.shape[2])
+    return ops.reshape(y, (*shape, *query.shape[4:]))
 
 
 def _block_size(

@@ -12,8 +12,10 @@ import pytest
 from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn.layers import GroupPooling
+from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.layers import LiftingConv2D
+from keras_equiattn.layers import LiftingSelfAttention2D
 from keras_equiattn.layers import SimpleAffineSelfConv2D
 from keras_equiattn.layers import SpatialPooling2D
 
@@ -199,6 +201,38 @@ def test_draws_the_window_of_a_pixel(example, npz, tmp_path, monkeypatch):
     example.main(arguments(npz, tmp_path, *more))
     assert (tmp_path / "tiny_pixel.png").stat().st_size > 1000
     assert not (tmp_path / "tiny.png").exists()
+
+
+def attending_network(input_shape, classes, normalization):
+    x = inputs = keras.Input(input_shape)
+    x = SpatialPooling2D(4, group="p4m")(x)
+    x = LiftingSelfAttention2D(3, 2, 1, 3, "p4m", name="lift")(x)
+    x = GroupSelfAttention2D(2, 3, 1, None, "p4m", name="far")(x)
+    x = keras.layers.GlobalAveragePooling3D()(x)
+    return keras.Model(inputs, keras.layers.Dense(classes)(x), name="attending")
+
+
+@pytest.mark.parametrize("layer", ["lift", "far"])
+def test_draws_what_a_pixel_of_a_group_attends_to(
+    layer, example, npz, tmp_path, monkeypatch, capsys
+):
+    model = attending_network((28, 28, 1), 10, None)
+    weights = tmp_path / "attending.weights.h5"
+    model.save_weights(weights)
+
+    def build(name, weights=None, **kwargs):
+        model.load_weights(weights)
+        return model
+
+    monkeypatch.setattr(applications, "get_model", build)
+    more = (f"--weights={weights}", "--pixel", "9", "20", f"--layer={layer}")
+    example.main(arguments(npz, tmp_path, *more))
+    found = re.search(r"at the pixel: (\S+)", capsys.readouterr().out)
+    assert float(found[1]) < 1e-5
+    assert (tmp_path / "tiny_pixel.png").stat().st_size > 1000
+    if layer == "lift":
+        with pytest.raises(SystemExit, match="'lift' does not weigh"):
+            example.main(arguments(npz, tmp_path, *more, "--key-element=1"))
 
 
 def test_pixel_of_a_network_without_windows(example, npz, weights, tmp_path):

@@ -316,9 +316,7 @@ def authors_index(group):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    "name", ["gsa_group_local_mz2", "gsa_group_global_p4"]
-)
+@pytest.mark.parametrize("name", ["gsa_group_local_mz2", "gsa_group_global_p4"])
 def test_the_authors_index_is_that_of_their_code(name):
     layer, v = layer_of(name)
     x, expected = ours(v["x"]), ours(v["y_official"])

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 from layer_contract import as_array
 
-from keras_equiattn.ops import pair_windows
+from keras_equiattn.ops import pair_tiles
 from keras_equiattn.ops.group_self_attention import attention_weights
 from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.group_self_attention import plain_attention
@@ -106,18 +106,18 @@ def check(arrays, local, rtol=RTOL, compiled=False):
 @pytest.fixture
 def fresh_tiles():
     """What is built for shapes knows how it was to be built."""
-    module._tiled.cache_clear()
+    pair_tiles._tiled.cache_clear()
     yield
-    module._tiled.cache_clear()
+    pair_tiles._tiled.cache_clear()
 
 
 @pytest.fixture(params=[Planes, Products], ids=lambda kind: kind.__name__)
 def realisation(request, monkeypatch, fresh_tiles):
     """Each of the two, also where the other would be chosen."""
     if request.param is Planes:
-        monkeypatch.setattr(module, "Products", Planes)
+        monkeypatch.setattr(pair_tiles, "Products", Planes)
     else:
-        monkeypatch.setattr(module, "Planes", Products)
+        monkeypatch.setattr(pair_tiles, "Planes", Products)
     return request.param
 
 
@@ -159,15 +159,21 @@ def test_compiled_as_in_fit(window, elements):
 
 
 @pytest.mark.parametrize("elements", [1, 2])
-@pytest.mark.parametrize(("limit", "together"), [(1, 1), (5, 3), (10**6, 6)])
-def test_heads_of_a_tile(elements, limit, together, monkeypatch, fresh_tiles):
-    arrays = arguments(3, (3, 2), elements, 2, heads=6)
-    pixels = 3 * (2 + 2)
+@pytest.mark.parametrize(
+    ("limit", "together", "rows"),
+    [(1 / 5, 1, 1), (1 / 2, 1, 3), (1, 1, 5), (5, 3, 5), (10**6, 6, 5)],
+)
+def test_heads_and_rows_of_a_block(
+    elements, limit, together, rows, realisation, monkeypatch
+):
+    arrays = arguments(3, (5, 2), elements, 2, heads=6)
+    pixels = 5 * (2 + 2)
     scores = 9 * elements * 2 * pixels
     for name in ("CPU_TILE", "GPU_TILE"):
-        monkeypatch.setattr(module, name, limit * scores)
+        monkeypatch.setattr(pair_tiles, name, limit * scores)
     tensors = [ops.convert_to_tensor(arrays[n]) for n in (0, 1, 3)]
-    assert module._heads_together(*tensors) == together
+    found = pair_tiles._block_size(*tensors, local=True)
+    assert found == (together, rows)
     check(arrays, local=True)
 
 
@@ -181,7 +187,8 @@ def test_numbers_of_heads(heads, local):
 def test_sizes_known_only_at_run_time_are_heads_by_themselves():
     unknown = keras.KerasTensor((None, None, 4, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 2, 1))
-    assert module._heads_together(unknown, unknown, encoding) == 1
+    found = pair_tiles._block_size(unknown, unknown, encoding, local=True)
+    assert found == (1, None)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -274,7 +281,7 @@ def test_dropout_follows_the_seed(local):
 
 
 def test_seeds_are_numbers_that_single_precision_holds():
-    for number in (module.SEEDS - 1, 2 * module.SEEDS - 1):
+    for number in (pair_tiles.SEEDS - 1, 2 * pair_tiles.SEEDS - 1):
         assert int(np.float32(number)) == number
 
 
@@ -338,7 +345,7 @@ def test_masked_weights_are_zero():
 def test_tiles_and_back():
     x = random(2, 3, 4, 2, 6, 5)
     for heads in (1, 2, 3, 6):
-        tiles = pair_windows.tiles(ops.convert_to_tensor(x), heads)
+        tiles = pair_tiles._as_tiles(ops.convert_to_tensor(x), heads)
         assert tiles.shape == (2 * 6 // heads, 5, 2, heads, 3, 4)
-        back = as_array(pair_windows.untiled(tiles, 6))
+        back = as_array(pair_tiles._as_images(tiles, 6))
         np.testing.assert_array_equal(back, x.astype(back.dtype))
