@@ -8,7 +8,7 @@ A few epochs on the first images say whether a network trains, not how good it
 gets: losses fall without NaN, and a network that knows rotations loses nothing
 on test images that are turned, by quarter turns drawn once for all networks.
 Nesterov SGD, decoupled weight decay 1e-4, no augmentation: not the recipe.
-Writes `short_runs-<backend>-<policy>-<images>x<batch>-<date>.json` in
+Writes `short_runs-<backend>-<policy>-<images>x<epochs>x<batch>-<date>.json` in
 `benchmarks/results` after each network; what other networks reached under the
 same settings stays.
 """
@@ -130,7 +130,7 @@ def main() -> None:
     }
     date = datetime.date.today().isoformat()
     backend = keras.backend.backend()
-    size = f"{options.images}x{options.batch}"
+    size = f"{options.images}x{options.epochs}x{options.batch}"
     path = RESULTS / f"short_runs-{backend}-{options.policy}-{size}-{date}.json"
     RESULTS.mkdir(exist_ok=True)
     settings = vars(options)

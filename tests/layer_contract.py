@@ -385,3 +385,37 @@ def gradients(layer, x, cotangent):
     loss = (layer(x) * torch.tensor(cotangent)).sum()
     sources = [x, *(variable.value for variable in variables)]
     return [grad.numpy() for grad in torch.autograd.grad(loss, sources)]
+
+
+def second_derivative(layer, x, direction):
+    """`d^T H d` of the sum of squares of the output."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        values = [variable.value for variable in layer.trainable_variables]
+
+        def loss(t):
+            y, _ = layer.stateless_call(values, [], x + t * direction)
+            return (y**2).sum()
+
+        return float(jax.grad(jax.grad(loss))(0.0))
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        t = tf.constant(0.0, x.dtype)
+        with tf.GradientTape() as outer:
+            outer.watch(t)
+            with tf.GradientTape() as inner:
+                inner.watch(t)
+                y = layer(x + t * direction)
+                loss = tf.reduce_sum(y**2)
+            slope = inner.gradient(loss, t)
+        return float(outer.gradient(slope, t))
+    import torch
+
+    x, direction = torch.tensor(x), torch.tensor(direction)
+    t = torch.zeros((), dtype=x.dtype, requires_grad=True)
+    y = layer(x + t * direction)
+    (slope,) = torch.autograd.grad((y**2).sum(), t, create_graph=True)
+    return float(torch.autograd.grad(slope, t)[0])

@@ -15,7 +15,7 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group_self_attention import attention_weights
 from keras_equiattn.ops.group_self_attention import group_self_attention
-from keras_equiattn.ops.group_self_attention import SEEDS
+from keras_equiattn.ops.pair_tiles import SEEDS
 from keras_equiattn.ops.position_encoding import encode
 from keras_equiattn.ops.position_encoding import image_offsets
 from keras_equiattn.ops.position_encoding import seen_offsets

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
@@ -391,18 +392,22 @@ def dropout_factors(shape: Any, rate: float, seed: Any, dtype: Any) -> Tensor:
 
         first, second = ops.cast(seed, "uint32")
         key = jax.random.fold_in(jax.random.key(first), second)
-        keep = jax.random.bernoulli(key, kept, shape)
+        # Or XLA would draw them anew for each of their uses.
+        keep = _as_others(jax.random.bernoulli(key, kept, shape))
     elif backend == "tensorflow":
         import tensorflow as tf
 
         seed = tf.cast(seed, "int32")
-        keep = tf.random.stateless_uniform(shape, seed) < kept
+        # XLA is slow at Philox on CPUs, and alone knows the other one.
+        method = "threefry" if in_xla() else "auto_select"
+        keep = tf.random.stateless_uniform(shape, seed, alg=method) < kept
     else:
         import torch
 
-        first, second = (int(n) for n in seed)
+        # Mixed: on a CPU the generator looks at half of the bits alone.
+        mixed = np.random.SeedSequence([int(n) for n in seed])
         generator = torch.Generator(seed.device)
-        generator.manual_seed((first << 32) + second)
+        generator.manual_seed(int(mixed.generate_state(1, "uint64")[0]))
         keep = torch.empty(tuple(shape), device=seed.device)
         keep = keep.bernoulli_(kept, generator=generator)
     return ops.cast(keep, dtype) / kept

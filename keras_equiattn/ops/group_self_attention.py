@@ -14,7 +14,6 @@ elements at once.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -22,23 +21,10 @@ from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops import backend
-from keras_equiattn.ops import pair_attention
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_attention import MASKED
-from keras_equiattn.ops.pair_attention import Positions
-from keras_equiattn.ops.pair_windows import Planes
-from keras_equiattn.ops.pair_windows import Products
-from keras_equiattn.ops.pair_windows import Row
-from keras_equiattn.ops.pair_windows import tiles
-from keras_equiattn.ops.pair_windows import untiled
-from keras_equiattn.ops.pair_windows import Windows
+from keras_equiattn.ops.pair_tiles import attend_in_tiles
 from keras_equiattn.ops.statistics import in_full_precision
-
-# Scores of a tile: about what a cache holds, or what keeps a GPU busy.
-CPU_TILE = 2**19
-GPU_TILE = 2**24
-# Seeds are passed as float32, which holds these integers.
-SEEDS = 2**24
 
 
 def group_self_attention(
@@ -65,7 +51,7 @@ def group_self_attention(
             Neighbours outside of the image are left out.
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
-        seed: two whole numbers below `SEEDS`; needed with dropout.
+        seed: two whole numbers below `pair_tiles.SEEDS`; needed with dropout.
         recompute: the backward pass keeps the arguments alone and computes
             everything else anew, as does the forward pass, one tile at a time.
             False is `plain_attention`: for tests, and to be differentiated
@@ -86,263 +72,13 @@ def group_self_attention(
             seed=seed,
         )
         return ops.cast(y, dtype)
-    heads = query.shape[4]
-    together = _heads_together(query, keys, encoding) if local else 1
-    size = encoding.shape[0] if local else None
-    pieces = [
-        tiles(x, together)
-        for x in _with_surroundings(query, keys, values, size)
-    ]
-    given = [x for x in (embedding, seed) if x is not None]
-    tensors = (*pieces, _by_element(encoding, local), *given)
-    attention = _Attention(
-        size, embedding is not None, dropout if seed is not None else 0.0
+    y = attend_in_tiles(
+        *(query, keys, values, encoding, embedding),
+        local=local,
+        dropout=dropout,
+        seed=seed,
     )
-    y = _tiled(attention, tuple(tuple(x.shape) for x in tensors))(*tensors)
-    y = untiled(y, heads)
-    return ops.cast(y[:, :, : ops.shape(query)[2]], dtype)
-
-
-def _with_surroundings(
-    query: Tensor, keys: Tensor, values: Tensor, size: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values with what windows see, queries as wide as they."""
-    if size is None:
-        return query, keys, values
-    reach = size // 2
-    sides = [(0, 0), (reach, reach), (reach, reach)] + [(0, 0)] * 3
-    behind = [(0, 0), (0, 0), (0, size - 1)] + [(0, 0)] * 3
-    return ops.pad(query, behind), ops.pad(keys, sides), ops.pad(values, sides)
-
-
-def _by_element(encoding: Tensor, local: bool) -> Tensor:
-    """The encoding in the form that windows and rows take."""
-    rows, columns, order, channels = ops.shape(encoding)
-    if local:
-        return ops.reshape(encoding, (rows * columns, order, channels))
-    return ops.transpose(encoding, (0, 2, 3, 1))
-
-
-def _heads_together(query: Tensor, keys: Tensor, encoding: Tensor) -> int:
-    """How many heads make a tile of the right size."""
-    _, height, width, elements, heads, _ = query.shape
-    if height is None or width is None:
-        return 1
-    rows, columns, order, _ = encoding.shape
-    pixels = height * (width + columns - 1)
-    scores = rows * columns * elements * max(keys.shape[3], order) * pixels
-    limit = CPU_TILE if backend.on_cpu() else GPU_TILE
-    fitting = (n for n in range(heads, 1, -1) if n * scores <= limit)
-    return next((n for n in fitting if heads % n == 0), 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Attention:
-    """What attention does with a tile, `(channels, elements, heads, height,
-    width)` of query, keys and values.
-
-    Attributes:
-        size: rows and columns of the windows; None for the whole image.
-        embedded: whether there is an embedding of relative elements.
-        rate: of dropout.
-    """
-
-    size: int | None
-    embedded: bool
-    rate: float
-
-    def unpack(self, rest: Any) -> tuple[Positions, Tensor | None]:
-        """Positions, and the seed if there is one."""
-        encoding, *rest = rest
-        embedding = rest.pop(0) if self.embedded else None
-        return Positions(encoding, embedding), rest.pop() if rest else None
-
-    def forward(
-        self, piece: Any, positions: Positions, seed: Tensor | None
-    ) -> Tensor:
-        query, keys, values, index = piece
-        if self.size is None:
-            return self._forward_rows(piece, positions, seed)
-        windows = self._windows(query)
-        y = pair_attention.attend(
-            windows,
-            windows.flat_queries(query),
-            windows.flat_keys(keys),
-            windows.flat_keys(values),
-            positions,
-            self._dropout(seed, index),
-        )
-        return ops.reshape(y, (*ops.shape(y)[:3], *ops.shape(query)[3:]))
-
-    def gradients(
-        self,
-        piece: Any,
-        positions: Positions,
-        seed: Tensor | None,
-        upstream: Tensor,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Positions]:
-        query, keys, values, index = piece
-        if self.size is None:
-            return self._row_gradients(piece, positions, seed, upstream)
-        windows = self._windows(query)
-        (d_query, *others), d_positions = pair_attention.gradients(
-            windows,
-            windows.flat_queries(query),
-            windows.flat_keys(keys),
-            windows.flat_keys(values),
-            positions,
-            self._dropout(seed, index),
-            windows.flat_queries(upstream),
-        )
-        d_query = ops.reshape(d_query, ops.shape(query))
-        d_keys, d_values = map(windows.padded_keys, others)
-        return (d_query, d_keys, d_values), d_positions
-
-    def _windows(self, query: Tensor) -> Windows:
-        height, width = ops.shape(query)[3:]
-        known = None not in query.shape
-        kind = Planes if backend.in_xla() and known else Products
-        return kind(self.size, height, width - self.size + 1)
-
-    def _dropout(self, seed: Tensor | None, index: Tensor) -> Any:
-        """Draws the factors of dropout for scores of a shape."""
-        if seed is None:
-            return None
-        seed = ops.stack([seed[0] + index, seed[1]])
-        return lambda scores: backend.dropout_factors(
-            ops.shape(scores), self.rate, seed, scores.dtype
-        )
-
-    def _forward_rows(
-        self, piece: Any, positions: Positions, seed: Tensor | None
-    ) -> Tensor:
-        query, keys, values, index = piece
-        keys, values = _flat(keys), _flat(values)
-        width = ops.shape(query)[4]
-
-        def row(_: Any, piece: Any) -> Any:
-            query, start, number = piece
-            return (), pair_attention.attend(
-                Row(width),
-                query,
-                keys,
-                values,
-                _of_row(positions, start),
-                self._dropout(seed, number),
-            )
-
-        query = ops.moveaxis(query, 3, 0)
-        pieces = (query, *_rows(query, index))
-        y = backend.scan(row, (), pieces, like=query[0])[1]
-        return ops.moveaxis(y, 0, 3)
-
-    def _row_gradients(
-        self,
-        piece: Any,
-        positions: Positions,
-        seed: Tensor | None,
-        upstream: Tensor,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Positions]:
-        query, keys, values, index = piece
-        size = ops.shape(keys)
-        keys, values = _flat(keys), _flat(values)
-        width = ops.shape(query)[4]
-
-        def row(totals: Any, piece: Any) -> Any:
-            query, upstream, start, number = piece
-            (d_query, *others), d_positions = pair_attention.gradients(
-                Row(width),
-                query,
-                keys,
-                values,
-                _of_row(positions, start),
-                self._dropout(seed, number),
-                upstream,
-            )
-            d_encoding, *rest = d_positions.given
-            total, *totals = totals
-            at = (start, 0, 0, 0)
-            part = ops.slice(total, at, ops.shape(d_encoding))
-            total = ops.slice_update(total, at, part + d_encoding)
-            return [total, *_added(totals, [*others, *rest])], d_query
-
-        query, upstream = (ops.moveaxis(x, 3, 0) for x in (query, upstream))
-        encoding, *rest = positions.given
-        totals = [ops.zeros_like(x) for x in (encoding, keys, values, *rest)]
-        pieces = (query, upstream, *_rows(query, index))
-        (d_encoding, d_keys, d_values, *rest), d_query = backend.scan(
-            row, totals, pieces, like=query[0]
-        )
-        d_keys, d_values = (ops.reshape(x, size) for x in (d_keys, d_values))
-        d_query = ops.moveaxis(d_query, 0, 3)
-        return (d_query, d_keys, d_values), Positions(d_encoding, *rest)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return ops.reshape(x, (*ops.shape(x)[:3], -1))
-
-
-def _rows(query: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the encodings of each row start, and a number for each."""
-    height = ops.shape(query)[0]
-    starts = height - 1 - ops.arange(height, dtype="int32")
-    numbers = index * ops.cast(height, index.dtype)
-    return starts, numbers + ops.cast(starts, index.dtype)
-
-
-def _of_row(positions: Positions, start: Tensor) -> Positions:
-    """The encodings of the offsets that a row sees."""
-    encoding = positions.encoding
-    rows, *others = ops.shape(encoding)
-    shape = ((rows + 1) // 2, *others)
-    return positions._replace(
-        encoding=ops.slice(encoding, (start, 0, 0, 0), shape)
-    )
-
-
-@functools.lru_cache(maxsize=512)
-def _tiled(attention: _Attention, shapes: Any) -> Any:
-    """Attention of all tiles, as a differentiable function.
-
-    One for each set of shapes, see `ops.windows`.
-    """
-
-    def forward(*tensors: Tensor) -> Any:
-        positions, seed = attention.unpack(tensors[3:])
-
-        def tile(_: Any, piece: Any) -> Any:
-            return (), attention.forward(piece, positions, seed)
-
-        pieces = (*tensors[:3], _numbers(tensors[0]))
-        return backend.scan(tile, (), pieces, like=tensors[0])[1], ()
-
-    def backward(
-        tensors: tuple[Tensor, ...], _: Any, upstream: Tensor
-    ) -> tuple[Tensor, ...]:
-        positions, seed = attention.unpack(tensors[3:])
-
-        def tile(totals: Any, piece: Any) -> Any:
-            *piece, upstream = piece
-            gradients, d_positions = attention.gradients(
-                piece, positions, seed, upstream
-            )
-            return _added(totals, d_positions.given), gradients
-
-        totals = list(map(ops.zeros_like, positions.given))
-        pieces = (*tensors[:3], _numbers(tensors[0]), upstream)
-        totals, gradients = backend.scan(tile, totals, pieces, like=tensors[:3])
-        unmoved = [] if seed is None else [ops.zeros_like(seed)]
-        return (*gradients, *totals, *unmoved)
-
-    return backend.recomputed(forward, backward, "recompute=False")
-
-
-def _added(totals: Any, terms: Any) -> list[Tensor]:
-    return [total + x for total, x in zip(totals, terms, strict=True)]
-
-
-def _numbers(tiles: Tensor) -> Tensor:
-    return ops.arange(ops.shape(tiles)[0], dtype="float32")
+    return ops.cast(y, dtype)
 
 
 def plain_attention(

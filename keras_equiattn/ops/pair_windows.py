@@ -30,16 +30,21 @@ from keras_equiattn.ops.pair_attention import MASKED
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Square windows of all pixels of an image.
+    """Square windows of all pixels in some rows of an image.
 
     Attributes:
         size: rows and columns of the window, odd.
-        height, width: of the image; tensors where known only at run time.
+        rows: number of the rows.
+        width: of the image; sizes may be tensors, known only at run time.
+        first: number of the first row.
+        height: of the image.
     """
 
     size: int
-    height: Any
+    rows: Any
     width: Any
+    first: Any
+    height: Any
 
     @property
     def padded_width(self) -> Any:
@@ -47,15 +52,15 @@ class Windows:
 
     def flat_queries(self, x: Tensor) -> Tensor:
         """Rows of the padded width, one behind the other."""
-        return ops.reshape(x, (*ops.shape(x)[:3], -1))
+        return _flat(x)
 
     def flat_keys(self, x: Tensor) -> Tensor:
         """The same of padded keys or values."""
         # The window of the last pixel in excess ends behind the image.
         behind = [(0, 0)] * 3 + [(0, self.size - 1)]
-        return ops.pad(self.flat_queries(x), behind)
+        return ops.pad(_flat(x), behind)
 
-    def padded_keys(self, x: Tensor) -> Tensor:
+    def rows_of_keys(self, x: Tensor) -> Tensor:
         """Undoes `flat_keys`."""
         x = x[..., : 1 - self.size or None]
         return ops.reshape(x, (*ops.shape(x)[:3], -1, self.padded_width))
@@ -90,10 +95,10 @@ class Windows:
         """Scores with what lies outside of the image left out."""
         offset = ops.arange(self.size) - self.size // 2
         rows, columns = (
-            ops.logical_and(place >= 0, place < limit)
-            for place, limit in (
-                (ops.arange(self.height) + offset[:, None], self.height),
-                (ops.arange(self.padded_width) + offset[:, None], self.width),
+            _within(start + ops.arange(count) + offset[:, None], limit)
+            for start, count, limit in (
+                (self.first, self.rows, self.height),
+                (0, self.padded_width, self.width),
             )
         )
         inside = ops.logical_and(
@@ -186,7 +191,7 @@ class Products(Windows):
         _, elements, heads, pixels = ops.shape(x)
         seen = ops.swapaxes(self._seen(k, pixels), -1, -2)
         scores = ops.transpose(_by_pixel(x) @ seen, (3, 2, 0, 1))
-        shape = (self.size**2, -1, elements, heads, pixels)
+        shape = (self.size**2, k.shape[1], elements, heads, pixels)
         return ops.reshape(backend.contiguous(scores), shape)
 
     def sums(self, a: Tensor, k: Tensor) -> Tensor:
@@ -229,6 +234,15 @@ class Products(Windows):
         ]
 
 
+def _flat(x: Tensor) -> Tensor:
+    """`(..., height, width)` to `(..., pixels)`."""
+    return ops.reshape(x, (*ops.shape(x)[:3], -1))
+
+
+def _within(place: Tensor, limit: Any) -> Tensor:
+    return ops.logical_and(place >= 0, place < limit)
+
+
 def _by_pixel(x: Tensor) -> Tensor:
     """`(heads, pixels, elements, channels)`."""
     return backend.contiguous(ops.transpose(x, (2, 3, 1, 0)))
@@ -245,6 +259,16 @@ class Row:
     """
 
     width: Any
+
+    def flat_queries(self, x: Tensor) -> Tensor:
+        return _flat(x)
+
+    def flat_keys(self, x: Tensor) -> Tensor:
+        return _flat(x)
+
+    def rows_of_keys(self, x: Tensor) -> Tensor:
+        """Undoes `flat_keys`."""
+        return ops.reshape(x, (*ops.shape(x)[:3], -1, self.width))
 
     def position_channels(self, encoding: Tensor) -> int:
         return int(encoding.shape[2])
@@ -300,25 +324,3 @@ class Row:
         """`(pixels and key elements, elements and queries)`."""
         shape = ops.shape(a)
         return ops.reshape(a, (shape[0] * shape[1], -1))
-
-
-def tiles(x: Tensor, heads: int) -> Tensor:
-    """`(batch, height, width, elements, heads, channels)` as tiles.
-
-    Returns:
-        `(tiles, channels, elements, heads, height, width)` with as many heads
-        as asked for, which divide those that there are.
-    """
-    batch, height, width, elements, total, channels = ops.shape(x)
-    shape = (batch, height, width, elements, total // heads, heads, channels)
-    x = ops.transpose(ops.reshape(x, shape), (0, 4, 6, 3, 5, 1, 2))
-    return ops.reshape(x, (-1, channels, elements, heads, height, width))
-
-
-def untiled(x: Tensor, heads: int) -> Tensor:
-    """Undoes `tiles`, for all the heads."""
-    _, channels, elements, together, height, width = ops.shape(x)
-    split = (-1, heads // together, channels, elements, together)
-    x = ops.reshape(x, (*split, height, width))
-    x = ops.transpose(x, (0, 5, 6, 3, 1, 4, 2))
-    return ops.reshape(x, (-1, height, width, elements, heads, channels))

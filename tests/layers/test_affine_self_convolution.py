@@ -10,6 +10,7 @@ from layer_contract import FLOAT64_BACKENDS
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
+from layer_contract import second_derivative
 from vectors import load_vectors
 
 from keras_equiattn import groups
@@ -498,39 +499,6 @@ def test_second_derivatives_are_right_or_refused():
         return
     with pytest.raises(Exception, match="recompute=False"):
         second_derivative(layers[0], x, x)
-
-
-def second_derivative(layer, x, direction):
-    """`d^T H d` of the sum of squares of the output."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        values = [variable.value for variable in layer.trainable_variables]
-
-        def loss(t):
-            y, _ = layer.stateless_call(values, [], x + t * direction)
-            return (y**2).sum()
-
-        return float(jax.grad(jax.grad(loss))(0.0))
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        t = tf.constant(0.0, DTYPE)
-        with tf.GradientTape() as outer:
-            outer.watch(t)
-            with tf.GradientTape() as inner:
-                inner.watch(t)
-                y = layer(x + t * direction)
-                loss = tf.reduce_sum(y**2)
-            slope = inner.gradient(loss, t)
-        return float(outer.gradient(slope, t))
-    import torch
-
-    t = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    y = layer(torch.tensor(x) + t * torch.tensor(direction))
-    (slope,) = torch.autograd.grad((y**2).sum(), t, create_graph=True)
-    return float(torch.autograd.grad(slope, t)[0])
 
 
 def test_many_offsets_and_a_window_larger_than_the_image():

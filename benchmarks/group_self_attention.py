@@ -1,0 +1,228 @@
+"""Time and memory of GSA-Nets, and what p8 makes of turns by 45 degrees.
+
+    KERAS_BACKEND=torch python benchmarks/group_self_attention.py time
+    KERAS_BACKEND=jax python benchmarks/group_self_attention.py memory
+    KERAS_BACKEND=torch python benchmarks/group_self_attention.py angles
+
+"ours" is the rot-MNIST network as it is, "cubic" the same network with
+`recompute=False` in its layers: attention of all three group elements at once,
+with the gradient of the backend.
+
+`time` alternates training steps (`train_on_batch`) of both in one process.
+`memory` (JAX) reads the size of the temporaries of a training step off the
+compiler. Both have all dropouts of 0.1 active. `angles` turns a smooth image
+by 45 degrees and compares what a lifting layer with random weights gives at
+its centre, relative to how much that varies over the group. Writes
+`benchmarks/results/group_self_attention-<what>-<backend>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import numpy as np
+import timing
+
+from keras_equiattn import groups
+from keras_equiattn.applications import GSANetRotMNIST
+from keras_equiattn.applications import reporting
+from keras_equiattn.layers import GroupSelfAttention2D
+from keras_equiattn.layers import LiftingSelfAttention2D
+
+RESULTS = Path(__file__).parent / "results"
+FORMS = ("ours", "cubic")
+# Group, rows and columns of the window (None: all), batch and form.
+MEMORY = (
+    ("p4", 5, 8, "ours"),
+    ("p4", 7, 8, "ours"),
+    ("p4", 9, 8, "ours"),
+    ("p4", 11, 8, "ours"),
+    ("p8", 5, 8, "ours"),
+    ("p4m", 5, 8, "ours"),
+    ("p4", None, 1, "ours"),
+    ("p4", 5, 8, "cubic"),
+    ("p8", 5, 8, "cubic"),
+)
+WINDOWS = (3, 5, 7, 9, 11, 15, 21)
+
+
+def network(group: str, kernel_size: int | None, form: str) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = GSANetRotMNIST(group, kernel_size)
+    for layer in model.layers:
+        if isinstance(layer, (LiftingSelfAttention2D, GroupSelfAttention2D)):
+            layer.recompute = form == "ours"
+    return model
+
+
+def time(options: argparse.Namespace) -> dict:
+    """Seconds of a training step, in turns."""
+    steps = {
+        form: training(options.group, options.kernel_size, form, options)
+        for form in FORMS
+    }
+    seconds = timing.alternate(steps, options.repeats, warm_up=2)
+    medians = {form: statistics.median(each) for form, each in seconds.items()}
+    return {
+        "benchmark": "training step of the rot-MNIST network, seconds (median)",
+        "seconds": {form: round(n, 3) for form, n in medians.items()},
+        "cubic / ours": round(medians["cubic"] / medians["ours"], 2),
+    }
+
+
+def training(
+    group: str, kernel_size: int, form: str, options: argparse.Namespace
+) -> Callable:
+    model = network(group, kernel_size, form)
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    rng = np.random.default_rng(0)
+    x = rng.random((options.batch, 28, 28, 1)).astype("float32")
+    y = rng.integers(0, 10, options.batch)
+    return lambda: model.train_on_batch(x, y)
+
+
+def memory(options: argparse.Namespace) -> dict:
+    """Temporaries of compiled training steps, in GiB."""
+    rows = []
+    for group, kernel_size, batch, form in MEMORY:
+        gib = temporaries(network(group, kernel_size, form), batch)
+        rows.append(
+            {
+                "group": group,
+                "kernel_size": kernel_size,
+                "batch": batch,
+                "form": form,
+                "gib": round(gib, 3),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return {
+        "benchmark": "temporaries of a training step of the rot-MNIST network "
+        "by XLA, GiB",
+        "rows": rows,
+    }
+
+
+def temporaries(model: keras.Model, batch: int) -> float:
+    import jax
+
+    def loss(trainable, others, x):
+        logits, others = model.stateless_call(
+            trainable, others, x, training=True
+        )
+        return (logits**2).sum(), others
+
+    values, others = (
+        [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+        for variables in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+        )
+    )
+    x = jax.ShapeDtypeStruct((batch, 28, 28, 1), "float32")
+    step = jax.jit(jax.grad(loss, has_aux=True))
+    analysis = step.lower(values, others, x).compile().memory_analysis()
+    return analysis.temp_size_in_bytes / 2**30
+
+
+def angles(options: argparse.Namespace) -> dict:
+    """Change of the output at the centre under 45 degrees, by window."""
+    group = groups.get("p8")
+    size = max(WINDOWS) + 2
+    image, turned = (smooth(size, angle) for angle in (0.0, np.pi / 4))
+    rows = []
+    for window in WINDOWS:
+        errors, spreads = zip(
+            *(
+                at_45_degrees(group, window, image, turned, seed)
+                for seed in range(options.seeds)
+            ),
+            strict=True,
+        )
+        rows.append(
+            {
+                "kernel_size": window,
+                "error": float(np.mean(errors)),
+                "spread": float(np.mean(spreads)),
+                "error / spread": round(np.mean(errors) / np.mean(spreads), 2),
+            }
+        )
+    return {
+        "benchmark": "p8 lifting self-attention under a turn by 45 degrees: "
+        "error, and spread over the group, at the centre of a smooth image "
+        "(root mean squares)",
+        "rows": rows,
+    }
+
+
+def at_45_degrees(
+    group: groups.Group,
+    window: int,
+    image: np.ndarray,
+    turned: np.ndarray,
+    seed: int,
+) -> tuple[float, float]:
+    keras.utils.set_random_seed(seed)
+    layer = LiftingSelfAttention2D(8, 8, 2, window, group)
+    centre = image.shape[1] // 2
+    before, after = (
+        keras.ops.convert_to_numpy(layer(x))[0, centre, centre]
+        for x in (image, turned)
+    )
+    expected = before[group.relative(1)]
+    spread = before - before.mean(axis=0)
+    return tuple(
+        float(np.sqrt((x**2).mean())) for x in (after - expected, spread)
+    )
+
+
+def smooth(size: int, angle: float) -> np.ndarray:
+    """A few waves on a square of side 2, turned about the centre."""
+    rows, columns = (np.indices((size, size)) - size // 2) / (size // 2)
+    turned_rows = np.cos(angle) * rows + np.sin(angle) * columns
+    turned_columns = -np.sin(angle) * rows + np.cos(angle) * columns
+    rng = np.random.default_rng(0)
+    waves = rng.uniform(-2, 2, (6, 2)), rng.uniform(0, 2 * np.pi, 6)
+    image = sum(
+        np.sin(a * turned_rows + b * turned_columns + phase)
+        for (a, b), phase in zip(*waves, strict=True)
+    )
+    return image[None, :, :, None].astype("float32")
+
+
+MEASURES = {"time": time, "memory": memory, "angles": angles}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=tuple(MEASURES))
+    parser.add_argument("--group", default="p4")
+    parser.add_argument("--kernel-size", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    backend = keras.backend.backend()
+    if options.what == "memory" and backend != "jax":
+        parser.error("memory needs KERAS_BACKEND=jax")
+    results = {
+        **MEASURES[options.what](options),
+        "settings": vars(options),
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    print(json.dumps(results, indent=2))
+    date = datetime.date.today().isoformat()
+    name = f"group_self_attention-{options.what}-{backend}-{date}.json"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

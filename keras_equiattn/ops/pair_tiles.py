@@ -1,0 +1,349 @@
+"""Group self-attention of one tile after the other.
+
+A tile is one image with some of its heads, as many as fill a cache. What does
+not even fit with one head is done a block of rows at a time; with attention to
+the whole image a block is one row. The backward pass keeps queries, keys and
+values alone, and computes each block anew.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+from jaxtyping import Float
+from keras import ops
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops import pair_attention
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.pair_attention import Positions
+from keras_equiattn.ops.pair_windows import Planes
+from keras_equiattn.ops.pair_windows import Products
+from keras_equiattn.ops.pair_windows import Row
+
+# Scores of a block: about what a cache holds, or what keeps a GPU busy.
+CPU_TILE = 2**19
+GPU_TILE = 2**24
+# Seeds are passed as float32, which holds these integers and, added to them,
+# as many numbers of blocks.
+SEEDS = 2**23
+
+
+def attend_in_tiles(
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    keys: Float[Tensor, "batch height width key_order heads channels"],
+    values: Float[Tensor, "batch height width key_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None,
+    local: bool,
+    dropout: float,
+    seed: Float[Tensor, "2"] | None,
+) -> Float[Tensor, "batch height width order heads channels"]:
+    """`ops.group_self_attention`, see there."""
+    height, width = ops.shape(query)[1:3]
+    size = encoding.shape[0] if local else None
+    together, rows = _block_size(query, keys, encoding, local)
+    tiles = _Tiles(
+        size,
+        query.shape[1] if local else None,
+        rows,
+        embedding is not None,
+        0.0 if seed is None else dropout,
+    )
+    pieces = tiles.padded(query, keys, values)
+    given = [x for x in (embedding, seed) if x is not None]
+    tensors = (
+        *(_as_tiles(x, together) for x in pieces),
+        _by_element(encoding, local),
+        *given,
+    )
+    y = _tiled(tiles, tuple(tuple(x.shape) for x in tensors))(*tensors)
+    return _as_images(y, query.shape[4])[:, :height, :width]
+
+
+def _block_size(
+    query: Tensor, keys: Tensor, encoding: Tensor, local: bool
+) -> tuple[int, int | None]:
+    """How many heads and rows make a block; None for all rows."""
+    _, height, width, elements, heads, _ = query.shape
+    if not local:
+        return 1, 1
+    if height is None or width is None:
+        return 1, None
+    rows, columns, order, _ = encoding.shape
+    pairs = elements * max(keys.shape[3], order)
+    scores = rows * columns * pairs * height * (width + columns - 1)
+    limit = CPU_TILE if backend.on_cpu() else GPU_TILE
+    fitting = (n for n in range(heads, 1, -1) if n * scores <= limit)
+    together = next((n for n in fitting if heads % n == 0), 1)
+    return together, math.ceil(height / math.ceil(scores / limit))
+
+
+class _Part(NamedTuple):
+    """What the rows of a block see.
+
+    Attributes:
+        windows: where neighbours lie.
+        tensors: keys, values and encoding, as the windows take them.
+        starts: where in the whole tensors they start.
+    """
+
+    windows: Any
+    tensors: tuple[Tensor, Tensor, Tensor]
+    starts: tuple[Any, Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """How attention takes tiles apart, and what it does with the parts.
+
+    Queries, keys and values of a tile are `(channels, elements, heads, height,
+    width)`.
+
+    Attributes:
+        size: rows and columns of the windows; None for the whole image.
+        height: of the images; None if unknown, or without windows.
+        rows: of a block; None for all.
+        embedded: whether there is an embedding of relative elements.
+        rate: of dropout.
+    """
+
+    size: int | None
+    height: int | None
+    rows: int | None
+    embedded: bool
+    rate: float
+
+    def padded(
+        self, query: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values with what windows see, queries as wide as they.
+
+        With as many rows as fill the blocks.
+        """
+        if self.size is None:
+            return query, keys, values
+        reach = self.size // 2
+        more = 0
+        if self.rows is not None and self.height is not None:
+            more = -self.height % self.rows
+        rest = [(0, 0)] * 3
+        behind = [(0, 0), (0, more), (0, self.size - 1), *rest]
+        around = [(0, 0), (reach, reach + more), (reach, reach), *rest]
+        query = ops.pad(query, behind)
+        return query, ops.pad(keys, around), ops.pad(values, around)
+
+    def unpack(self, rest: Any) -> tuple[Positions, Tensor | None]:
+        """Positions, and the seed if there is one."""
+        encoding, *rest = rest
+        embedding = rest.pop(0) if self.embedded else None
+        return Positions(encoding, embedding), rest.pop() if rest else None
+
+    def attend(
+        self, piece: Any, positions: Positions, seed: Tensor | None
+    ) -> Tensor:
+        """The output of a tile, from query, keys, values and its number."""
+        query, keys, values, index = piece
+        blocks, numbers = self._blocks(query)
+        first = index * ops.cast(ops.shape(blocks)[0], "float32")
+
+        def block(_: Any, piece: Any) -> Any:
+            query, number = piece
+            part = self._part(query, keys, values, positions, number)
+            y = pair_attention.attend(
+                part.windows,
+                part.windows.flat_queries(query),
+                *part.tensors[:2],
+                positions._replace(encoding=part.tensors[2]),
+                self._dropout(seed, first + ops.cast(number, "float32")),
+            )
+            return (), ops.reshape(
+                y, (*ops.shape(y)[:3], *ops.shape(query)[3:])
+            )
+
+        y = backend.scan(block, (), (blocks, numbers), like=query)[1]
+        return _joined(y)
+
+    def gradients(
+        self,
+        piece: Any,
+        positions: Positions,
+        seed: Tensor | None,
+        upstream: Tensor,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Tensor]]:
+        """Those of query, keys and values, and those of the positions."""
+        query, keys, values, index = piece
+        blocks, numbers = self._blocks(query)
+        first = index * ops.cast(ops.shape(blocks)[0], "float32")
+
+        def block(totals: Any, piece: Any) -> Any:
+            query, upstream, number = piece
+            part = self._part(query, keys, values, positions, number)
+            (d_query, *d_seen), d_positions = pair_attention.gradients(
+                part.windows,
+                part.windows.flat_queries(query),
+                *part.tensors[:2],
+                positions._replace(encoding=part.tensors[2]),
+                self._dropout(seed, first + ops.cast(number, "float32")),
+                part.windows.flat_queries(upstream),
+            )
+            d_encoding, *rest = d_positions.given
+            found = [*map(part.windows.rows_of_keys, d_seen), d_encoding]
+            seen = [
+                _add_at(total, start, d)
+                for total, start, d in zip(
+                    totals[:3], part.starts, found, strict=True
+                )
+            ]
+            d_query = ops.reshape(d_query, ops.shape(query))
+            return [*seen, *_added(totals[3:], rest)], d_query
+
+        encoding, *rest = positions.given
+        totals = [ops.zeros_like(x) for x in (keys, values, encoding, *rest)]
+        pieces = (blocks, self._blocks(upstream)[0], numbers)
+        (d_keys, d_values, *d_positions), d_query = backend.scan(
+            block, totals, pieces, like=query
+        )
+        return (_joined(d_query), d_keys, d_values), d_positions
+
+    def _blocks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`(blocks, channels, elements, heads, rows, width)` and numbers."""
+        *outer, height, width = ops.shape(x)
+        rows = height if self.rows is None else self.rows
+        count = height // rows
+        x = ops.reshape(x, (*outer, count, rows, width))
+        return ops.moveaxis(x, 3, 0), ops.arange(count, dtype="int32")
+
+    def _part(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        positions: Positions,
+        number: Tensor,
+    ) -> _Part:
+        """What the block of this number sees."""
+        *outer, height, width = ops.shape(keys)
+        encoding = positions.encoding
+        if self.size is None:
+            # All keys, at the offsets from this row.
+            place = (0,) * 5
+            start = height - 1 - number, 0, 0, 0
+            encoding = ops.slice(
+                encoding, start, (height, *ops.shape(encoding)[1:])
+            )
+            windows: Any = Row(width)
+        else:
+            rows, columns = ops.shape(query)[3:]
+            windows = self._windows(rows, columns, number * rows)
+            place = (0, 0, 0, number * rows, 0)
+            start = (0,) * 3
+            shape = (*outer, rows + self.size - 1, width)
+            keys, values = (ops.slice(x, place, shape) for x in (keys, values))
+        flat = windows.flat_keys(keys), windows.flat_keys(values)
+        return _Part(windows, (*flat, encoding), (place, place, start))
+
+    def _windows(self, rows: Any, columns: Any, first: Tensor) -> Any:
+        size = self.size or 1
+        known = isinstance(rows, int) and isinstance(columns, int)
+        kind = Planes if backend.in_xla() and known else Products
+        height = rows if self.height is None else self.height
+        return kind(size, rows, columns - size + 1, first, height)
+
+    def _dropout(self, seed: Tensor | None, number: Tensor) -> Any:
+        """Draws the factors of dropout for the scores of a block."""
+        if seed is None:
+            return None
+        seed = ops.stack([seed[0] + number, seed[1]])
+        return lambda scores: backend.dropout_factors(
+            ops.shape(scores), self.rate, seed, scores.dtype
+        )
+
+
+def _joined(x: Tensor) -> Tensor:
+    """`(blocks, channels, elements, heads, rows, width)` as a tile."""
+    x = ops.moveaxis(x, 0, 3)
+    return ops.reshape(x, (*ops.shape(x)[:3], -1, ops.shape(x)[5]))
+
+
+def _add_at(total: Tensor, start: Any, part: Tensor) -> Tensor:
+    """Adds a part to what lies there."""
+    before = ops.slice(total, start, ops.shape(part))
+    return ops.slice_update(total, start, before + part)
+
+
+def _added(totals: Any, terms: Any) -> list[Tensor]:
+    return [total + x for total, x in zip(totals, terms, strict=True)]
+
+
+@functools.lru_cache(maxsize=512)
+def _tiled(tiles: _Tiles, shapes: Any) -> Any:
+    """Attention of all tiles, as a differentiable function.
+
+    One for each set of shapes, see `ops.windows`.
+    """
+
+    def forward(*tensors: Tensor) -> Any:
+        positions, seed = tiles.unpack(tensors[3:])
+
+        def tile(_: Any, piece: Any) -> Any:
+            return (), tiles.attend(piece, positions, seed)
+
+        pieces = (*tensors[:3], _numbers(tensors[0]))
+        return backend.scan(tile, (), pieces, like=tensors[0])[1], ()
+
+    def backward(
+        tensors: tuple[Tensor, ...], _: Any, upstream: Tensor
+    ) -> tuple[Tensor, ...]:
+        positions, seed = tiles.unpack(tensors[3:])
+
+        def tile(totals: Any, piece: Any) -> Any:
+            *piece, upstream = piece
+            gradients, d_positions = tiles.gradients(
+                piece, positions, seed, upstream
+            )
+            return _added(totals, d_positions), gradients
+
+        totals = list(map(ops.zeros_like, positions.given))
+        pieces = (*tensors[:3], _numbers(tensors[0]), upstream)
+        totals, gradients = backend.scan(tile, totals, pieces, like=tensors[:3])
+        unmoved = [] if seed is None else [ops.zeros_like(seed)]
+        return (*gradients, *totals, *unmoved)
+
+    return backend.recomputed(forward, backward, "recompute=False")
+
+
+def _numbers(tiles: Tensor) -> Tensor:
+    return ops.arange(ops.shape(tiles)[0], dtype="float32")
+
+
+def _by_element(encoding: Tensor, local: bool) -> Tensor:
+    """The encoding in the form that windows and rows take."""
+    rows, columns, order, channels = ops.shape(encoding)
+    if local:
+        return ops.reshape(encoding, (rows * columns, order, channels))
+    return ops.transpose(encoding, (0, 2, 3, 1))
+
+
+def _as_tiles(x: Tensor, heads: int) -> Tensor:
+    """`(batch, height, width, elements, heads, channels)` as tiles.
+
+    Returns:
+        `(tiles, channels, elements, heads, height, width)` with as many heads
+        as asked for, which divide those that there are.
+    """
+    batch, height, width, elements, total, channels = ops.shape(x)
+    shape = (batch, height, width, elements, total // heads, heads, channels)
+    x = ops.transpose(ops.reshape(x, shape), (0, 4, 6, 3, 5, 1, 2))
+    return ops.reshape(x, (-1, channels, elements, heads, height, width))
+
+
+def _as_images(x: Tensor, heads: int) -> Tensor:
+    """Undoes `_as_tiles`, for all the heads."""
+    _, channels, elements, together, height, width = ops.shape(x)
+    split = (-1, heads // together, channels, elements, together)
+    x = ops.reshape(x, (*split, height, width))
+    x = ops.transpose(x, (0, 5, 6, 3, 1, 4, 2))
+    return ops.reshape(x, (-1, height, width, elements, heads, channels))

@@ -1,0 +1,344 @@
+"""Group self-attention in tiles, two softmaxes, against one over all."""
+
+import importlib
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from layer_contract import as_array
+
+from keras_equiattn.ops import pair_windows
+from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_self_attention
+from keras_equiattn.ops.group_self_attention import plain_attention
+from keras_equiattn.ops.pair_windows import Planes
+from keras_equiattn.ops.pair_windows import Products
+from keras_equiattn.ops.position_encoding import image_offsets
+from keras_equiattn.ops.position_encoding import seen_offsets
+from keras_equiattn.ops.position_encoding import window_offsets
+from keras_equiattn.testing import relative_difference
+
+# The package has a function of this name.
+module = importlib.import_module("keras_equiattn.ops.group_self_attention")
+
+BACKEND = keras.backend.backend()
+FLOAT64 = BACKEND != "jax"
+DTYPE, RTOL = ("float64", 1e-12) if FLOAT64 else ("float32", 2e-5)
+SLOW = (pytest.mark.slow, pytest.mark.every_backend)
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def arguments(window, size, elements, order, heads=2, channels=5, encoded=2):
+    """Query, keys, values, encoding and, but for lifting, embedding.
+
+    Lifting has one query and key element; all channels meet positions.
+    """
+    shape = (2, *size, elements, heads, channels)
+    seen = (window, window) if window else tuple(2 * n - 1 for n in size)
+    lifting = elements == 1
+    encoded = channels if lifting else encoded
+    arrays = [random(*shape, seed=seed) for seed in range(3)]
+    arrays.append(random(*seen, order, encoded, seed=3))
+    if not lifting:
+        rest = channels - encoded
+        arrays.append(random(elements, elements, rest, seed=4))
+    return arrays
+
+
+def value_and_gradients(function, arrays, cotangent):
+    """The value, and gradients of `sum(value * cotangent)`."""
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    cotangent = ops.convert_to_tensor(cotangent, DTYPE)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            value = function(*tensors)
+        gradients = tape.gradient(value, tensors, cotangent)
+    elif BACKEND == "jax":
+        import jax
+
+        value, pull_back = jax.vjp(function, *tensors)
+        gradients = pull_back(cotangent)
+    else:
+        import torch
+
+        tensors = [t.requires_grad_() for t in tensors]
+        value = function(*tensors)
+        gradients = torch.autograd.grad(value, tensors, cotangent)
+        value = value.detach()
+    return as_array(value), [as_array(g) for g in gradients]
+
+
+def check(arrays, local, rtol=RTOL, compiled=False):
+    """Tiled and plain form agree, in the value and all gradients."""
+
+    def tiled(*arrays):
+        return group_self_attention(*arrays, local=local)
+
+    if compiled and BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        tiled = tf.function(tiled)
+
+    def plain(*arrays):
+        return plain_attention(*arrays, local=local)
+
+    batch, height, width, _, heads, channels = arrays[0].shape
+    order = arrays[3].shape[2]
+    cotangent = random(batch, height, width, order, heads, channels, seed=6)
+    value, gradients = value_and_gradients(tiled, arrays, cotangent)
+    expected, wanted = value_and_gradients(plain, arrays, cotangent)
+    assert value.shape == cotangent.shape
+    assert relative_difference(value, expected) < rtol
+    names = ("query", "keys", "values", "encoding", "embedding")
+    for name, gradient, other in zip(names, gradients, wanted, strict=False):
+        # A softmax that sees one place gives none.
+        scale = max(np.abs(other).max(), 1)
+        assert np.abs(gradient - other).max() < 10 * rtol * scale, name
+
+
+@pytest.fixture
+def fresh_tiles():
+    """What is built for shapes knows how it was to be built."""
+    module._tiled.cache_clear()
+    yield
+    module._tiled.cache_clear()
+
+
+@pytest.fixture(params=[Planes, Products], ids=lambda kind: kind.__name__)
+def realisation(request, monkeypatch, fresh_tiles):
+    """Each of the two, also where the other would be chosen."""
+    if request.param is Planes:
+        monkeypatch.setattr(module, "Products", Planes)
+    else:
+        monkeypatch.setattr(module, "Planes", Products)
+    return request.param
+
+
+CASES = [
+    # window, size, elements, order
+    (3, (3, 4), 2, 3),
+    (3, (4, 2), 1, 4),
+    (5, (2, 3), 3, 2),
+    (1, (2, 2), 2, 2),
+    (3, (1, 3), 4, 4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_windows(case, realisation):
+    check(arguments(*case), local=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (None, (3, 4), 2, 3),
+        (None, (4, 2), 1, 4),
+        (None, (1, 3), 3, 2),
+        (None, (1, 1), 2, 2),
+    ],
+    ids=str,
+)
+def test_whole_images(case):
+    check(arguments(*case), local=False)
+
+
+@pytest.mark.parametrize(
+    ("window", "elements"), [(3, 2), (3, 1), (None, 2), (None, 1)]
+)
+def test_compiled_as_in_fit(window, elements):
+    arrays = arguments(window, (3, 2), elements, 2)
+    check(arrays, local=window is not None, compiled=True)
+
+
+@pytest.mark.parametrize("elements", [1, 2])
+@pytest.mark.parametrize(("limit", "together"), [(1, 1), (5, 3), (10**6, 6)])
+def test_heads_of_a_tile(elements, limit, together, monkeypatch, fresh_tiles):
+    arrays = arguments(3, (3, 2), elements, 2, heads=6)
+    pixels = 3 * (2 + 2)
+    scores = 9 * elements * 2 * pixels
+    for name in ("CPU_TILE", "GPU_TILE"):
+        monkeypatch.setattr(module, name, limit * scores)
+    tensors = [ops.convert_to_tensor(arrays[n]) for n in (0, 1, 3)]
+    assert module._heads_together(*tensors) == together
+    check(arrays, local=True)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("local", [True, False])
+def test_numbers_of_heads(heads, local):
+    window = 3 if local else None
+    check(arguments(window, (2, 3), 2, 2, heads=heads), local=local)
+
+
+def test_sizes_known_only_at_run_time_are_heads_by_themselves():
+    unknown = keras.KerasTensor((None, None, 4, 2, 6, 3))
+    encoding = keras.KerasTensor((3, 3, 2, 1))
+    assert module._heads_together(unknown, unknown, encoding) == 1
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_images_without_an_embedding(local):
+    """Channels that meet neither positions nor an embedding."""
+    window = 3 if local else None
+    *arrays, _ = arguments(window, (3, 2), 2, 2)
+    check(arrays, local=local)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_scores_far_apart(local):
+    """Content and positions may point to different neighbours."""
+    arrays = arguments(3 if local else None, (3, 3), 2, 2)
+    arrays[0] *= 30
+    arrays[3] *= 30
+    check(arrays, local=local, rtol=1e-9 if FLOAT64 else 1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_counts_in_float32(dtype):
+    arrays = arguments(3, (3, 4), 2, 3)
+    tensors = [ops.convert_to_tensor(a, dtype) for a in arrays]
+    y = group_self_attention(*tensors)
+    assert keras.backend.standardize_dtype(y.dtype) == dtype
+    rounded = [ops.cast(t, "float32") for t in tensors]
+    expected = as_array(plain_attention(*rounded))
+    y = as_array(ops.cast(y, "float32"))
+    assert relative_difference(y, expected) < 1e-2
+
+
+# --- Dropout ----------------------------------------------------------------
+
+SEED = np.array([3.0, 5.0], "float32")
+
+
+def with_dropout(arrays, local, seed=SEED):
+    def function(*arrays):
+        return group_self_attention(
+            *arrays,
+            local=local,
+            dropout=0.4,
+            seed=ops.convert_to_tensor(seed),
+        )
+
+    cotangent = np.ones((*arrays[0].shape[:3], arrays[3].shape[2], 2, 5))
+    return value_and_gradients(function, arrays, cotangent)
+
+
+@pytest.mark.parametrize(
+    ("window", "elements"),
+    [
+        (3, 2),
+        (None, 1),
+        pytest.param(3, 1, marks=SLOW),
+        pytest.param(None, 2, marks=SLOW),
+    ],
+)
+def test_gradients_drop_what_the_value_dropped(window, elements):
+    """Along random directions, by differences."""
+    arrays = arguments(window, (2, 3), elements, 2)
+    local = window is not None
+    step = 1e-5 if FLOAT64 else 1e-2
+    _, gradients = with_dropout(arrays, local)
+    for index, gradient in enumerate(gradients):
+        direction = random(*arrays[index].shape, seed=8)
+        ends = []
+        for sign in (1, -1):
+            moved = list(arrays)
+            moved[index] = arrays[index] + sign * step * direction
+            ends.append(with_dropout(moved, local)[0].sum())
+        numeric = (ends[0] - ends[1]) / (2 * step)
+        along = (gradient * direction).sum()
+        scale = max(abs(numeric), 1)
+        assert abs(along - numeric) < (1e-7 if FLOAT64 else 2e-2) * scale
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_dropout_follows_the_seed(local):
+    arrays = arguments(3 if local else None, (2, 3), 2, 2)
+    for array in arrays[:3]:
+        array[1] = array[0]
+    first, again, other = (
+        with_dropout(arrays, local, seed)[0]
+        for seed in (SEED, SEED, SEED + np.array([0, 1], "float32"))
+    )
+    np.testing.assert_array_equal(first, again)
+    assert relative_difference(first, other) > 1e-2
+    assert relative_difference(first[0], first[1]) > 1e-2  # of each image
+
+
+def test_seeds_are_numbers_that_single_precision_holds():
+    for number in (module.SEEDS - 1, 2 * module.SEEDS - 1):
+        assert int(np.float32(number)) == number
+
+
+# --- Weights and offsets ----------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("elements", [1, 2])
+def test_weights_give_the_output(local, elements):
+    arrays = arguments(3 if local else None, (3, 4), elements, 2)
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    query, keys, values, *rest = tensors
+    weights = as_array(attention_weights(query, keys, *rest, local=local))
+    encoding = rest[0]
+    seen = module.neighbourhood((3, 4), encoding, local)
+    near = as_array(seen.of(values))
+    y = np.einsum("bivtmo,biomtc->bivtc", weights, near)
+    expected = as_array(group_self_attention(*tensors, local=local))
+    y = y.reshape(expected.shape)
+    assert relative_difference(y, expected) < max(RTOL, 1e-12)
+    one = attention_weights(query, keys, *rest, local=local, pixel=(2, 1))
+    expected = weights[:, [2 * 4 + 1]]
+    assert relative_difference(as_array(one), expected) < RTOL
+
+
+def test_offsets_of_windows():
+    np.testing.assert_array_equal(window_offsets(1), np.zeros((1, 1, 2)))
+    offsets = window_offsets(5)
+    assert offsets.shape == (5, 5, 2)
+    np.testing.assert_array_equal(offsets[0, 4], [-1, 1])
+    np.testing.assert_array_equal(offsets[2, 3], [0, 0.5])
+
+
+def test_offsets_of_images():
+    offsets = as_array(image_offsets(2, 4, "float32"))
+    assert offsets.shape == (3, 7, 2)
+    np.testing.assert_allclose(offsets[0, 6], [-1 / 3, 1], rtol=1e-6)
+    np.testing.assert_array_equal(offsets[1, 3], [0, 0])
+    assert not as_array(image_offsets(1, 1, "float32")).any()
+
+
+def test_elements_see_offsets_turned_back():
+    up = ops.convert_to_tensor(np.array([-1.0, 0.0]), DTYPE)
+    seen = as_array(seen_offsets(up, "p4m"))
+    # A quarter turn has moved what lay to the right.
+    np.testing.assert_allclose(seen[1], [0, 1], atol=1e-12)
+    np.testing.assert_allclose(seen[4], [-1, 0], atol=1e-12)
+
+
+def test_masked_weights_are_zero():
+    arrays = arguments(5, (2, 2), 2, 2)
+    query, keys, _, *rest = (ops.convert_to_tensor(a, DTYPE) for a in arrays)
+    weights = as_array(attention_weights(query, keys, *rest))
+    inside = module.neighbourhood((2, 2), rest[0], True).inside
+    assert inside.sum(axis=1).tolist() == [4] * 4
+    outside = np.moveaxis(weights, (1, -1), (0, 1))[~inside]
+    assert outside.size
+    assert not outside.any()
+
+
+def test_tiles_and_back():
+    x = random(2, 3, 4, 2, 6, 5)
+    for heads in (1, 2, 3, 6):
+        tiles = pair_windows.tiles(ops.convert_to_tensor(x), heads)
+        assert tiles.shape == (2 * 6 // heads, 5, 2, heads, 3, 4)
+        back = as_array(pair_windows.untiled(tiles, 6))
+        np.testing.assert_array_equal(back, x.astype(back.dtype))
