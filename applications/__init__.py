@@ -84,10 +84,14 @@ for _variant in resnet29.VARIANTS:
                 "squeeze_excite": _variant.endswith("_se"),
             },
         )
-for _constructor in (GSANetRotMNIST, GSANetCIFAR10, GSANetPCam):
-    _name = _constructor.__name__.lower().replace("gsanet", "gsanet_")
+_PRESETS: dict[str, Callable[..., keras.Model]] = {
+    "rotmnist": GSANetRotMNIST,
+    "cifar10": GSANetCIFAR10,
+    "pcam": GSANetPCam,
+}
+for _preset, _network in _PRESETS.items():
     for _group in gsanet.VARIANTS:
-        _MODELS[f"{_name}_{_group}"] = (_constructor, {"group": _group})
+        _MODELS[f"gsanet_{_preset}_{_group}"] = (_network, {"group": _group})
 
 
 def list_models() -> list[str]:
