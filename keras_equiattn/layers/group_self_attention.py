@@ -87,12 +87,10 @@ class RelativePositionEncoding(keras.layers.Layer):
         bias_initializer: Any = "zeros",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         # A policy of half precision would lose the differences of offsets.
-        double = self.dtype_policy.variable_dtype == "float64"
-        self.dtype_policy = keras.DTypePolicy(
-            "float64" if double else "float32"
-        )
+        policy = keras.dtype_policies.get(kwargs.pop("dtype", None))
+        double = policy.variable_dtype == "float64"
+        super().__init__(dtype="float64" if double else "float32", **kwargs)
         self.channels = _checks.integer(channels, "channels")
         self.hidden = _checks.integer(hidden, "hidden")
         self.group = groups.get(group)
@@ -286,9 +284,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
     def call(
         self,
         inputs: Tensor,
-        training: bool | None = None,
         return_attention_maps: bool = False,
         query: tuple[int, int] | None = None,
+        training: bool | None = None,
     ) -> Any:
         self._drops = bool(training) and self.attention_dropout > 0
         return super().call(inputs, return_attention_maps, query)
@@ -364,7 +362,8 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         """Of all distinct offsets, and of relative elements."""
         dtype = self.positions.compute_dtype
         if self.kernel_size is None:
-            offsets = image_offsets(*ops.shape(x)[1:3], dtype)
+            height, width = ops.shape(x)[1:3]
+            offsets = image_offsets(height, width, dtype)
         else:
             window = window_offsets(self.kernel_size)
             offsets = ops.convert_to_tensor(window, dtype=dtype)

@@ -232,8 +232,8 @@ class _Tiles:
         encoding = positions.encoding
         if self.size is None:
             # All keys, at the offsets from this row.
-            place = (0,) * 5
-            start = height - 1 - number, 0, 0, 0
+            place: Any = (0,) * 5
+            start: Any = (height - 1 - number, 0, 0, 0)
             encoding = ops.slice(
                 encoding, start, (height, *ops.shape(encoding)[1:])
             )
