@@ -314,8 +314,8 @@ def GSANetPCam(
     | 207,466 | 206,962 | 207,178 | 207,466 |
 
     Maps have 48, 24, 20, 16, 8, 4 and 2 pixels. The crops of the authors,
-    `crops=(0, 2, 1, 1)`, pool maps of 9 and 7 pixels, which is not
-    equivariant: with them and another group than z2, give `exact=False` or
+    `crops=(0, 2, 1, 1)`, pool a map of 7 pixels, which is not equivariant:
+    with them and another group than z2, give `exact=False` or
     images of 88 or 104 pixels.
 
     Args:

@@ -49,6 +49,17 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What takes seconds to compile for each shape goes to the sweeps."""
+    if keras.backend.backend() == "torch":
+        return
+    for item in items:
+        if item.get_closest_marker("torch_first"):
+            for marker in ("slow", "every_backend", "sweep"):
+                item.add_marker(marker)
+
+
 def pytest_generate_tests(metafunc):
     """Runs the checks of a `LayerContract` on each of its cases."""
     if "case" in metafunc.fixturenames and metafunc.cls is not None:

@@ -1,5 +1,6 @@
 """What all layers share: the group, the data format and exactness."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -177,17 +178,28 @@ class AttentionLayer(GroupLayer):
         return_attention_maps: bool = False,
         query: tuple[int, int] | None = None,
     ) -> Any:
+        return self.call_or_attend(inputs, return_attention_maps, query)
+
+    def call_or_attend(
+        self,
+        inputs: Tensor,
+        return_attention_maps: bool,
+        query: tuple[int, int] | None,
+        **options: Any,
+    ) -> Any:
+        """The output, with maps if asked for; options go to both methods."""
         if not return_attention_maps:
             if query is not None:
                 raise ValueError(
                     "`query` selects an attention map and needs "
                     f"`return_attention_maps=True`. Received: query={query}"
                 )
-            return super().call(inputs)
+            function = functools.partial(self.call_channels_last, **options)
+            return self.on_channels_last(function, inputs)
         maps: dict[str, Tensor] = {}
 
         def attend(x: Tensor) -> Tensor:
-            y, found = self.attend_channels_last(x, query)
+            y, found = self.attend_channels_last(x, query, **options)
             maps.update(found)
             return y
 
@@ -198,12 +210,13 @@ class AttentionLayer(GroupLayer):
         inputs: Any,
         return_attention_maps: bool = False,
         query: tuple[int, int] | None = None,
+        **options: Any,
     ) -> Any:
         if not return_attention_maps:
             return super().compute_output_spec(inputs)
         # Not from `compute_output_shape`: that knows nothing of the maps.
         return super(keras.layers.Layer, self).compute_output_spec(
-            inputs, return_attention_maps=True, query=query
+            inputs, return_attention_maps=True, query=query, **options
         )
 
     def check_query(

@@ -215,7 +215,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.seed = seed
+        self.seed = (
+            None if seed is None else _checks.integer(seed, "seed", least=0)
+        )
         self.positions = RelativePositionEncoding(
             self._encoded,
             group=self.group,
@@ -288,35 +290,22 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         query: tuple[int, int] | None = None,
         training: bool | None = None,
     ) -> Any:
-        self._drops = bool(training) and self.attention_dropout > 0
-        return super().call(inputs, return_attention_maps, query)
-
-    def call_channels_last(self, x: Tensor) -> Tensor:
-        x = self._feature_map(x)
-        seed = None
-        if self._drops:
-            seed = keras.random.randint(
-                (2,), 0, SEEDS, seed=self.seed_generator
-            )
-            seed = ops.cast(seed, "float32")
-        y = group_self_attention(
-            *self._queries_and_keys(x),
-            self._linear(x, "value"),
-            *self._encodings(x),
-            local=self.kernel_size is not None,
-            dropout=self.attention_dropout,
-            seed=seed,
-            recompute=self.recompute,
+        return self.call_or_attend(
+            inputs, return_attention_maps, query, training=training
         )
-        kernel = ops.convert_to_tensor(self.output_kernel)
-        y = ops.reshape(y, (*ops.shape(y)[:4], -1))
-        y = y @ ops.reshape(kernel, (-1, self.filters))
-        return y + ops.convert_to_tensor(self.output_bias)
+
+    def call_channels_last(
+        self, x: Tensor, training: bool | None = None
+    ) -> Tensor:
+        x = self._feature_map(x)
+        return self._output(x, self._scored(x), training)
 
     def attend_channels_last(
-        self, x: Tensor, query: tuple[int, int] | None = None
+        self,
+        x: Tensor,
+        query: tuple[int, int] | None = None,
+        training: bool | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        y = self.call_channels_last(x)
         x = self._feature_map(x)
         height, width = x.shape[1:3]
         if height is None or width is None:
@@ -327,17 +316,45 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             )
         if query is not None:
             query = self.check_query(query, (height, width))
+        scored = self._scored(x)
         weights = attention_weights(
-            *self._queries_and_keys(x),
-            *self._encodings(x),
-            local=self.kernel_size is not None,
-            pixel=query,
+            *scored, local=self.kernel_size is not None, pixel=query
         )
         seen = (self.kernel_size,) * 2 if self.kernel_size else (height, width)
         pixels = () if query else (height, width)
         batch, _, *axes, _ = ops.shape(weights)
         weights = ops.reshape(weights, (batch, *pixels, *axes, *seen))
+        y = self._output(x, scored, training)
         return y, {"window" if self.kernel_size else "image": weights}
+
+    def _scored(self, x: Tensor) -> tuple[Any, ...]:
+        """What scores are made of: queries, keys and encodings."""
+        return (*self._queries_and_keys(x), *self._encodings(x))
+
+    def _output(
+        self, x: Tensor, scored: tuple[Any, ...], training: bool | None
+    ) -> Tensor:
+        query, keys, *encodings = scored
+        seed = None
+        if training and self.attention_dropout:
+            seed = keras.random.randint(
+                (2,), 0, SEEDS, seed=self.seed_generator
+            )
+            seed = ops.cast(seed, "float32")
+        y = group_self_attention(
+            query,
+            keys,
+            self._linear(x, "value"),
+            *encodings,
+            local=self.kernel_size is not None,
+            dropout=self.attention_dropout if training else 0.0,
+            seed=seed,
+            recompute=self.recompute,
+        )
+        kernel = ops.convert_to_tensor(self.output_kernel)
+        y = ops.reshape(y, (*ops.shape(y)[:4], -1))
+        y = y @ ops.reshape(kernel, (-1, self.filters))
+        return y + ops.convert_to_tensor(self.output_bias)
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:3], self.group.order, self.filters)
@@ -406,7 +423,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         y(i, v) = sum_o softmax_o(S(v, i, o)) V(i + o)
 
     followed by a linear map of all heads. `e` is a `RelativePositionEncoding`:
-    half of the channels of a head meet the row of the offset, half its column.
+    half of the channels of a head (rounded down) meet the row of the offset, as
+    many its column.
     All that differs between the group elements is how they see positions.
 
     Args:
@@ -415,8 +433,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             2.
         num_heads: number of heads.
         kernel_size: rows and columns of the window, odd; None for the whole
-            image. Offsets are divided by half the window, or by the longer
-            side of the image.
+            image. Offsets are divided by `kernel_size // 2`, or by the longer
+            side of the image less one, along both axes.
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training.
         epsilon: of the encoding, see `RelativePositionEncoding`.
@@ -510,8 +528,8 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
             3.
         num_heads: number of heads.
         kernel_size: rows and columns of the window, odd; None for the whole
-            image. Offsets are divided by half the window, or by the longer
-            side of the image.
+            image. Offsets are divided by `kernel_size // 2`, or by the longer
+            side of the image less one, along both axes.
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
             those of a query element, key element and offset, for all output

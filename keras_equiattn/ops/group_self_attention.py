@@ -60,6 +60,10 @@ def group_self_attention(
     Returns:
         What the output elements attend to.
     """
+    if dropout and seed is None:
+        raise ValueError(
+            f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
+        )
     dtype = query.dtype
     query, keys, values, encoding, embedding = _full(
         query, keys, values, encoding, embedding
@@ -164,7 +168,17 @@ def neighbourhood(
     local: bool,
     pixel: tuple[int, int] | None = None,
 ) -> Neighbourhood:
-    """What the pixels of an image of this size see, or one of them."""
+    """What the pixels of an image of this size see, or one of them.
+
+    Raises:
+        ValueError: if the size is known only at run time.
+    """
+    if not all(isinstance(n, int) for n in size):
+        raise ValueError(
+            "Attention that is not computed in tiles (`recompute=False`, "
+            "attention maps) needs a height and width that are known before "
+            "run time."
+        )
     queries = np.indices(size).reshape(2, -1)
     if pixel is not None:
         queries = np.array(pixel)[:, None]

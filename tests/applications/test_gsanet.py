@@ -209,6 +209,7 @@ def test_weights_start_as_those_of_the_authors():
     np.testing.assert_allclose(embedding.std(), 1, rtol=0.2)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("group", "options"),
     [
@@ -313,7 +314,7 @@ def test_one_step_of_fit():
         assert changed[name]
 
 
-@pytest.mark.once
+@pytest.mark.torch_first
 def test_mixed_precision_returns_float32():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = GSANet("p4", **TINY)
@@ -324,7 +325,7 @@ def test_mixed_precision_returns_float32():
     assert attention.compute_dtype == "bfloat16"
 
 
-@pytest.mark.once
+@pytest.mark.torch_first
 def test_files(tmp_path):
     options = {**TINY, "norm_between": True, "input_dropout": 0.1}
     model = GSANet("p4", **options)
@@ -340,7 +341,7 @@ def test_files(tmp_path):
     np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
 
 
-@pytest.mark.once
+@pytest.mark.torch_first
 def test_attention_maps():
     model = GSANet("p4", **TINY)
     found = attention_maps(model, images((2, 6, 6, 2)))

@@ -176,6 +176,7 @@ def tolerance():
 # --- Numbers ----------------------------------------------------------------
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("group", "window", "size"),
@@ -328,6 +329,7 @@ def test_the_authors_index_is_that_of_their_code(name):
     assert relative_difference(y, ours(v["y"])) < 1e-6
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("group", ["z2m", "p4"])
 def test_the_authors_index_is_not_equivariant(group):
     """The test that ours passes would have found it."""
@@ -347,6 +349,7 @@ def test_the_authors_index_is_not_equivariant(group):
     assert_equivariant(layer, group, x.astype(DTYPE), rtol=tolerance())
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("group", "window", "dtype"),
@@ -374,6 +377,7 @@ def test_strong_weights_stay_exact(layer, group, window, dtype):
     )
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("window", [3, None])
 def test_large_scores_agree_with_the_plain_form(layer, window):
@@ -394,12 +398,14 @@ def test_large_scores_agree_with_the_plain_form(layer, window):
     assert all(np.isfinite(gradient).all() for gradient in (of_x, *found))
 
 
+@pytest.mark.torch_first
 def test_large_scores_stay_finite_in_half_precision():
     layer = GroupSelfAttention2D(4, 3, 1, 3, "p4", dtype="float16")
     x = 30 * sample(layer, (4, 4), dtype="float16")
     assert np.isfinite(as_array(layer(x))).all()
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("layer", "window"),
     [
@@ -446,6 +452,7 @@ def test_weights_of_one_kind_start_differently():
     assert np.isclose(w["output_kernel"].std(), (2 / 128) ** 0.5, rtol=0.1)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("group", ["z2", "p4"])
 def test_a_window_larger_than_the_image(group):
     layer = random_layer(GroupSelfAttention2D, group, window=7)
@@ -454,6 +461,7 @@ def test_a_window_larger_than_the_image(group):
     assert relative_difference(as_array(layer(x)), expected) < tolerance()
 
 
+@pytest.mark.torch_first
 def test_a_window_of_one_pixel():
     for layer in LAYERS:
         made = random_layer(layer, "z2m", window=1)
@@ -462,6 +470,7 @@ def test_a_window_of_one_pixel():
         assert relative_difference(as_array(made(x)), expected) < tolerance()
 
 
+@pytest.mark.torch_first
 def test_images_on_the_group_of_translations():
     layer = random_layer(GroupSelfAttention2D, "z2")
     x = sample(layer, (4, 5))
@@ -470,6 +479,7 @@ def test_images_on_the_group_of_translations():
     assert relative_difference(flat, expected) < 1e-6
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("window", [3, None])
 def test_trains_at_sizes_known_only_at_run_time(window):
     inputs = keras.Input((None, None, 2))
@@ -494,6 +504,7 @@ def test_trains_at_sizes_known_only_at_run_time(window):
 # --- Dropout ----------------------------------------------------------------
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 def test_keras_own_contract_with_dropout(layer):
     made = case(layer, "p4", (4, 4), 3, 2, attention_dropout=0.2)
@@ -502,6 +513,7 @@ def test_keras_own_contract_with_dropout(layer):
     )
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("layer", "window"),
     [
@@ -529,6 +541,7 @@ def test_dropout(layer, window):
     assert away.mean() < 1.2
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("window", [3, None])
 @pytest.mark.parametrize("recompute", [True, False])
 def test_dropout_spares_no_output_element(window, recompute):
@@ -549,6 +562,7 @@ def test_dropout_spares_no_output_element(window, recompute):
     assert relative_difference(y, as_array(layer(sample(layer, (3, 3))))) > 1e-2
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 def test_seed_of_dropout(layer):
     def outputs(seed):
@@ -568,6 +582,7 @@ def test_seed_of_dropout(layer):
 # --- Derivatives of derivatives ---------------------------------------------
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("layer", "window"),
     [
@@ -595,6 +610,7 @@ def test_second_derivatives_without_recomputation(layer, window):
     assert abs(actual - expected) < 1e-2 * abs(expected)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("window", [3, None])
 def test_second_derivatives_are_right_or_refused(window):
     layers = [
@@ -615,6 +631,7 @@ def test_second_derivatives_are_right_or_refused(window):
 # --- Maps -------------------------------------------------------------------
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(("window", "name"), [(3, "window"), (None, "image")])
 def test_maps_add_up(layer, window, name):
@@ -651,6 +668,7 @@ def moved_maps(maps, group, g):
     return seen.transpose(3, 2, 0, 1).reshape(shape)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("group", "window", "size"),
@@ -674,6 +692,7 @@ def test_maps_turn_with_the_image(layer, group, window, size):
             assert relative_difference(moved, still) > 1e-2
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(("window", "name"), [(3, "window"), (None, "image")])
 def test_map_of_one_pixel(layer, window, name):
@@ -691,6 +710,7 @@ def test_map_of_one_pixel(layer, window, name):
         made(x, query=(0, 0))
 
 
+@pytest.mark.torch_first
 def test_maps_have_no_dropout():
     layer = random_layer(GroupSelfAttention2D, "z2m", attention_dropout=0.5)
     x = sample(layer, (3, 3))

@@ -19,6 +19,8 @@ from keras_equiattn.ops.position_encoding import seen_offsets
 from keras_equiattn.ops.position_encoding import window_offsets
 from keras_equiattn.testing import relative_difference
 
+pytestmark = pytest.mark.torch_first
+
 # The package has a function of this name.
 module = importlib.import_module("keras_equiattn.ops.group_self_attention")
 
