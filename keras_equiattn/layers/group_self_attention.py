@@ -334,7 +334,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
     def _output(
         self, x: Tensor, scored: tuple[Any, ...], training: bool | None
     ) -> Tensor:
-        query, keys, *encodings = scored
+        query, keys, encoding, embedding = scored
         seed = None
         if training and self.attention_dropout:
             seed = keras.random.randint(
@@ -345,7 +345,8 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             query,
             keys,
             self._linear(x, "value"),
-            *encodings,
+            encoding,
+            embedding,
             local=self.kernel_size is not None,
             dropout=self.attention_dropout if training else 0.0,
             seed=seed,
