@@ -327,12 +327,17 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         y = self._output(x, scored, training)
         return y, {"window" if self.kernel_size else "image": weights}
 
-    def _scored(self, x: Tensor) -> tuple[Any, ...]:
+    def _scored(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What scores are made of: queries, keys and encodings."""
         return (*self._queries_and_keys(x), *self._encodings(x))
 
     def _output(
-        self, x: Tensor, scored: tuple[Any, ...], training: bool | None
+        self,
+        x: Tensor,
+        scored: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        training: bool | None,
     ) -> Tensor:
         query, keys, encoding, embedding = scored
         seed = None
