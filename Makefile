@@ -64,12 +64,15 @@ bench: .venv/.dev
 	for backend in $(BACKENDS); do \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
 	done
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/short_runs.py
 
