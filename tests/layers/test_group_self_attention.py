@@ -70,10 +70,7 @@ def case(layer, group, size, window, heads, rectangle=None, **options):
 
 class TestLiftingSelfAttention2D(LayerContract):
     layer = LiftingSelfAttention2D
-    cases = (
-        case(layer, "p4", (5, 5), 3, 2, rectangle=(4, 6)),
-        case(layer, "z2m", (4, 5), None, 1),
-    )
+    cases = (case(layer, "p4", (5, 5), 3, 2),)
     arguments = (ARGUMENTS,)
 
 
@@ -81,7 +78,7 @@ class TestGroupSelfAttention2D(LayerContract):
     layer = GroupSelfAttention2D
     cases = (
         case(layer, "p4", (4, 4), 3, 2, rectangle=(4, 5)),
-        case(layer, "z2m", (4, 3), None, 1, rectangle=(3, 3)),
+        case(layer, "z2m", (4, 3), None, 1),
     )
     arguments = (
         {
@@ -107,6 +104,8 @@ class TestEveryGroupSelfAttention(LayerContract):
             ("z2", (5, 6), 3, 1, None, LAYERS),
             ("z2", (4, 4), None, 2, (3, 5), LAYERS),
             ("z2m", (6, 5), 3, 2, (5, 6), LAYERS),
+            ("z2m", (4, 5), None, 1, (3, 3), LAYERS),
+            ("p4", (5, 5), 3, 2, (4, 6), LAYERS[:1]),
             ("p4", (4, 4), None, 2, (5, 3), LAYERS),
             ("p4", (5, 5), None, 1, None, LAYERS[1:]),
             ("p4m", (6, 6), 3, 1, (5, 4), LAYERS),
