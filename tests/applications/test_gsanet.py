@@ -283,6 +283,7 @@ def test_every_group(group):
     assert found == {group}
 
 
+@pytest.mark.torch_first
 def test_one_step_of_fit():
     model = GSANet(
         "p4",

@@ -199,6 +199,7 @@ def oracle(layer, x):
     return oracles.group_linear(y, w["output_kernel"], None, group), maps
 
 
+@pytest.mark.torch_first
 def test_weights_of_one_kind_start_differently():
     layer = AffineSelfConv2D(8, 3, num_heads=2, group="p4")
     layer.build((None, 6, 6, 4, 8))
@@ -217,6 +218,7 @@ def tolerance():
     return 1e-12 if DTYPE == "float64" else 1e-5
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("group", "border", "heads"),
@@ -263,6 +265,7 @@ def batch(x):
     return x[None].astype(DTYPE)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "name",
     [
@@ -314,6 +317,7 @@ def test_vectors_with_gradients(name):
         assert relative_difference(gradient, wanted) < limit, variable.name
 
 
+@pytest.mark.torch_first
 def test_vectors_of_relative_positions():
     v = load_vectors("sasa_zeros_7x6_c8_k5_h4")
     query, keys, values = (batch(v[name]) for name in "QKV")
@@ -334,6 +338,7 @@ def test_vectors_of_relative_positions():
     assert relative_difference(as_array(y), batch(v["y"])) < limit
 
 
+@pytest.mark.torch_first
 def test_vectors_of_the_linear_map():
     v = load_vectors("p4_group_linear_5x4_6to5")
     y = group_linear(
@@ -345,6 +350,7 @@ def test_vectors_of_the_linear_map():
     assert relative_difference(as_array(y), batch(v["y"])) < tolerance()
 
 
+@pytest.mark.torch_first
 def test_psi_of_one_is_self_attention():
     layer = random_layer(
         SimpleAffineSelfConv2D, filters=6, num_heads=2, group="z2"
@@ -366,6 +372,7 @@ def test_psi_of_one_is_self_attention():
     assert relative_difference(as_array(layer(x)), expected) < tolerance()
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("group", ["z2", "p4m"])
 def test_constant_scores_are_a_depthwise_convolution(group):
     layer = random_layer(AffineSelfConv2D, filters=4, num_heads=2, group=group)
@@ -383,6 +390,7 @@ def test_constant_scores_are_a_depthwise_convolution(group):
     assert relative_difference(actual, expected) < tolerance()
 
 
+@pytest.mark.torch_first
 def test_border_mask_looks_inside_only():
     layer = random_layer(
         AffineSelfConv2D, filters=4, num_heads=2, border="mask"
@@ -395,6 +403,7 @@ def test_border_mask_looks_inside_only():
     np.testing.assert_allclose(window.sum((-1, -2)), 1, rtol=1e-5)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 def test_maps_turn_with_the_image(layer):
     made = random_layer(layer, filters=8, num_heads=2, group="p4m")
@@ -420,6 +429,7 @@ def test_maps_turn_with_the_image(layer):
             assert relative_difference(moved, still) > 1e-2
 
 
+@pytest.mark.torch_first
 def test_map_of_one_pixel():
     layer = random_layer(AffineSelfConv2D, filters=4, num_heads=2, group="p4")
     x = np.random.default_rng(1).normal(size=(2, 5, 4, 4, 3)).astype(DTYPE)
@@ -434,6 +444,7 @@ def test_map_of_one_pixel():
         layer(x, return_attention_maps=True, query=(5, 0))
 
 
+@pytest.mark.torch_first
 def test_shared_code_of_images_and_feature_maps():
     layer = random_layer(AffineSelfConv2D, filters=4, num_heads=2)
     x = np.random.default_rng(1).normal(size=(2, 5, 4, 3)).astype(DTYPE)
@@ -443,6 +454,7 @@ def test_shared_code_of_images_and_feature_maps():
     )
 
 
+@pytest.mark.torch_first
 @pytest.mark.skipif(
     keras.backend.backend() not in FLOAT64_BACKENDS,
     reason="float64 is off by default on this backend",
@@ -455,6 +467,7 @@ def test_strong_weights_stay_exact():
     assert_equivariant(layer, "p4m", x, rtol=1e-12)
 
 
+@pytest.mark.torch_first
 def test_large_scores_stay_finite_in_half_precision():
     layer = AffineSelfConv2D(
         8, 3, 1, group="p4", dtype="float16", scale=100.0, border="mask"
@@ -485,6 +498,7 @@ def test_second_derivatives_without_recomputation():
     assert abs(actual - expected) < 1e-2 * abs(expected)
 
 
+@pytest.mark.torch_first
 def test_second_derivatives_are_right_or_refused():
     x = np.random.default_rng(1).normal(size=(1, 4, 4, 1, 2)).astype(DTYPE)
     layers = [
@@ -501,6 +515,7 @@ def test_second_derivatives_are_right_or_refused():
         second_derivative(layers[0], x, x)
 
 
+@pytest.mark.torch_first
 def test_many_offsets_and_a_window_larger_than_the_image():
     layer = random_layer(
         StandAloneSelfAttention2D,
@@ -516,6 +531,7 @@ def test_many_offsets_and_a_window_larger_than_the_image():
     assert relative_difference(actual, expected) < tolerance()
 
 
+@pytest.mark.torch_first
 def test_dilation():
     layer = random_layer(
         AffineSelfConv2D, filters=4, num_heads=2, group="p4", dilation_rate=2
@@ -531,12 +547,14 @@ def test_dilation():
     assert set(columns) == {1, 3, 5}
 
 
+@pytest.mark.torch_first
 def test_affine_map_refuses_what_does_not_turn():
     psi, beta = np.zeros((4, 3, 5, 2)), np.zeros((3, 5, 2))
     with pytest.raises(ValueError, match="square"):
         affine_map(psi, beta, "p4")
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("layer", "arguments", "message"),
     [
@@ -569,6 +587,7 @@ def test_bad_arguments(layer, arguments, message):
         layer(**{"filters": 16, **arguments})
 
 
+@pytest.mark.torch_first
 def test_bad_shapes():
     layer = AffineSelfConv2D(8, group="p4")
     with pytest.raises(ValueError, match=r"group axis.*8.*'p4'.*4"):
@@ -577,6 +596,7 @@ def test_bad_shapes():
         layer.build((None, 6, 6, 3))
 
 
+@pytest.mark.torch_first
 def test_linear_map_refuses_what_does_not_fit():
     x, kernel = np.zeros((1, 5, 5, 2, 3)), np.zeros((2, 3, 2))
     with pytest.raises(ValueError, match=r"\(4, channels, .*\(2, 3, 2\)"):

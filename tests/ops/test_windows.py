@@ -189,6 +189,7 @@ def realisation(request, monkeypatch):
         cached.cache_clear()
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("xla", "size", "count", "weighted", "expected"),
     [
@@ -218,24 +219,28 @@ def skip_weighted_bands(realisation, kind):
         pytest.skip("bands are for keys as they are")
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(("window", "kind"), PAIRS, ids=str)
 def test_scores(window, kind, realisation):
     skip_weighted_bands(realisation, kind)
     check_scores(window, kind)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(("window", "kind"), PAIRS, ids=str)
 def test_sums(window, kind, realisation):
     skip_weighted_bands(realisation, kind)
     check_sums(window, kind)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("kind", [KINDS[1], KINDS[4]], ids=str)
 def test_gradients_of_the_backend(kind):
     check_scores(WINDOWS[1], kind, recompute=False)
     check_sums(WINDOWS[1], kind, recompute=False)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("window", "size"),
     [
@@ -262,6 +267,7 @@ def test_unusual_sizes(window, size):
     assert relative_difference(as_array(y), expected) < max(RTOL, 1e-5)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_counts_in_float32(dtype):
     window = Window((3, 3), border="mask")
@@ -281,6 +287,7 @@ def test_half_precision_counts_in_float32(dtype):
     assert relative_difference(y, expected) < 1e-2
 
 
+@pytest.mark.torch_first
 def test_softmax_over_pairs_with_key_elements():
     window = Window((3, 3), border="mask")
     scores = random(18, 2, 1, 2, 4, 5)
@@ -296,6 +303,7 @@ def test_softmax_over_pairs_with_key_elements():
         window_softmax(scores[:10], window, (4, 5))
 
 
+@pytest.mark.torch_first
 def test_number_of_heads_is_checked_first():
     window, x = Window((3, 3)), np.zeros((1, 4, 4, 1, 6), "float32")
     for heads in (0, -1):
@@ -362,6 +370,7 @@ def check(ours, oracle, arrays):
     assert relative_difference(np.array(along), numeric) < max(RTOL, 1e-6)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("window", WINDOWS[:3], ids=str)
 @pytest.mark.parametrize("recompute", [True, False])
 def test_softmax(window, recompute):
@@ -374,6 +383,7 @@ def test_softmax(window, recompute):
     )
 
 
+@pytest.mark.torch_first
 def test_shapes_that_do_not_fit():
     window = Window((3, 3), strides=(2, 2))
     keys, query = np.zeros((2, 5, 6, 1, 4)), np.zeros((2, 3, 3, 1, 4))
@@ -397,6 +407,7 @@ def test_shapes_that_do_not_fit():
         window_scores(np.zeros((2, 3, 3, 2, 4)), keys, window, 2)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -411,6 +422,7 @@ def test_bad_windows(arguments, message):
         Window(**arguments)
 
 
+@pytest.mark.torch_first
 def test_mask_needs_the_size():
     with pytest.raises(ValueError, match=r"`size`.*None"):
         window_softmax(
