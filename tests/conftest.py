@@ -52,10 +52,14 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What takes seconds to compile for each shape goes to the sweeps."""
-    if keras.backend.backend() == "torch":
+    backend = keras.backend.backend()
+    if backend == "torch":
         return
     for item in items:
-        if item.get_closest_marker("torch_first"):
+        # Whole networks compile longest under JAX; there a step of each does.
+        network = "applications/test_" in item.nodeid and backend == "jax"
+        late = network and "fit" not in item.name
+        if item.get_closest_marker("torch_first") or late:
             for marker in ("slow", "every_backend", "sweep"):
                 item.add_marker(marker)
 
