@@ -1,25 +1,26 @@
 """Loads weights that the papers' own code has trained into our models."""
 
-import dataclasses
 import math
 import os
-import pickle
 import re
-import zipfile
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_equiattn import layers
+from keras_equiattn._foreign_weights import assign
+from keras_equiattn._foreign_weights import BATCH_NORMALIZATION
+from keras_equiattn._foreign_weights import check
+from keras_equiattn._foreign_weights import label
+from keras_equiattn._foreign_weights import Part
+from keras_equiattn._foreign_weights import read
+from keras_equiattn._gsa_weights import gsa_kind
+from keras_equiattn._gsa_weights import gsa_parts
 
 __all__ = ["att_gconvs", "g_selfatt"]
-
-_TORCH_FILES = (".pth", ".pt", ".bin")
 
 # What the authors call a layer of ours; other layers have the same name there.
 # They count blocks from 0, and name the stages of a ResNet by their sizes.
@@ -52,10 +53,7 @@ _VARIABLES = {
     "spatial_kernel": ("spatial_attention.weight", "oshxy", "xyhso"),
     "channel_kernel_1": ("channel_attention.weight_fc1", "okih", "hiko"),
     "channel_kernel_2": ("channel_attention.weight_fc2", "oikh", "hkio"),
-    "gamma": ("weight", "i", "i"),
-    "beta": ("bias", "i", "i"),
-    "moving_mean": ("running_mean", "i", "i"),
-    "moving_variance": ("running_var", "i", "i"),
+    **BATCH_NORMALIZATION,
 }
 
 # Our elements in their numbering: they turn first, we mirror first.
@@ -73,64 +71,8 @@ _CONSTANTS = {
     "p4m": (math.pi, math.pi / 4),
 }
 
-# What the authors of group self-attention call the layers of a block.
-_GSA_BLOCK = {
-    "norm1": "attention.0",
-    "attention": "attention.2",
-    "norm2": "attention.3",
-    "dense1": "mlp.0",
-    "norm3": "mlp.1",
-    "dense2": "mlp.3",
-    "norm4": "mlp.4",
-    "shortcut": "shortcut.0",
-}
-
-# As `_VARIABLES`, of attention, without the axes of size one at the end of
-# theirs: heads (n), of which they have the channels (k) side by side, and
-# hidden units (m) and the coordinate (c) of the encodings.
-_GSA_ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
-    **{
-        f"{name}_{part}": value
-        for name in ("query", "key", "value")
-        for part, value in (
-            ("kernel", (f"{name}.weight", ("kn", "i"), "ink")),
-            ("bias", (f"{name}.bias", ("kn",), "nk")),
-        )
-    },
-    "output_kernel": ("wout.weight", ("o", "kn"), "nko"),
-    "output_bias": ("wout.bias", "o", "o"),
-    "group_embedding": ("group_embedding.weight", "hk", "hk"),
-    **{
-        f"{ours}_{part}": (f"{theirs}_embedding.{key}", axes, axes[::-1])
-        for ours, theirs in (("row", "row"), ("column", "col"))
-        for part, key, axes in (
-            ("kernel_1", "0.weight", "mc"),
-            ("bias_1", "0.bias", "m"),
-            ("gamma", "1.layer_norm.weight", "m"),
-            ("beta", "1.layer_norm.bias", "m"),
-            ("kernel_2", "3.weight", "km"),
-            ("bias_2", "3.bias", "k"),
-        )
-    },
-}
-_GSA_OTHERS: dict[type, dict[str, tuple[str, Sequence[str], str]]] = {
-    keras.layers.Dense: {
-        "kernel": ("weight", "oi", "io"),
-        "bias": ("bias", "o", "o"),
-    },
-    keras.layers.GroupNormalization: {
-        "gamma": ("layer_norm.weight", "i", "i"),
-        "beta": ("layer_norm.bias", "i", "i"),
-    },
-    keras.layers.BatchNormalization: {
-        name: _VARIABLES[name]
-        for name in ("gamma", "beta", "moving_mean", "moving_variance")
-    },
-}
-
 _ATTENTIVE = (layers.AttentiveLiftingConv2D, layers.AttentiveGroupConv2D)
 _CO_ATTENTIVE = (layers.CoAttentiveLiftingConv2D, layers.CoAttentiveGroupConv2D)
-_GSA_LAYERS = (layers.LiftingSelfAttention2D, layers.GroupSelfAttention2D)
 _CONVOLUTIONS = (
     layers.LiftingConv2D,
     layers.GroupConv2D,
@@ -191,9 +133,9 @@ def att_gconvs(
           authors' code, https://github.com/dwromero/att_gconvs
     """
     parts = _model_parts(model)
-    arrays = _read(state)
-    _check(model, parts, arrays, _state_kind(arrays), _model_kind(model))
-    _assign(parts, arrays)
+    arrays = read(state)
+    check(model, parts, arrays, _state_kind(arrays), _model_kind(model))
+    assign(parts, arrays)
     return model
 
 
@@ -204,8 +146,8 @@ def g_selfatt(
 
     For the networks of "Group Equivariant Stand-Alone Self-Attention for
     Vision", trained with the authors' PyTorch code. The model must have the
-    same architecture, with `epsilon=1e-12`. With BatchNorm it then computes
-    the same but for the encoding of positions, for which this is.
+    same architecture, with `epsilon=1e-12`, also with `norm="batch"`: the
+    encoding of positions has it, too.
 
     On z2 the model computes the same function, to rounding. On other groups
     it does not: their attention on the group takes the embedding of relative
@@ -233,69 +175,21 @@ def g_selfatt(
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977) and
           the authors' code, https://github.com/dwromero/g_selfatt
     """
-    parts = _gsa_parts(model)
-    arrays = _read(state)
+    parts = gsa_parts(model)
+    arrays = read(state)
     orders = [
         len(array)
         for key, array in arrays.items()
         if key.endswith("group_embedding.weight") and array.ndim
     ]
-    looks = _gsa_kind(orders[0]) if orders else None
-    kind = _gsa_kind(model.get_layer("lift").group.order)
-    _check(model, parts, arrays, looks, kind)
-    _assign(parts, arrays)
+    looks = gsa_kind(orders[0]) if orders else None
+    kind = gsa_kind(model.get_layer("lift").group.order)
+    check(model, parts, arrays, looks, kind)
+    assign(parts, arrays)
     return model
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """Where a variable comes from.
-
-    Attributes:
-        variable: of our layer.
-        key: name in their module.
-        theirs: axes, each by its letter, or by those of several axes of ours
-            that it holds one after the other; none for an axis of size one.
-        ours: axes; there may be a group axis of size one beside.
-        elements: our group elements in their numbering.
-        factor: what their code multiplies by and ours does not.
-    """
-
-    variable: Any
-    key: str
-    theirs: Sequence[str]
-    ours: str
-    elements: Sequence[int]
-    factor: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of their array."""
-        return tuple(
-            math.prod(self._sizes[letter] for letter in axis)
-            for axis in self.theirs
-        )
-
-    def convert(self, array: Any) -> np.ndarray:
-        """The value of the variable."""
-        theirs = "".join(self.theirs)
-        value = np.asarray(array, "float64")
-        value = value.reshape([self._sizes[axis] for axis in theirs])
-        axes = [axis for axis in self.ours if axis in theirs]
-        value = value.transpose([theirs.index(axis) for axis in axes])
-        if "h" in axes:
-            value = value.take(self.elements, axis=axes.index("h"))
-        return self.factor * value.reshape(self.variable.shape)
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {
-            axis: int(size)
-            for axis, size in zip(self.ours, self.variable.shape, strict=True)
-        }
-
-
-def _parts(layer: Any) -> list[_Part]:
+def _parts(layer: Any) -> list[Part]:
     """Where the variables of one layer come from."""
     if isinstance(layer, keras.layers.BatchNormalization):
         group = "z2"
@@ -303,20 +197,20 @@ def _parts(layer: Any) -> list[_Part]:
         group = layer.group.name
     else:
         raise ValueError(
-            f"{_label(layer)} is none of the layers that these weights are "
+            f"{label(layer)} is none of the layers that these weights are "
             "for: convolutions and attention of this library, and "
             "BatchNormalization."
         )
     if group not in _CONSTANTS:
         raise ValueError(
-            f"{_label(layer)} must be on {_names(_CONSTANTS)}, the groups of "
+            f"{label(layer)} must be on {_names(_CONSTANTS)}, the groups of "
             f"the authors' networks. Received: '{group}'"
         )
     parts = []
     for variable in layer.weights:
         if variable.name not in _VARIABLES:
             raise ValueError(
-                f"{_label(layer)} must have no '{variable.name}': the "
+                f"{label(layer)} must have no '{variable.name}': the "
                 "authors' networks have none."
             )
         key, theirs, ours = _VARIABLES[variable.name]
@@ -329,7 +223,7 @@ def _parts(layer: Any) -> list[_Part]:
             theirs = theirs.replace("h", "")
         factor = 1.0 if lifting else _factor(layer, group, variable.name)
         parts.append(
-            _Part(variable, key, theirs, ours, _ELEMENTS[group], factor)
+            Part(variable, key, theirs, ours, _ELEMENTS[group], factor)
         )
     return parts
 
@@ -350,9 +244,9 @@ def _factor(layer: Any, group: str, name: str) -> float:
     return constant if name in summed else 1.0
 
 
-def _model_parts(model: Any) -> dict[str, _Part]:
+def _model_parts(model: Any) -> dict[str, Part]:
     """Where all variables of a model come from, by their full names."""
-    parts: dict[str, _Part] = {}
+    parts: dict[str, Part] = {}
     if isinstance(model, keras.Model):
         for layer in model.layers:
             module = _module(layer)
@@ -360,7 +254,7 @@ def _model_parts(model: Any) -> dict[str, _Part]:
                 key = f"{module}.{part.key}"
                 if key in parts:
                     raise ValueError(
-                        f"{_label(layer)} would take '{key}', and so would "
+                        f"{label(layer)} would take '{key}', and so would "
                         "another layer of the model: rename one."
                     )
                 parts[key] = part
@@ -372,87 +266,6 @@ def _model_parts(model: Any) -> dict[str, _Part]:
     return parts
 
 
-def _gsa_parts(model: Any) -> dict[str, _Part]:
-    """Where all variables of a `GSANet` come from, by their full names."""
-    named = isinstance(model, keras.Model) and {x.name for x in model.layers}
-    if not named or not {"lift", "logits"} <= named:
-        raise ValueError(
-            "`model` must be a `GSANet`, whose layers have the names that it "
-            f"gives them. Received: {model!r}"
-        )
-    modules = _gsa_modules(named)
-    parts = {}
-    for layer in model.layers:
-        for variable in layer.weights:
-            found = _gsa_variables(layer).get(variable.name)
-            if layer.name not in modules or found is None:
-                raise ValueError(
-                    f"{_label(layer)} has '{variable.name}', which no layer "
-                    "of this name has in a `GSANet`."
-                )
-            key, theirs, ours = found
-            if "weight" in key and len(theirs) == 2 and "h" not in theirs:
-                theirs = (*theirs, *_ones(layer, variable.name) * [""])
-            elements = layer.group.inverse.tolist() if "h" in ours else ()
-            parts[f"{modules[layer.name]}.{key}"] = _Part(
-                variable, key, theirs, ours, elements, 1.0
-            )
-    return parts
-
-
-def _gsa_modules(names: set[str]) -> dict[str, str]:
-    """What the authors call the modules of the layers of a `GSANet`."""
-    modules = {
-        "lift": "lifting_self_attention",
-        "lift_norm": "lifting_normalization",
-    }
-    found = [re.match(r"stage(\d+)_", name) for name in names]
-    stages = max((int(match[1]) for match in found if match), default=0)
-    index = 0
-    for stage in range(1, stages + 1):
-        block = 1
-        while f"stage{stage}_block{block}_attention" in names:
-            prefix = f"stage{stage}_block{block}_"
-            modules |= {
-                prefix + name: f"transformer.{index}.{module}"
-                for name, module in _GSA_BLOCK.items()
-            }
-            if f"{prefix}norm5" in names:
-                index += 1
-                modules[f"{prefix}norm5"] = f"transformer.{index}"
-                index += 1  # the activation
-            index += 1
-            block += 1
-        for layer in ("pool", "dropout"):
-            index += f"stage{stage}_{layer}" in names
-    return {**modules, "logits": f"transformer.{index}"}
-
-
-def _gsa_variables(layer: Any) -> dict[str, tuple[str, Sequence[str], str]]:
-    if isinstance(layer, _GSA_LAYERS):
-        return _GSA_ATTENTION
-    return next(
-        (
-            found
-            for kind, found in _GSA_OTHERS.items()
-            if isinstance(layer, kind)
-        ),
-        {},
-    )
-
-
-def _ones(layer: Any, name: str) -> int:
-    """Axes of size one at the end of their kernels of 1 x 1 convolutions."""
-    if name.startswith(("row", "column")):
-        return 2
-    lifting = isinstance(layer, layers.LiftingSelfAttention2D)
-    return 2 if lifting and name != "output_kernel" else 3
-
-
-def _gsa_kind(order: int) -> str:
-    return f"on a group of order {order}"
-
-
 def _module(layer: Any) -> str:
     """What the authors call the module that has the weights of a layer."""
     name = str(layer.name)
@@ -462,132 +275,6 @@ def _module(layer: Any) -> str:
         if match := re.fullmatch(pattern, name):
             return module(match)
     return name
-
-
-def _read(state: Any) -> dict[str, np.ndarray]:
-    """The arrays of a mapping or file, by name."""
-    if isinstance(state, str | os.PathLike):
-        state = _read_file(Path(state))
-    if not isinstance(state, Mapping):
-        raise ValueError(
-            "`state` must be a mapping of names to arrays, or the path of a "
-            f".npz, .pth, .pt or .bin file. Received: {type(state).__name__}"
-        )
-    for wrapper in ("state_dict", "model"):
-        if isinstance(state.get(wrapper), Mapping):
-            state = state[wrapper]
-            break
-    # What torch.nn.DataParallel puts before every name.
-    prefix = "module."
-    if not all(str(key).startswith(prefix) for key in state):
-        prefix = ""
-    arrays = {}
-    for key, value in state.items():
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().double().numpy()
-        try:
-            array = np.asarray(value)
-            numeric = array.dtype.kind in "iuf"
-        except ValueError:  # lists of lists of several lengths
-            numeric = False
-        if not numeric:
-            raise ValueError(
-                "`state` must hold arrays of numbers under all its names. "
-                f"Received: {key!r}: {type(value).__name__}"
-            )
-        arrays[str(key).removeprefix(prefix)] = array
-    return arrays
-
-
-def _read_file(path: Path) -> Any:
-    suffix = path.suffix.lower()
-    if suffix not in (".npz", *_TORCH_FILES) or not path.is_file():
-        raise ValueError(
-            "`state` must be the path of a .npz, .pth, .pt or .bin file that "
-            f"exists. Received: {str(path)!r}"
-        )
-    if suffix != ".npz":
-        try:
-            import torch
-        except ImportError:
-            raise ImportError(
-                f"{path.name} is a file of PyTorch, which is not installed: "
-                "pip install torch, or save its arrays as .npz where it is."
-            ) from None
-    try:
-        if suffix != ".npz":
-            return torch.load(path, map_location="cpu", weights_only=True)
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (
-        AttributeError,
-        EOFError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise ValueError(
-            f"{path} is not a file of arrays by name. Of a PyTorch model save "
-            "its `state_dict()`: other Python objects are not loaded."
-        ) from error
-
-
-def _check(
-    model: keras.Model,
-    parts: Mapping[str, _Part],
-    arrays: Mapping[str, np.ndarray],
-    looks: str | None,
-    kind: str,
-) -> None:
-    """Raises unless names and shapes are those that the model takes.
-
-    The message says what kind of network the arrays are of, if that is known
-    and not what the model is.
-    """
-    counters = {
-        key.removesuffix("running_mean") + "num_batches_tracked"
-        for key in parts
-        if key.endswith(".running_mean")
-    }
-    missing = [key for key in parts if key not in arrays]
-    unused = [k for k in arrays if k not in parts and k not in counters]
-    other = [
-        f"{key} is {arrays[key].shape}, must be {part.shape}"
-        for key, part in parts.items()
-        if key in arrays and arrays[key].shape != part.shape
-    ]
-    if not (missing or unused or other):
-        return
-    message = f"`state` does not fit '{model.name}'"
-    if looks not in (None, kind):
-        message += f": it looks {looks}, the model is {kind}"
-    for title, found in (
-        ("Missing", missing),
-        ("Not used by the model", unused),
-        ("Of another shape", other),
-    ):
-        if found:
-            message += f". {title}: {_first(found)}"
-    raise ValueError(message)
-
-
-def _assign(
-    parts: Mapping[str, _Part], arrays: Mapping[str, np.ndarray]
-) -> None:
-    """Converts all before it changes anything."""
-    values = [part.convert(arrays[key]) for key, part in parts.items()]
-    for part, value in zip(parts.values(), values, strict=True):
-        part.variable.assign(value)
-
-
-def _first(found: Sequence[str], limit: int = 5) -> str:
-    """The first few of many, and how many they are."""
-    text = ", ".join(found[:limit])
-    if len(found) > limit:
-        text += f", ... ({len(found)} in all)"
-    return text
 
 
 def _state_kind(arrays: Mapping[str, np.ndarray]) -> str | None:
@@ -633,10 +320,6 @@ def _model_kind(model: keras.Model) -> str:
 
 def _kind(group: str, attention: str | None) -> str:
     return f"on {group} with attention={attention!r}"
-
-
-def _label(layer: Any) -> str:
-    return f"{type(layer).__name__} '{layer.name}'"
 
 
 def _names(names: Any) -> str:

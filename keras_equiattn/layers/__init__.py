@@ -11,12 +11,12 @@ from keras_equiattn.layers.convolution import GroupConv2D
 from keras_equiattn.layers.convolution import LiftingConv2D
 from keras_equiattn.layers.group_self_attention import GroupSelfAttention2D
 from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
-from keras_equiattn.layers.group_self_attention import RelativePositionEncoding
 from keras_equiattn.layers.input_attention import CoAttentiveGroupConv2D
 from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
 from keras_equiattn.layers.input_attention import InputAttention
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
+from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 
 __all__ = [

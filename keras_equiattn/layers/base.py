@@ -33,6 +33,8 @@ class GroupLayer(keras.layers.Layer):
     # rank 4) or "any" of the two. But for "image", what comes in with rank 4
     # is a feature map of order 1 inside and goes out with rank 4.
     takes = "group"
+    # The layer that makes feature maps of images, for messages.
+    lifted_by = "LiftingConv2D"
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class GroupLayer(keras.layers.Layer):
             )
             + f" with order={self.group.order}"
         )
-        lift = "" if self.group.order == 1 else " (see LiftingConv2D)"
+        lift = "" if self.group.order == 1 else f" (see {self.lifted_by})"
         if self.takes == "image":
             return image
         if self.takes == "any" or self.group.order == 1:

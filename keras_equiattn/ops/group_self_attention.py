@@ -22,9 +22,9 @@ from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.pair_attention import MASKED
 from keras_equiattn.ops.pair_tiles import attend_in_tiles
 from keras_equiattn.ops.statistics import in_full_precision
+from keras_equiattn.ops.statistics import MASKED
 
 
 def group_self_attention(

@@ -32,9 +32,7 @@ from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Tensor
-
-# Far below every score, and finite in float32.
-MASKED = -1e30
+from keras_equiattn.ops.statistics import MASKED
 
 
 class Positions(NamedTuple):

@@ -25,7 +25,7 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops import window_bands
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.pair_attention import MASKED
+from keras_equiattn.ops.statistics import MASKED
 
 
 @dataclasses.dataclass(frozen=True)

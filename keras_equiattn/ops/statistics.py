@@ -7,6 +7,9 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 
+# A masked score: far below every other, and finite in float32.
+MASKED = -1e30
+
 
 def in_full_precision(x: Tensor) -> Tensor:
     """Half precision as float32, the rest as it is."""

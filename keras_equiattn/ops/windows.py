@@ -23,6 +23,7 @@ from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.statistics import MASKED
 from keras_equiattn.ops.window_form import Form
 from keras_equiattn.ops.window_form import Neighbour
 
@@ -32,8 +33,6 @@ BORDERS = ("zeros", "mask", "reflect")
 WRITTEN_OUT = 64
 # Neighbours up to which they are cheaper one by one than as matrix products.
 ONE_BY_ONE = 160
-# Far below every score, and finite in float32.
-MASKED = -1e30
 
 
 @dataclasses.dataclass(frozen=True)

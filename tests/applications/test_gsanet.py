@@ -14,6 +14,7 @@ from keras_equiattn import applications
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
+from keras_equiattn._gsa_weights import gsa_parts
 from keras_equiattn.applications import GSANet
 from keras_equiattn.applications import gsanet
 from keras_equiattn.applications import GSANetCIFAR10
@@ -500,7 +501,7 @@ def test_agrees_with_the_authors():
 @pytest.mark.parametrize("norm", gsanet.NORMS)
 def test_names_of_the_authors(network, blocks, norms, last, norm):
     """Where the blocks are in their list, pooling and dropout counted."""
-    found = convert._gsa_parts(network("p4", norm=norm))
+    found = gsa_parts(network("p4", norm=norm, epsilon=1e-12))
     modules = {}
     for key in found:
         module, *rest = key.split(".")
@@ -533,10 +534,17 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded():
     assert f"{key} is (18, 6, 1, 1, 1), must be (18, 12, 1, 1, 1)" in message
     assert "looks" not in message
     assert all(map(np.array_equal, before, model.get_weights()))
-    other = GSANet("p4m", **TINY)
+    other = GSANet("p4m", **TINY, epsilon=1e-12)
     message = "looks on a group of order 4, the model is on a group of order 8"
     with pytest.raises(ValueError, match=message):
         convert.g_selfatt(other, state)
+
+
+@pytest.mark.once
+def test_another_epsilon_is_refused():
+    message = "with epsilon=1e-12.*LiftingSelf.* with epsilon=0.001"
+    with pytest.raises(ValueError, match=message):
+        convert.g_selfatt(GSANet("p4", **TINY), {})
 
 
 @pytest.mark.once
@@ -544,7 +552,7 @@ def test_models_that_are_no_gsanet():
     with pytest.raises(ValueError, match=r"must be a `GSANet`.*'p4'"):
         convert.g_selfatt("p4", {})
     x = inputs = keras.Input((6, 6, 2))
-    x = layers.LiftingSelfAttention2D(6, 3, 2, 3, name="lift")(x)
+    x = layers.LiftingSelfAttention2D(6, 3, 2, 3, epsilon=1e-12, name="lift")(x)
     model = keras.Model(inputs, keras.layers.Dense(2, name="mine")(x))
     with pytest.raises(ValueError, match="must be a `GSANet`"):
         convert.g_selfatt(model, {})

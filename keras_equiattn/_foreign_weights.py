@@ -1,0 +1,200 @@
+"""Weights that other code has trained: read, matched by name, assigned."""
+
+import dataclasses
+import math
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+_TORCH_FILES = (".pth", ".pt", ".bin")
+
+# Of each variable the name in a PyTorch module, its axes and ours.
+BATCH_NORMALIZATION = {
+    "gamma": ("weight", "i", "i"),
+    "beta": ("bias", "i", "i"),
+    "moving_mean": ("running_mean", "i", "i"),
+    "moving_variance": ("running_var", "i", "i"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Where a variable comes from.
+
+    Attributes:
+        variable: of our layer.
+        key: name in their module.
+        theirs: axes, each by its letter, or by those of several axes of ours
+            that it holds one after the other; none for an axis of size one.
+        ours: axes; there may be a group axis of size one beside.
+        elements: our group elements in their numbering.
+        factor: what their code multiplies by and ours does not.
+    """
+
+    variable: Any
+    key: str
+    theirs: Sequence[str]
+    ours: str
+    elements: Sequence[int]
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of their array."""
+        return tuple(
+            math.prod(self._sizes[letter] for letter in axis)
+            for axis in self.theirs
+        )
+
+    def convert(self, array: Any) -> np.ndarray:
+        """The value of the variable."""
+        theirs = "".join(self.theirs)
+        value = np.asarray(array, "float64")
+        value = value.reshape([self._sizes[axis] for axis in theirs])
+        axes = [axis for axis in self.ours if axis in theirs]
+        value = value.transpose([theirs.index(axis) for axis in axes])
+        if "h" in axes:
+            value = value.take(self.elements, axis=axes.index("h"))
+        return self.factor * value.reshape(self.variable.shape)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {
+            axis: int(size)
+            for axis, size in zip(self.ours, self.variable.shape, strict=True)
+        }
+
+
+def read(state: Any) -> dict[str, np.ndarray]:
+    """The arrays of a mapping or file, by name."""
+    if isinstance(state, str | os.PathLike):
+        state = _read_file(Path(state))
+    if not isinstance(state, Mapping):
+        raise ValueError(
+            "`state` must be a mapping of names to arrays, or the path of a "
+            f".npz, .pth, .pt or .bin file. Received: {type(state).__name__}"
+        )
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+            break
+    # What torch.nn.DataParallel puts before every name.
+    prefix = "module."
+    if not all(str(key).startswith(prefix) for key in state):
+        prefix = ""
+    arrays = {}
+    for key, value in state.items():
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().double().numpy()
+        try:
+            array = np.asarray(value)
+            numeric = array.dtype.kind in "iuf"
+        except ValueError:  # lists of lists of several lengths
+            numeric = False
+        if not numeric:
+            raise ValueError(
+                "`state` must hold arrays of numbers under all its names. "
+                f"Received: {key!r}: {type(value).__name__}"
+            )
+        arrays[str(key).removeprefix(prefix)] = array
+    return arrays
+
+
+def _read_file(path: Path) -> Any:
+    suffix = path.suffix.lower()
+    if suffix not in (".npz", *_TORCH_FILES) or not path.is_file():
+        raise ValueError(
+            "`state` must be the path of a .npz, .pth, .pt or .bin file that "
+            f"exists. Received: {str(path)!r}"
+        )
+    if suffix != ".npz":
+        try:
+            import torch
+        except ImportError:
+            raise ImportError(
+                f"{path.name} is a file of PyTorch, which is not installed: "
+                "pip install torch, or save its arrays as .npz where it is."
+            ) from None
+    try:
+        if suffix != ".npz":
+            return torch.load(path, map_location="cpu", weights_only=True)
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (
+        AttributeError,
+        EOFError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ValueError(
+            f"{path} is not a file of arrays by name. Of a PyTorch model save "
+            "its `state_dict()`: other Python objects are not loaded."
+        ) from error
+
+
+def check(
+    model: keras.Model,
+    parts: Mapping[str, Part],
+    arrays: Mapping[str, np.ndarray],
+    looks: str | None,
+    kind: str,
+) -> None:
+    """Raises unless names and shapes are those that the model takes.
+
+    The message says what kind of network the arrays are of, if that is known
+    and not what the model is.
+    """
+    counters = {
+        key.removesuffix("running_mean") + "num_batches_tracked"
+        for key in parts
+        if key.endswith(".running_mean")
+    }
+    missing = [key for key in parts if key not in arrays]
+    unused = [k for k in arrays if k not in parts and k not in counters]
+    other = [
+        f"{key} is {arrays[key].shape}, must be {part.shape}"
+        for key, part in parts.items()
+        if key in arrays and arrays[key].shape != part.shape
+    ]
+    if not (missing or unused or other):
+        return
+    message = f"`state` does not fit '{model.name}'"
+    if looks not in (None, kind):
+        message += f": it looks {looks}, the model is {kind}"
+    for title, found in (
+        ("Missing", missing),
+        ("Not used by the model", unused),
+        ("Of another shape", other),
+    ):
+        if found:
+            message += f". {title}: {_first(found)}"
+    raise ValueError(message)
+
+
+def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray]) -> None:
+    """Converts all before it changes anything."""
+    values = [part.convert(arrays[key]) for key, part in parts.items()]
+    for part, value in zip(parts.values(), values, strict=True):
+        part.variable.assign(value)
+
+
+def _first(found: Sequence[str], limit: int = 5) -> str:
+    """The first few of many, and how many they are."""
+    text = ", ".join(found[:limit])
+    if len(found) > limit:
+        text += f", ... ({len(found)} in all)"
+    return text
+
+
+def label(layer: Any) -> str:
+    return f"{type(layer).__name__} '{layer.name}'"

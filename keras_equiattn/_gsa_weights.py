@@ -1,0 +1,159 @@
+"""Where the weights of the authors of group self-attention go in a `GSANet`."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_equiattn import layers
+from keras_equiattn._foreign_weights import BATCH_NORMALIZATION
+from keras_equiattn._foreign_weights import label
+from keras_equiattn._foreign_weights import Part
+
+# What they add to variances.
+EPSILON = 1e-12
+
+# What the authors of group self-attention call the layers of a block.
+_GSA_BLOCK = {
+    "norm1": "attention.0",
+    "attention": "attention.2",
+    "norm2": "attention.3",
+    "dense1": "mlp.0",
+    "norm3": "mlp.1",
+    "dense2": "mlp.3",
+    "norm4": "mlp.4",
+    "shortcut": "shortcut.0",
+}
+
+# Of each variable the name in their module, their axes and ours: output (o) and
+# input (i) channels, group elements (h), heads (n), of which they have the
+# channels (k) side by side, hidden units (m) and the coordinate (c) of the
+# encodings; without the axes of size one at the end of theirs.
+_GSA_ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
+    **{
+        f"{name}_{part}": value
+        for name in ("query", "key", "value")
+        for part, value in (
+            ("kernel", (f"{name}.weight", ("kn", "i"), "ink")),
+            ("bias", (f"{name}.bias", ("kn",), "nk")),
+        )
+    },
+    "output_kernel": ("wout.weight", ("o", "kn"), "nko"),
+    "output_bias": ("wout.bias", "o", "o"),
+    "group_embedding": ("group_embedding.weight", "hk", "hk"),
+    **{
+        f"{ours}_{part}": (f"{theirs}_embedding.{key}", axes, axes[::-1])
+        for ours, theirs in (("row", "row"), ("column", "col"))
+        for part, key, axes in (
+            ("kernel_1", "0.weight", "mc"),
+            ("bias_1", "0.bias", "m"),
+            ("gamma", "1.layer_norm.weight", "m"),
+            ("beta", "1.layer_norm.bias", "m"),
+            ("kernel_2", "3.weight", "km"),
+            ("bias_2", "3.bias", "k"),
+        )
+    },
+}
+_GSA_OTHERS: dict[type, dict[str, tuple[str, Sequence[str], str]]] = {
+    keras.layers.Dense: {
+        "kernel": ("weight", "oi", "io"),
+        "bias": ("bias", "o", "o"),
+    },
+    keras.layers.GroupNormalization: {
+        "gamma": ("layer_norm.weight", "i", "i"),
+        "beta": ("layer_norm.bias", "i", "i"),
+    },
+    keras.layers.BatchNormalization: {**BATCH_NORMALIZATION},
+}
+
+_GSA_LAYERS = (layers.LiftingSelfAttention2D, layers.GroupSelfAttention2D)
+
+
+def gsa_parts(model: Any) -> dict[str, Part]:
+    """Where all variables of a `GSANet` come from, by their full names."""
+    named = isinstance(model, keras.Model) and {x.name for x in model.layers}
+    if not named or not {"lift", "logits"} <= named:
+        raise ValueError(
+            "`model` must be a `GSANet`, whose layers have the names that it "
+            f"gives them. Received: {model!r}"
+        )
+    modules = _gsa_modules(named)
+    parts = {}
+    for layer in model.layers:
+        for variable in layer.weights:
+            found = _gsa_variables(layer).get(variable.name)
+            if layer.name not in modules or found is None:
+                raise ValueError(
+                    f"{label(layer)} has '{variable.name}', which no layer "
+                    "of this name has in a `GSANet`."
+                )
+            key, theirs, ours = found
+            if "weight" in key and len(theirs) == 2 and "h" not in theirs:
+                theirs = (*theirs, *_ones(layer, variable.name) * [""])
+            elements = layer.group.inverse.tolist() if "h" in ours else ()
+            epsilon = getattr(layer, "epsilon", EPSILON)
+            batch = isinstance(layer, keras.layers.BatchNormalization)
+            if epsilon != EPSILON and not batch:
+                raise ValueError(
+                    "The authors' weights are for a network with "
+                    f"epsilon={EPSILON}. Received: {label(layer)} with "
+                    f"epsilon={epsilon}"
+                )
+            parts[f"{modules[layer.name]}.{key}"] = Part(
+                variable, key, theirs, ours, elements, 1.0
+            )
+    return parts
+
+
+def _gsa_modules(names: set[str]) -> dict[str, str]:
+    """What the authors call the modules of the layers of a `GSANet`."""
+    modules = {
+        "lift": "lifting_self_attention",
+        "lift_norm": "lifting_normalization",
+    }
+    found = [re.match(r"stage(\d+)_", name) for name in names]
+    stages = max((int(match[1]) for match in found if match), default=0)
+    index = 0
+    for stage in range(1, stages + 1):
+        block = 1
+        while f"stage{stage}_block{block}_attention" in names:
+            prefix = f"stage{stage}_block{block}_"
+            modules |= {
+                prefix + name: f"transformer.{index}.{module}"
+                for name, module in _GSA_BLOCK.items()
+            }
+            if f"{prefix}norm5" in names:
+                index += 1
+                modules[f"{prefix}norm5"] = f"transformer.{index}"
+                index += 1  # the activation
+            index += 1
+            block += 1
+        for layer in ("pool", "dropout"):
+            index += f"stage{stage}_{layer}" in names
+    return {**modules, "logits": f"transformer.{index}"}
+
+
+def _gsa_variables(layer: Any) -> dict[str, tuple[str, Sequence[str], str]]:
+    if isinstance(layer, _GSA_LAYERS):
+        return _GSA_ATTENTION
+    return next(
+        (
+            found
+            for kind, found in _GSA_OTHERS.items()
+            if isinstance(layer, kind)
+        ),
+        {},
+    )
+
+
+def _ones(layer: Any, name: str) -> int:
+    """Axes of size one at the end of their kernels of 1 x 1 convolutions."""
+    if name.startswith(("row", "column")):
+        return 2
+    lifting = isinstance(layer, layers.LiftingSelfAttention2D)
+    return 2 if lifting and name != "output_kernel" else 3
+
+
+def gsa_kind(order: int) -> str:
+    return f"on a group of order {order}"

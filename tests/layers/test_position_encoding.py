@@ -1,0 +1,148 @@
+"""Position encodings: equivariance, oracle, precision, files, errors."""
+
+import keras
+import numpy as np
+import oracles
+import pytest
+from layer_contract import as_array
+from layer_contract import check_config
+from layer_contract import FLOAT64_BACKENDS
+
+from keras_equiattn import groups
+from keras_equiattn.layers import GroupSelfAttention2D
+from keras_equiattn.layers import RelativePositionEncoding
+from keras_equiattn.testing import relative_difference
+
+DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
+TOLERANCE = 1e-11 if DTYPE == "float64" else 1e-4
+
+
+def random_encoding(**arguments):
+    layer = RelativePositionEncoding(3, **arguments)
+    layer.build((None, 2))
+    rng = np.random.default_rng(0)
+    for variable in layer.weights:
+        variable.assign(rng.normal(size=variable.shape))
+    return layer
+
+
+class TestRelativePositionEncoding:
+    """It takes offsets: no image, no batch of them."""
+
+    def test_config_holds_every_argument_with_its_value(self):
+        arguments = {
+            "channels": 3,
+            "hidden": 8,
+            "group": "p4m",
+            "epsilon": 1e-6,
+            "kernel_initializer": keras.initializers.HeNormal(seed=1),
+            "bias_initializer": keras.initializers.Constant(0.5),
+        }
+        check_config(RelativePositionEncoding, (arguments,))
+
+    @pytest.mark.parametrize("group", ["z2m", "p4m", "p8m"])
+    def test_elements_permute_under_the_group(self, group):
+        layer = random_encoding(group=group, dtype=DTYPE)
+        group = groups.get(group)
+        offsets = np.random.default_rng(1).normal(size=(2, 5, 2))
+        still = as_array(layer(offsets.astype(DTYPE)))
+        assert still.shape == (2, 5, group.order, 6)
+        for g in range(group.order):
+            turned = offsets @ group.matrices[g].T
+            moved = as_array(layer(turned.astype(DTYPE)))
+            expected = still[:, :, group.relative(g)]
+            assert relative_difference(moved, expected) < TOLERANCE
+            if g:
+                assert relative_difference(moved, still) > 1e-2
+
+    def test_oracle(self):
+        layer = random_encoding(group="p4m", dtype=DTYPE)
+        offsets = np.random.default_rng(1).normal(size=(5, 2))
+        w = {v.name: as_array(v) for v in layer.weights}
+        expected = []
+        for h in range(8):
+            seen = oracles._matrix("p4m", h).T @ offsets.T
+            parts = [
+                oracles._encoder(seen[0], w, "row", 1e-3),
+                oracles._encoder(seen[1], w, "column", 1e-3),
+            ]
+            expected.append(np.concatenate(parts, axis=1))
+        actual = as_array(layer(offsets.astype(DTYPE)))
+        expected = np.stack(expected, axis=1)
+        assert relative_difference(actual, expected) < TOLERANCE
+
+    @pytest.mark.parametrize(
+        "policy", ["float32", "float16", "mixed_float16", "mixed_bfloat16"]
+    )
+    def test_single_precision_under_half(self, policy):
+        layer = random_encoding(dtype=policy)
+        single = random_encoding(dtype="float32")
+        assert layer.compute_dtype == layer.variable_dtype == "float32"
+        offsets = np.linspace(-1, 1, 30).reshape(15, 2).astype("float32")
+        y = layer(offsets)
+        assert keras.backend.standardize_dtype(y.dtype) == "float32"
+        np.testing.assert_array_equal(as_array(y), as_array(single(offsets)))
+        # So within a layer of half precision.
+        outer = GroupSelfAttention2D(4, 3, 1, dtype=policy)
+        assert outer.positions.compute_dtype == "float32"
+
+    @pytest.mark.skipif(
+        keras.backend.backend() not in FLOAT64_BACKENDS,
+        reason="float64 is off by default on this backend",
+    )
+    def test_double_precision_under_double(self):
+        layer = random_encoding(dtype="float64")
+        y = layer(np.ones((4, 2)))
+        assert keras.backend.standardize_dtype(y.dtype) == "float64"
+
+    def test_policy_comes_back_from_the_config(self):
+        for policy in ("mixed_float16", "float64"):
+            layer = RelativePositionEncoding(3, dtype=policy)
+            again = RelativePositionEncoding.from_config(layer.get_config())
+            assert again.dtype_policy.name == layer.dtype_policy.name
+
+    def test_epsilon_keeps_it_smooth(self):
+        """With the authors' it is a step where biases are zero."""
+        offsets = np.array([[0.25, 0.25], [1.0, 1.0]], "float32")
+        differences = []
+        for epsilon in (1e-12, 1e-3):
+            layer = RelativePositionEncoding(3, group="z2", epsilon=epsilon)
+            near, far = as_array(layer(offsets))[:, 0]
+            differences.append(np.abs(near - far).max() / np.abs(far).max())
+        assert differences[0] < 1e-4
+        assert differences[1] > 1e-4
+
+    def test_output_shape(self):
+        layer = RelativePositionEncoding(3, group="p4m")
+        assert layer.compute_output_shape((5, 5, 2)) == (5, 5, 8, 6)
+        assert layer(keras.Input((5, 2))).shape == (None, 5, 8, 6)
+
+    def test_is_part_of_a_saved_model(self, tmp_path):
+        inputs = keras.Input((5, 2))
+        model = keras.Model(inputs, random_encoding(group="p4m")(inputs))
+        offsets = np.random.default_rng(1).normal(size=(2, 5, 2))
+        expected = model.predict(offsets, verbose=0)
+        model.save(tmp_path / "model.keras")
+        revived = keras.saving.load_model(tmp_path / "model.keras")
+        np.testing.assert_array_equal(
+            revived.predict(offsets, verbose=0), expected
+        )
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"channels": 0}, "`channels`.*0"),
+            ({"hidden": 0}, "`hidden`.*0"),
+            ({"epsilon": 0.0}, "`epsilon`.*positive.*0"),
+            ({"epsilon": "small"}, "`epsilon`.*small"),
+            ({"group": "p5"}, "p5"),
+        ],
+    )
+    def test_bad_arguments(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            RelativePositionEncoding(**{"channels": 3, **arguments})
+
+    @pytest.mark.parametrize("shape", [(5, 3), ()])
+    def test_bad_shapes(self, shape):
+        with pytest.raises(ValueError, match=r"row and a column.*input_shape"):
+            RelativePositionEncoding(3).build(shape)
