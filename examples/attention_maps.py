@@ -12,21 +12,25 @@ between the maps of turned images and the turned maps of the images, relative to
 the largest value.
 
 `--weights` takes a weights file, the name of shipped weights, or a file that
-the authors of attentive group convolution trained (.npz, .pth, .pt). Without it
-the network is trained on the dataset first, `--epochs` times.
+the authors of attentive group convolution or of group self-attention trained
+(.npz, .pth, .pt). Without it the network is trained on the dataset first,
+`--epochs` times.
 
 `--downsampling strided` sets the approximate network beside the exact one, in a
 second table and in `<model>_strided.png`. It has the weights of the exact one
 unless `--strided-weights` gives its own.
 
-`--pixel ROW COLUMN` draws instead, for networks that attend to windows or to
-the whole image, which neighbours of this pixel each head of a layer attends to,
-in `<model>_pixel.png`; `--key-element` for one group element of the input
-alone. It prints the largest error of rotation: between what the turned pixel of
-the turned image attends to and the same turned, relative to the largest weight.
+`--pixel ROW COLUMN` is for networks that attend to windows or to the whole
+image. It draws instead which neighbours of this pixel each head of a layer
+attends to, in `<model>_pixel.png`, and for one head (`--head`) what the turned
+pixel of the turned image attends to, in `<model>_pixel_turned.png`: windows
+turn with the image, and the group axis permutes. `--key-element` shows one
+group element of the input alone. The error of rotation is printed: between what
+the turned pixel attends to and the same turned, relative to the largest weight.
 """
 
 import argparse
+import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +50,8 @@ from keras_equiattn.applications import reporting
 from keras_equiattn.ops import group_action
 
 AUTHORS_FILES = (".npz", ".pth", ".pt")
+# What the authors of group self-attention add to variances.
+AUTHORS_EPSILON = 1e-12
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -78,6 +84,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="draw the window of this pixel",
     )
     add("--key-element", type=int, help="of the input; default their sum")
+    add("--head", type=int, help="to turn; default the least uniform one")
     add("--images", type=int, default=8, help="test images for the tables")
     add("--epochs", type=int, default=3, help="of training without --weights")
     add("--batch-size", type=int, default=32, help="of that training")
@@ -91,14 +98,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     keras.utils.set_random_seed(options.seed)
     try:
-        exact = load(options)
         image, images = test_images(options)
+        exact = load(options)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"attention_maps.py: error: {error}") from None
     print(reporting.model_line(exact), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.pixel:
-        draw_window(options, exact, image)
+        draw_pixel(options, exact, image)
         return
     maps = turned_maps(exact, images)
     show_table(options.model, maps)
@@ -125,13 +132,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def load(options: argparse.Namespace) -> keras.Model:
     """The exact network, its weights loaded or trained."""
-    authors = str(options.weights).endswith(AUTHORS_FILES)
-    if options.weights is None or authors:
-        model = build(options)
-        if authors:
-            return convert.att_gconvs(model, options.weights)
-        return train(model, options)
-    return build(options, weights=options.weights)
+    if str(options.weights).endswith(AUTHORS_FILES):
+        if options.model.startswith("gsanet"):
+            model = build(options, epsilon=AUTHORS_EPSILON)
+            return convert.g_selfatt(
+                require_kind(model, options), options.weights
+            )
+        model = require_kind(build(options), options)
+        return convert.att_gconvs(model, options.weights)
+    model = require_kind(build(options, weights=options.weights), options)
+    return model if options.weights else train(model, options)
+
+
+def require_kind(
+    model: keras.Model, options: argparse.Namespace
+) -> keras.Model:
+    """Raises before a training whose network could not be drawn."""
+    windows = any(hasattr(layer, "window") for layer in model.layers)
+    if windows and not options.pixel:
+        raise ValueError(
+            f"{options.model} attends to windows or to the whole image: choose "
+            "a pixel with --pixel ROW COLUMN."
+        )
+    if options.pixel and not windows:
+        raise ValueError(
+            f"--pixel: {options.model} has no layer that attends to windows or "
+            "to the whole image."
+        )
+    return model
 
 
 def build(options: argparse.Namespace, **overrides: Any) -> keras.Model:
@@ -317,57 +345,126 @@ def compare(
     return figure
 
 
-def draw_window(
+def draw_pixel(
     options: argparse.Namespace, model: keras.Model, image: np.ndarray
 ) -> None:
+    """What a pixel attends to, and what it does when the image is turned."""
     try:
         figure = visualization.plot_window_attention(
             model,
             image,
             options.pixel,
             options.layer,
-            options.elements,
-            options.key_element,
+            key_element=options.key_element,
         )
-    except ValueError as error:  # --pixel, --layer, --elements, --key-element
+        views = turned_views(model, image, options)
+        turned = compare_views(model, views, options)
+    except ValueError as error:  # --pixel, --layer, --elements, ...
         raise SystemExit(f"attention_maps.py: error: {error}") from None
-    error = pixel_turn_error(model, image, options.pixel, options.layer)
+    error = view_error(groups.get(reporting.group_of(model)), views)
     print(f"Error of rotation at the pixel: {error:.1e}", flush=True)
     write(figure, options, f"{options.model}_pixel.png")
+    write(turned, options, f"{options.model}_pixel_turned.png")
 
 
-def pixel_turn_error(
-    model: keras.Model,
-    image: np.ndarray,
-    pixel: Sequence[int],
-    layer: str | None,
-) -> float:
-    """`turn_error` of what one pixel attends to."""
+@dataclasses.dataclass
+class View:
+    """A turned image, the turned pixel and what it attends to.
+
+    Attributes:
+        element: of the group, that turns the image.
+        image: `(height, width, channels)`.
+        pixel: row and column.
+        weights: see `visualization.pixel_attention`.
+    """
+
+    element: int
+    image: np.ndarray
+    pixel: tuple[int, int]
+    weights: np.ndarray
+
+
+def turned_views(
+    model: keras.Model, image: np.ndarray, options: argparse.Namespace
+) -> list[View]:
+    """By all that `--elements` names, or that map the grid onto itself."""
     group = groups.get(reporting.group_of(model))
     marked = np.zeros((1, *image.shape[:2], 1))
-    marked[0, pixel[0], pixel[1]] = 1
-
-    def weights(element: int) -> np.ndarray:
-        place = act(marked, group, element).argmax()
-        row, column = divmod(int(place), image.shape[1])
-        turned = act(image[None], group, element)[0]
-        return visualization.pixel_attention(
-            model, turned, (row, column), layer
+    marked[0, options.pixel[0], options.pixel[1]] = 1
+    views = []
+    for g in (0, *(g for g in options.elements or group.grid_elements if g)):
+        group.check_element(int(g))
+        turned = act(image[None], group, g)[0]
+        place = act(marked, group, g)[0, ..., 0]
+        row, column = divmod(int(place.argmax()), place.shape[1])
+        weights = visualization.pixel_attention(
+            model, turned, (row, column), options.layer
         )
+        views.append(View(int(g), turned, (row, column), weights))
+    return views
 
-    still = weights(0)
+
+def view_error(group: groups.Group, views: Sequence[View]) -> float:
+    """`turn_error` of what one pixel attends to; the first is not turned."""
+    still = views[0].weights
     key_order, *seen = still.shape[2:]
     # Windows as images, or as feature maps on the group.
     windows = np.moveaxis(still.reshape(-1, key_order, *seen), 1, -1)
     if key_order == group.order:
         windows = windows[..., None]
     differences = []
-    for g in group.grid_elements:
-        expected = act(windows, group, g).reshape(-1, *seen, key_order)
-        expected = np.moveaxis(expected, -1, 1).reshape(still.shape)
-        expected = expected[group.relative(g)]
-        differences.append(np.abs(weights(g) - expected).max())
-    return float(max(differences) / still.max())
+    for view in views[1:]:
+        expected = act(windows, group, view.element)
+        expected = expected.reshape(-1, *expected.shape[1:3], key_order)
+        expected = np.moveaxis(expected, -1, 1).reshape(view.weights.shape)
+        expected = expected[group.relative(view.element)]
+        differences.append(np.abs(view.weights - expected).max())
+    return float(max(differences, default=0.0) / still.max())
+
+
+def compare_views(
+    model: keras.Model, views: Sequence[View], options: argparse.Namespace
+) -> Any:
+    """The panel `(g, g h)` is the panel `(identity, h)`, turned by `g`."""
+    from matplotlib.figure import Figure
+
+    group = groups.get(reporting.group_of(model))
+    heads = views[0].weights.shape[1]
+    head = options.head
+    if head is None:
+        spreads = views[0].weights.sum(2).std(axis=(-2, -1)).max(axis=0)
+        head = int(spreads.argmax())
+    if not 0 <= head < heads:
+        raise ValueError(
+            f"--head must be from 0 to {heads - 1}. Received: {head}"
+        )
+    chosen = slice(None)
+    if options.key_element is not None:
+        chosen = slice(options.key_element, options.key_element + 1)
+    shown = [view.weights[:, head, chosen].sum(axis=1) for view in views]
+    high = max(weights.max() for weights in shown)
+    figure = Figure(
+        figsize=(1.3 + 1.5 * (1 + group.order), 0.8 + 1.5 * len(views)),
+        layout="constrained",
+    )
+    figure.suptitle(f"{model.name}, head {head}, pixel {tuple(options.pixel)}")
+    rows = figure.subplots(len(views), 1 + group.order, squeeze=False)
+    for view, weights, panels in zip(views, shown, rows, strict=True):
+        panels[0].imshow(view.image.squeeze(), cmap="gray", vmin=0, vmax=1)
+        panels[0].plot(
+            *view.pixel[::-1], "s", color="tab:orange", fillstyle="none"
+        )
+        panels[0].set_ylabel(visualization.element_name(group, view.element))
+        for panel, window in zip(panels[1:], weights, strict=True):
+            drawn = panel.imshow(window, vmin=0, vmax=high)
+    names = [visualization.element_name(group, h) for h in range(group.order)]
+    titles = ["image", *(f"h: {name}" for name in names)]
+    for panel, title in zip(rows[0], titles, strict=True):
+        panel.set_title(title, fontsize="medium")
+    for panel in rows.ravel():
+        panel.set(xticks=[], yticks=[])
+    figure.colorbar(drawn, ax=rows, label="attention weight")
+    return figure
 
 
 def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:

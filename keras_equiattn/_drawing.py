@@ -1,4 +1,4 @@
-"""Parts of the pictures: images, frames, and where a window lies in one."""
+"""Parts of the pictures: names, images, frames, where a window lies."""
 
 import dataclasses
 import math
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_equiattn import _checks
+from keras_equiattn import groups
 from keras_equiattn._attention_sites import Site
 
 # Of the frame around a pixel.
@@ -37,6 +38,21 @@ def one_image(image: Any) -> np.ndarray:
             f"Received: shape {pixels.shape}"
         )
     return pixels
+
+
+def element_name(group: str | groups.Group, element: int) -> str:
+    """What an element does, in words: "90°", "mirror", "mirror, 90°".
+
+    Args:
+        group: a group or its name.
+        element: index of the element.
+    """
+    group = groups.get(group)
+    mirror, turn = divmod(group.check_element(element), group.rotations)
+    angle = f"{360 * turn / group.rotations:g}°"
+    if not mirror:
+        return angle
+    return f"mirror, {angle}" if turn else "mirror"
 
 
 def displayed(images: np.ndarray) -> np.ndarray:

@@ -185,7 +185,7 @@ def test_command_line_on_a_real_network(npz, tmp_path):
     assert len(list((tmp_path / "maps").iterdir())) == 2
 
 
-def windowed_network(input_shape, classes, normalization):
+def windowed_network(input_shape, classes, normalization, weights=None):
     x = inputs = keras.Input(input_shape)
     x = LiftingConv2D(2, 3, group="p4")(x)
     x = SimpleAffineSelfConv2D(2, 3, 1, group="p4", name="window")(x)
@@ -229,13 +229,74 @@ def test_draws_what_a_pixel_of_a_group_attends_to(
     example.main(arguments(npz, tmp_path, *more))
     found = re.search(r"at the pixel: (\S+)", capsys.readouterr().out)
     assert float(found[1]) < 1e-5
-    assert (tmp_path / "tiny_pixel.png").stat().st_size > 1000
+    for name in ("pixel", "pixel_turned"):
+        assert (tmp_path / f"tiny_{name}.png").stat().st_size > 1000
+    with pytest.raises(SystemExit, match="--head must be from 0 to 0"):
+        example.main(arguments(npz, tmp_path, *more, "--head=1"))
     if layer == "lift":
         with pytest.raises(SystemExit, match="'lift' does not weigh"):
             example.main(arguments(npz, tmp_path, *more, "--key-element=1"))
 
 
-def test_pixel_of_a_network_without_windows(example, npz, weights, tmp_path):
-    more = (f"--weights={weights}", "--pixel", "14", "9")
-    with pytest.raises(SystemExit, match="no layer that attends to windows"):
-        example.main(arguments(npz, tmp_path, *more))
+def test_the_turned_picture_shows_turned_windows(example):
+    """The panel of `(g, g h)` is that of `(identity, h)`, turned."""
+    model = attending_network((28, 28, 1), 10, None)
+    image = np.random.default_rng(0).uniform(size=(28, 28, 1)).astype("float32")
+    options = example.parse(
+        ["--out=.", "--pixel", "9", "20", "--layer=lift", "--elements", "1"]
+    )
+    views = example.turned_views(model, image, options)
+    assert [view.element for view in views] == [0, 1]
+    assert views[1].pixel == (28 - 1 - 20, 9)
+    figure = example.compare_views(model, views, options)
+    still, turned = np.array(figure.axes[:18]).reshape(2, 9)
+    p4m = groups.get("p4m")
+    for h in range(8):
+        before = still[1 + h].images[0].get_array()
+        after = turned[1 + p4m.product_table[1, h]].images[0].get_array()
+        np.testing.assert_allclose(after, np.rot90(before), atol=1e-5)
+    assert np.ptp(before) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("build", "pixel", "message"),
+    [
+        (tiny_network, ("--pixel", "14", "9"), "no layer that attends"),
+        (windowed_network, (), "choose a pixel with --pixel ROW COLUMN"),
+    ],
+)
+def test_networks_that_cannot_be_drawn_are_not_trained(
+    build, pixel, message, example, npz, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        applications, "get_model", lambda name, **kw: build(**kw)
+    )
+    monkeypatch.setattr(example, "train", None)
+    with pytest.raises(SystemExit, match=message):
+        example.main(arguments(npz, tmp_path, *pixel))
+
+
+def test_weights_of_the_authors_of_group_self_attention(
+    example, tmp_path, monkeypatch
+):
+    """They go to their own converter, into a network with their epsilon."""
+    built = []
+
+    def build(name, epsilon, **kwargs):
+        built.append(epsilon)
+        return attending_network((28, 28, 1), 10, None)
+
+    def converted(model, path):
+        assert path == "authors.pth"
+        return model
+
+    monkeypatch.setattr(applications, "get_model", build)
+    monkeypatch.setattr(example.convert, "g_selfatt", converted)
+    options = example.parse(
+        [
+            *("--model=gsanet_tiny", "--weights=authors.pth", "--out=."),
+            *("--pixel", "9", "20"),
+        ]
+    )
+    assert example.load(options).name == "attending"
+    assert built == [1e-12]
