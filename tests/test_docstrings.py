@@ -26,6 +26,7 @@ def examples(module):
     return [test for test in finder.find(module) if test.examples]
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)

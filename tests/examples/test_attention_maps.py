@@ -85,6 +85,7 @@ def test_trains_prints_and_draws(example, npz, tmp_path, capsys):
     assert (out / "tiny.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.torch_first
 def test_strided_beside_exact(example, npz, weights, tmp_path, capsys):
     more = (f"--weights={weights}", "--downsampling=strided", "--images=2")
     example.main(arguments(npz, tmp_path / "a", *more))
@@ -193,6 +194,7 @@ def windowed_network(input_shape, classes, normalization, weights=None):
     return keras.Model(inputs, keras.layers.Dense(classes)(x), name="windowed")
 
 
+@pytest.mark.torch_first
 def test_draws_the_window_of_a_pixel(example, npz, tmp_path, monkeypatch):
     monkeypatch.setattr(
         applications, "get_model", lambda name, **kw: windowed_network(**kw)
@@ -212,6 +214,7 @@ def attending_network(input_shape, classes, normalization):
     return keras.Model(inputs, keras.layers.Dense(classes)(x), name="attending")
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("layer", ["lift", "far"])
 def test_draws_what_a_pixel_of_a_group_attends_to(
     layer, example, npz, tmp_path, monkeypatch, capsys
@@ -238,6 +241,7 @@ def test_draws_what_a_pixel_of_a_group_attends_to(
             example.main(arguments(npz, tmp_path, *more, "--key-element=1"))
 
 
+@pytest.mark.torch_first
 def test_the_turned_picture_shows_turned_windows(example):
     """The panel of `(g, g h)` is that of `(identity, h)`, turned."""
     model = attending_network((28, 28, 1), 10, None)

@@ -276,7 +276,7 @@ def check_oracle(layer, x, oracle, tolerance=1e-5):
     ("layer", "group", "size", "arguments"),
     [
         (AttentiveGroupConv2D, "p4m", (6, 6), {"padding": "same"}),
-        (
+        pytest.param(
             AttentiveGroupConv2D,
             "p4",
             (7, 7),
@@ -285,9 +285,22 @@ def check_oracle(layer, x, oracle, tolerance=1e-5):
                 "dilation_rate": 2,
                 "attention_dilation_rate": 2,
             },
+            marks=pytest.mark.torch_first,
         ),
-        (AttentiveGroupConv2D, "z2m", (6, 5), {"attention": "channel"}),
-        (AttentiveLiftingConv2D, "p4m", (7, 7), {"strides": 2}),
+        pytest.param(
+            AttentiveGroupConv2D,
+            "z2m",
+            (6, 5),
+            {"attention": "channel"},
+            marks=pytest.mark.torch_first,
+        ),
+        pytest.param(
+            AttentiveLiftingConv2D,
+            "p4m",
+            (7, 7),
+            {"strides": 2},
+            marks=pytest.mark.torch_first,
+        ),
         (AttentiveLiftingConv2D, "z2", (5, 6), {"chunk_size": 1}),
     ],
 )
@@ -347,10 +360,13 @@ def test_attention_on_responses_in_float64(chunk_size):
     ("group", "arguments"),
     [
         ("p4m", {"attention_kernel_size": 3}),
-        ("z2", {"attention": "channel"}),
-        (
+        pytest.param(
+            "z2", {"attention": "channel"}, marks=pytest.mark.torch_first
+        ),
+        pytest.param(
             "p4",
             {"attention": "spatial", "attention_dilation_rate": 2},
+            marks=pytest.mark.torch_first,
         ),
     ],
 )
@@ -377,6 +393,7 @@ def test_co_attention_agrees_with_oracle(layer, group):
     check_oracle(built, x, lambda x, w: co_oracle(built, x, w))
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "attention",
     ["full", *(pytest.param(a, marks=SLOW) for a in ("channel", "spatial"))],
@@ -404,6 +421,7 @@ def test_every_chunk_size_gives_the_same(attention):
             assert relative_difference(actual, expected) < 1e-5
 
 
+@pytest.mark.torch_first
 def test_input_channels_in_groups(monkeypatch):
     """Outputs and gradients; 5 channels are two groups of 2 and one left."""
     monkeypatch.setattr(attentive_convolution, "_together", lambda *_: 2)
@@ -427,6 +445,7 @@ def test_input_channels_in_groups(monkeypatch):
         assert relative_difference(actual, expected) < 1e-5
 
 
+@pytest.mark.torch_first
 def test_equal_responses_share_the_gradient_of_their_maximum():
     """As in automatic differentiation: a flat image has only ties in space."""
     found = []
@@ -446,6 +465,7 @@ def test_equal_responses_share_the_gradient_of_their_maximum():
         assert relative_difference(actual, expected) < 1e-5
 
 
+@pytest.mark.torch_first
 def test_equal_channels_and_the_gradient_of_their_maximum():
     """Held, they share it; else the first has it all, as if it were larger."""
 
@@ -511,6 +531,7 @@ def gradient_penalty(chunk_size):
     return as_array(torch.autograd.grad((first**2).sum(), x)[0])
 
 
+@pytest.mark.torch_first
 def test_second_derivatives_are_right_or_refused():
     held = gradient_penalty(None)
     assert np.abs(held).max() > 0
@@ -527,6 +548,7 @@ def half(x):
     return as_array(keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32"))
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("layer", "arguments", "on_group", "scale"),
     [
@@ -638,6 +660,7 @@ def test_responses_are_not_held():
     assert sizes[0] < sizes[1] / 4
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "attention",
     ["full", *(pytest.param(a, marks=SLOW) for a in ("channel", "spatial"))],
