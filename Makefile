@@ -36,7 +36,7 @@ test-slow: .venv/.dev test-floor
 	  -m "slow and every_backend and not sweep"
 	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
 	KERAS_BACKEND=tensorflow $(PYTEST) -m sweep
-	KERAS_BACKEND=jax $(PYTEST) -m sweep
+	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
 
 # The oldest Keras that pyproject.toml allows.
 test-floor: .venv-floor/.done

@@ -56,10 +56,11 @@ def pytest_collection_modifyitems(items):
     if backend == "torch":
         return
     for item in items:
+        has = item.get_closest_marker
         # Whole networks compile longest under JAX; there a step of each does.
         network = "applications/test_" in item.nodeid and backend == "jax"
-        late = network and "fit" not in item.name
-        if item.get_closest_marker("torch_first") or late:
+        late = network and "fit" not in item.name and "bad" not in item.name
+        if has("torch_first") or (late and not has("slow") and not has("once")):
             for marker in ("slow", "every_backend", "sweep"):
                 item.add_marker(marker)
 
