@@ -17,10 +17,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_tiles import attend_in_tiles
 from keras_equiattn.ops.statistics import in_full_precision
