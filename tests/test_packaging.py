@@ -150,3 +150,14 @@ def test_import_needs_no_backend_of_another_kind():
                 re.M,
             )
             assert not found, f"{path.name} imports {found} at import time"
+
+
+def test_one_module_imports_the_types_of_the_annotations():
+    """Its name begins like that of a backend, which it does not import."""
+    paths = [
+        path
+        for package in ("keras_equiattn", "applications")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^(?:import|from) jaxtyping\b", path.read_text(), re.M)
+    ]
+    assert paths == [ROOT / "keras_equiattn" / "ops" / "_types.py"]

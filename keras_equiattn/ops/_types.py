@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
 
+# Shapes and dtypes in annotations; imported here alone. It is pure Python.
+from jaxtyping import Float as Float
+from jaxtyping import Shaped as Shaped
+
 # A tensor of whatever backend runs, or a symbolic `keras.KerasTensor`.
 Tensor: TypeAlias = Any
 

@@ -2,11 +2,11 @@
 
 import keras
 import numpy as np
-from jaxtyping import Shaped
 from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.interpolation import quarter_and_rest
 from keras_equiattn.ops.interpolation import rotation_table

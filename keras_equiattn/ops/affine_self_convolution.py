@@ -7,11 +7,11 @@ depends on where in the window they lie, as a filter does:
 
 from typing import NamedTuple
 
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.windows import Window

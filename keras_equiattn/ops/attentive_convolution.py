@@ -11,7 +11,6 @@ from typing import Any
 from typing import NamedTuple
 
 import keras
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn import _checks
@@ -19,6 +18,7 @@ from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops import response_chunks
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv

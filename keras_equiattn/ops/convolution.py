@@ -6,11 +6,11 @@ a plain convolution with `order` times the channels.
 
 from typing import Any
 
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.kernels import kernel_orbit
 

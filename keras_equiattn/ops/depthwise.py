@@ -7,10 +7,10 @@ its terms written out, which XLA turns into one loop over the channels.
 import math
 from typing import Any
 
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
 # Terms of a sum that is written out over the columns of an image.

@@ -17,10 +17,11 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_tiles import attend_in_tiles
 from keras_equiattn.ops.statistics import in_full_precision
@@ -44,8 +45,9 @@ def group_self_attention(
         query: scaled.
         keys, values: one for each pixel and group element.
         encoding: of the offsets, as each output element sees them: `e(v^-1
-            o)`. Local: of the window; global: of all offsets, from `1 -
-            height` to `height - 1` and from `1 - width` to `width - 1`.
+            o)`. Local: of the window, square and odd; global: of all offsets,
+            from `1 - height` to `height - 1` and from `1 - width` to `width -
+            1`.
         embedding: of the relative elements, `E(g^-1 m)`.
         local: whether a pixel sees the window around it, or all pixels.
             Neighbours outside of the image are left out.
@@ -59,30 +61,35 @@ def group_self_attention(
 
     Returns:
         What the output elements attend to.
+
+    Raises:
+        ValueError: for shapes that do not fit, a bad rate, or dropout without
+            a seed.
     """
+    _check(query, keys, values, encoding, embedding, local)
+    _checks.number(
+        dropout,
+        "dropout",
+        "a number from 0 to below 1",
+        lambda n: 0 <= n < 1,
+    )
     if dropout and seed is None:
         raise ValueError(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
         )
-    dtype = query.dtype
+    dtype, count = query.dtype, query.shape[0]
+    query, keys, values = map(_with_an_image, (query, keys, values))
     query, keys, values, encoding, embedding = _full(
         query, keys, values, encoding, embedding
     )
-    if not recompute:
-        y = plain_attention(
-            *(query, keys, values, encoding, embedding),
-            local=local,
-            dropout=dropout,
-            seed=seed,
-        )
-        return ops.cast(y, dtype)
-    y = attend_in_tiles(
+    attend = attend_in_tiles if recompute else plain_attention
+    y = attend(
         *(query, keys, values, encoding, embedding),
         local=local,
         dropout=dropout,
         seed=seed,
     )
-    return ops.cast(y, dtype)
+    return ops.cast(y if count != 0 else y[:0], dtype)
 
 
 def plain_attention(
@@ -130,7 +137,14 @@ def attention_weights(
         Weights, added up over the query elements: they add up to
         `query_order` over key elements and neighbours. Neighbours are those
         of the window, or all pixels, row by row.
+
+    Raises:
+        ValueError: for shapes that do not fit, and a pixel outside of the
+            image.
     """
+    _check(query, keys, keys, encoding, embedding, local)
+    count = query.shape[0]
+    query, keys = map(_with_an_image, (query, keys))
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
@@ -138,7 +152,8 @@ def attention_weights(
     of_elements = _softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
     of_neighbours = _softmax(logits, (-1,))
-    return ops.einsum("btigmo,btvigo->bivtmo", of_elements, of_neighbours)
+    y = ops.einsum("btigmo,btvigo->bivtmo", of_elements, of_neighbours)
+    return y if count != 0 else y[:0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +186,8 @@ def neighbourhood(
     """What the pixels of an image of this size see, or one of them.
 
     Raises:
-        ValueError: if the size is known only at run time.
+        ValueError: if the size is known only at run time, or the pixel is none
+            of the image.
     """
     if not all(isinstance(n, int) for n in size):
         raise ValueError(
@@ -181,6 +197,7 @@ def neighbourhood(
         )
     queries = np.indices(size).reshape(2, -1)
     if pixel is not None:
+        pixel = _checks.place(pixel, "pixel", size)
         queries = np.array(pixel)[:, None]
     window = encoding.shape[:2]
     centre = np.array(window)[:, None, None] // 2
@@ -201,6 +218,60 @@ def neighbourhood(
         np.broadcast_to(offset_rows * window[1] + offset_columns, shape),
         np.broadcast_to(inside, shape),
     )
+
+
+def _check(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    encoding: Tensor,
+    embedding: Tensor | None,
+    local: bool,
+) -> None:
+    """Compares what is known of the shapes before run time."""
+    ranks = {"query": 6, "keys": 6, "values": 6, "encoding": 4, "embedding": 3}
+    tensors = (query, keys, values, encoding, embedding)
+    shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in zip(ranks, tensors, strict=True)
+        if tensor is not None
+    }
+    for name, shape in shapes.items():
+        if len(shape) != ranks[name]:
+            raise ValueError(
+                f"`{name}` must have {ranks[name]} axes. "
+                f"Received: {name}.shape={shape}"
+            )
+    *image, elements, heads, channels = shapes["query"]
+    *window, order, encoded = shapes["encoding"]
+    key_elements = shapes["keys"][3]
+    # What is left of the channels meets an embedding.
+    left = None if None in (channels, encoded) else channels - encoded
+    if left is not None and left < (embedding is not None):
+        limit = "at most" if embedding is None else "fewer channels than"
+        raise ValueError(
+            f"`encoding` must have {limit} the {channels} channels of the "
+            f"queries. Received: encoding.shape={shapes['encoding']}"
+        )
+    if not local:
+        window = [None if n is None else 2 * n - 1 for n in image[1:]]
+    elif window[0] != window[1] or not (window[0] or 0) % 2:
+        raise ValueError(
+            "`encoding` must be of a square window of odd size, which has a "
+            f"centre. Received: encoding.shape={shapes['encoding']}"
+        )
+    expected = {
+        "keys": (*image, key_elements, heads, channels),
+        "values": (*image, key_elements, heads, channels),
+        "encoding": (*window, order, encoded),
+        "embedding": (elements, key_elements, left),
+    }
+    for name, shape in expected.items():
+        if not _checks.fits(shapes.get(name, shape), shape):
+            raise ValueError(
+                f"`{name}` must have shape {shape} for query.shape="
+                f"{shapes['query']}. Received: {name}.shape={shapes[name]}"
+            )
 
 
 def _scores(
@@ -236,6 +307,16 @@ def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
     x = ops.exp(x - top)
     return x / ops.sum(x, axis=axes, keepdims=True)
+
+
+def _with_an_image(x: Tensor) -> Tensor:
+    """An empty batch with one image: not all backends take a maximum of none.
+
+    TensorFlow does where the size of the batch is not known.
+    """
+    if x.shape[0] != 0:
+        return x
+    return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
 
 
 def _full(*tensors: Tensor | None) -> list[Any]:

@@ -9,11 +9,11 @@ with a small constant matrix.
 import functools
 
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.interpolation import positions
 from keras_equiattn.ops.interpolation import quarter_and_rest

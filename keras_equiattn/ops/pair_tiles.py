@@ -12,11 +12,11 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops import pair_attention
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_attention import Positions
 from keras_equiattn.ops.pair_windows import Planes

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from jaxtyping import Float
 from keras import ops
 
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import fold_channels
 from keras_equiattn.ops.convolution import unfold_channels

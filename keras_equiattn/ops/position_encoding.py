@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.statistics import mean
 

@@ -1,9 +1,9 @@
 """Squeeze-and-Excitation: one weight per channel from the whole feature map."""
 
 import keras
-from jaxtyping import Float
 from keras import ops
 
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import mean

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.window_form import Form
 from keras_equiattn.ops.window_form import Neighbour

@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from jaxtyping import Float
 from keras import ops
 
 from keras_equiattn import _checks
@@ -21,6 +20,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops import window_bands
 from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.statistics import MASKED
@@ -470,10 +470,7 @@ def _check_shape(
 ) -> None:
     """Compares what is known of the shape of a tensor."""
     shape = tuple(tensor.shape)
-    if len(shape) != len(expected) or any(
-        None not in pair and pair[0] != pair[1]
-        for pair in zip(shape, expected, strict=True)
-    ):
+    if not _checks.fits(shape, expected):
         raise ValueError(
             f"`{name}` must have shape {tuple(expected)} for {window} on "
             f"{tuple(x.shape)}. Received: {name}.shape={shape}"
