@@ -17,7 +17,7 @@ needs the sum over `g` alone,
     W(m, v, o) = sum_g softmax_m(s)(g, m, o) softmax_o(p + l)(v, g, o)
     y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
 
-A tile is one image with some of its heads. Tensors of a tile, with pixels in a
+A tile is some heads of some images. Tensors of a tile, with pixels in a
 form that `ops.pair_windows` knows:
 
     query    (channels, query elements, heads, pixels), scaled

@@ -1,9 +1,9 @@
 """Group self-attention of one tile after the other.
 
-A tile is one image with some of its heads, as many as fill a cache. What does
-not even fit with one head is done a block of rows at a time; with attention to
-the whole image a block is one row. The backward pass keeps queries, keys and
-values alone, and computes each block anew.
+A tile is some heads of some images, as many as fill a cache. A head that does
+not even fit by itself is done a block of rows at a time; with attention to the
+whole image a block is one row. The backward pass keeps queries, keys and values
+alone, and computes each block anew.
 """
 
 import dataclasses
@@ -23,8 +23,10 @@ from keras_equiattn.ops.pair_windows import Planes
 from keras_equiattn.ops.pair_windows import Products
 from keras_equiattn.ops.pair_windows import Row
 
-# Scores of a block: about what a cache holds, or what keeps a GPU busy.
-CPU_TILE = 2**19
+# Scores of a block: about what a cache holds; without a compiler, what makes up
+# for the calls of many small functions; and what keeps a GPU busy.
+COMPILED_TILE = 2**19
+CPU_TILE = 2**21
 GPU_TILE = 2**24
 # Seeds are passed as float32, which holds these integers and, added to them,
 # as many numbers of blocks.
@@ -69,8 +71,8 @@ def attend_in_tiles(
 def _block_size(
     query: Tensor, keys: Tensor, encoding: Tensor, local: bool
 ) -> tuple[int, int | None]:
-    """How many heads and rows make a block; None for all rows."""
-    _, height, width, elements, heads, _ = query.shape
+    """How many heads, of all images, and rows make a block; None for all."""
+    batch, height, width, elements, heads, _ = query.shape
     if not local:
         return 1, 1
     if height is None or width is None:
@@ -78,9 +80,12 @@ def _block_size(
     rows, columns, order, _ = encoding.shape
     pairs = elements * max(keys.shape[3], order)
     scores = rows * columns * pairs * height * (width + columns - 1)
-    limit = CPU_TILE if backend.on_cpu() else GPU_TILE
-    fitting = (n for n in range(heads, 1, -1) if n * scores <= limit)
-    together = next((n for n in fitting if heads % n == 0), 1)
+    count = heads * (batch or 1)
+    limit = GPU_TILE
+    if backend.on_cpu():
+        limit = COMPILED_TILE if backend.in_xla() else CPU_TILE
+    fitting = (n for n in range(count, 1, -1) if n * scores <= limit)
+    together = next((n for n in fitting if count % n == 0), 1)
     return together, math.ceil(height / math.ceil(scores / limit))
 
 
@@ -330,23 +335,22 @@ def _by_element(encoding: Tensor, local: bool) -> Tensor:
     return ops.transpose(encoding, (0, 2, 3, 1))
 
 
-def _as_tiles(x: Tensor, heads: int) -> Tensor:
+def _as_tiles(x: Tensor, together: int) -> Tensor:
     """`(batch, height, width, elements, heads, channels)` as tiles.
 
     Returns:
-        `(tiles, channels, elements, heads, height, width)` with as many heads
-        as asked for, which divide those that there are.
+        `(tiles, channels, elements, heads, height, width)`. Heads of a tile are
+        as many as asked for of all images, whose number they divide.
     """
-    batch, height, width, elements, total, channels = ops.shape(x)
-    shape = (batch, height, width, elements, total // heads, heads, channels)
-    x = ops.transpose(ops.reshape(x, shape), (0, 4, 6, 3, 5, 1, 2))
-    return ops.reshape(x, (-1, channels, elements, heads, height, width))
+    _, height, width, elements, _, channels = ops.shape(x)
+    x = ops.transpose(x, (0, 4, 5, 3, 1, 2))
+    x = ops.reshape(x, (-1, together, channels, elements, height, width))
+    return ops.transpose(x, (0, 2, 3, 1, 4, 5))
 
 
 def _as_images(x: Tensor, heads: int) -> Tensor:
-    """Undoes `_as_tiles`, for all the heads."""
-    _, channels, elements, together, height, width = ops.shape(x)
-    split = (-1, heads // together, channels, elements, together)
-    x = ops.reshape(x, (*split, height, width))
-    x = ops.transpose(x, (0, 5, 6, 3, 1, 4, 2))
-    return ops.reshape(x, (-1, height, width, elements, heads, channels))
+    """Undoes `_as_tiles`, for all the heads of an image."""
+    _, channels, elements, _, height, width = ops.shape(x)
+    x = ops.transpose(x, (0, 3, 1, 2, 4, 5))
+    x = ops.reshape(x, (-1, heads, channels, elements, height, width))
+    return ops.transpose(x, (0, 4, 5, 3, 1, 2))

@@ -165,7 +165,7 @@ def test_compiled_as_in_fit(window, elements):
 @pytest.mark.parametrize("elements", [1, 2])
 @pytest.mark.parametrize(
     ("limit", "together", "rows"),
-    [(1 / 5, 1, 1), (1 / 2, 1, 3), (1, 1, 5), (5, 3, 5), (10**6, 6, 5)],
+    [(1 / 5, 1, 1), (1 / 2, 1, 3), (1, 1, 5), (5, 4, 5), (10**6, 12, 5)],
 )
 def test_heads_and_rows_of_a_block(
     elements, limit, together, rows, realisation, monkeypatch
@@ -173,7 +173,7 @@ def test_heads_and_rows_of_a_block(
     arrays = arguments(3, (5, 2), elements, 2, heads=6)
     pixels = 5 * (2 + 2)
     scores = 9 * elements * 2 * pixels
-    for name in ("CPU_TILE", "GPU_TILE"):
+    for name in ("COMPILED_TILE", "CPU_TILE", "GPU_TILE"):
         monkeypatch.setattr(pair_tiles, name, limit * scores)
     tensors = [ops.convert_to_tensor(arrays[n]) for n in (0, 1, 3)]
     found = pair_tiles._block_size(*tensors, local=True)
