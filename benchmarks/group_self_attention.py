@@ -8,7 +8,8 @@
 `recompute=False` in its layers: attention of all three group elements at once,
 with the gradient of the backend.
 
-`time` alternates training steps (`train_on_batch`) of both in one process.
+`time` alternates training steps (`train_on_batch`) of both in one process. On
+one core (`taskset -c 0 python ...`) it says so in the name of its file.
 `memory` (JAX) reads the size of the temporaries of a gradient step off the
 compiler. Both have all dropouts of 0.1 active. `angles` turns a smooth image
 by 45 degrees and compares what a lifting layer with random weights gives at
@@ -218,15 +219,19 @@ def main() -> None:
     used = {name: getattr(options, name) for name in SETTINGS[options.what]}
     if options.what == "memory" and backend != "jax":
         parser.error("memory needs KERAS_BACKEND=jax")
+    hardware = reporting.hardware()
     results = {
         **MEASURES[options.what](options),
         "settings": used,
-        "hardware": reporting.hardware(),
+        "hardware": hardware,
         "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
     date = datetime.date.today().isoformat()
-    name = f"group_self_attention-{options.what}-{backend}-{date}.json"
+    what = options.what
+    if what == "time" and hardware["cores"] == 1:
+        what = "time-one_core"
+    name = f"group_self_attention-{what}-{backend}-{date}.json"
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
 
