@@ -1,5 +1,7 @@
 """Position encodings: equivariance, oracle, precision, files, errors."""
 
+import itertools
+
 import keras
 import numpy as np
 import oracles
@@ -24,6 +26,15 @@ def random_encoding(**arguments):
     for variable in layer.weights:
         variable.assign(rng.normal(size=variable.shape))
     return layer
+
+
+def both_sides_of_zero(epsilon):
+    """Encodings of ever smaller offsets, and of the opposite ones."""
+    layer = RelativePositionEncoding(3, group="z2", epsilon=epsilon)
+    offsets = np.repeat([[1.0], [0.1], [0.01], [0.001]], 2, axis=1)
+    offsets = np.stack([offsets, -offsets]).astype("float32")
+    right, left = as_array(layer(offsets))[:, :, 0]
+    return right, left
 
 
 class TestRelativePositionEncoding:
@@ -101,16 +112,23 @@ class TestRelativePositionEncoding:
             again = RelativePositionEncoding.from_config(layer.get_config())
             assert again.dtype_policy.name == layer.dtype_policy.name
 
+    def test_epsilon_of_the_authors_leaves_the_sign_alone(self):
+        """Where biases are zero, as they start."""
+        right, left = both_sides_of_zero(1e-12)
+        for side in (right, left):
+            for y in side[1:]:
+                assert relative_difference(y, side[0]) < 1e-4
+        assert relative_difference(left[-1], right[-1]) > 0.1  # a step
+
     def test_epsilon_keeps_it_smooth(self):
-        """With the authors' it is a step where biases are zero."""
-        offsets = np.array([[0.25, 0.25], [1.0, 1.0]], "float32")
-        differences = []
-        for epsilon in (1e-12, 1e-3):
-            layer = RelativePositionEncoding(3, group="z2", epsilon=epsilon)
-            near, far = as_array(layer(offsets))[:, 0]
-            differences.append(np.abs(near - far).max() / np.abs(far).max())
-        assert differences[0] < 1e-4
-        assert differences[1] > 1e-4
+        right, left = both_sides_of_zero(1e-3)
+        for side in (right, left):
+            for y, farther in itertools.pairwise(side[::-1]):
+                assert relative_difference(y, farther) > 1e-3
+        # Across zero it changes in proportion to the distance.
+        changes = np.abs(right - left).max(axis=1)
+        assert changes[-1] < 0.2 * changes[-2]
+        assert changes[-1] < 0.1 * changes[0]
 
     def test_output_shape(self):
         layer = RelativePositionEncoding(3, group="p4m")
