@@ -151,11 +151,14 @@ class Recipe:
         if self.plateau_patience is None:
             return
         _checks.integer(self.plateau_patience, "plateau_patience", 0)
-        if self.milestones or self.warmup_epochs or self.cosine:
+        names = ("milestones", "warmup_epochs", "cosine")
+        others = [name for name in names if getattr(self, name)]
+        if others:
+            having = ", ".join(f"{n}={getattr(self, n)!r}" for n in others)
             raise ValueError(
                 "`plateau_patience` must be None where `milestones`, "
                 "`warmup_epochs` or `cosine` change the learning rate. "
-                f"Received: {self.plateau_patience!r}"
+                f"Received: {self.plateau_patience!r}, with {having}"
             )
 
 

@@ -53,10 +53,12 @@ class TrainOptions:
         learning_rate: Learning rate before any milestone.
         weight_decay: Coupled weight decay.
         milestones: Completed epochs at which the learning rate drops, to a
-            tenth unless the recipe says otherwise. In place of a plateau.
+            tenth unless the recipe says otherwise. In place of a plateau or
+            a cosine.
         plateau_patience: Epochs that may pass without a better validation
             accuracy before the learning rate drops, to half unless the recipe
-            says otherwise. In place of milestones.
+            says otherwise. In place of milestones; refused where the recipe
+            has a warm-up or a cosine.
         padding: Zero padding for random crops, 0 for none.
         flip: Whether images are mirrored at random.
         validation_size: Training examples that are held out.

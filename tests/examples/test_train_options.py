@@ -206,6 +206,25 @@ def test_milestones_and_plateau_replace_each_other(train, tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    ("model", "others"),
+    [
+        ("gsanet_cifar10_p4", "with warmup_epochs=10, cosine=True"),
+        ("resnet29_p4", "with warmup_epochs=10"),
+    ],
+)
+def test_plateau_is_refused_beside_other_changes_of_the_rate(
+    train, tmp_path, capsys, no_data, model, others
+):
+    out = tmp_path / "run"
+    command = [f"--model={model}", f"--out={out}", "--plateau-patience=5"]
+    told = refusal(train, command, capsys)
+    assert "`plateau_patience` must be None where" in told
+    assert f"Received: 5, {others}" in told
+    assert not out.exists()
+
+
+@pytest.mark.once
 def test_plateau_needs_validation(train, npz, tmp_path, capsys, no_data):
     command = arguments(
         npz, tmp_path / "run", "--plateau-patience=1", "--train-on-all"
