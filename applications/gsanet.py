@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
@@ -372,6 +373,7 @@ class _Design:
     epsilon: float
 
     def __post_init__(self) -> None:
+        _checks.window_size(self.kernel_size, "kernel_size")
         _checks.integer(self.num_heads, "num_heads")
         _checks.choice(self.norm, "norm", NORMS)
         _checks.flag(self.norm_between, "norm_between")
@@ -384,6 +386,9 @@ class _Design:
                 "a number from 0 to below 1",
                 lambda n: 0 <= n < 1,
             )
+        _checks.number(
+            self.epsilon, "epsilon", "a positive number", lambda n: n > 0
+        )
 
     def attention(self, x: Any, filters: int, name: str) -> Any:
         """Self-attention of images or feature maps."""
@@ -512,7 +517,8 @@ def _integers(
     """Integers, or one for all."""
     found: tuple[int, ...] | None = None
     try:
-        values = value if isinstance(value, Sequence) else length * [value]
+        several = isinstance(value, Sequence) or np.ndim(value)
+        values = value if several else length * [value]
         found = tuple(_checks.integer(n, name, least) for n in values)
     except ValueError:
         pass

@@ -53,6 +53,22 @@ def pair(value: Any, name: str) -> tuple[int, int]:
         ) from None
 
 
+def window_size(value: Any, name: str) -> int | None:
+    """Rows and columns of a square window; None for the whole image."""
+    if value is None:
+        return None
+    try:
+        size = integer(value, name)
+    except ValueError:
+        size = 0
+    if size % 2 == 0:
+        raise ValueError(
+            f"`{name}` must be an odd positive integer, so that the window has "
+            f"a centre, or None for the whole image. Received: {value!r}"
+        )
+    return size
+
+
 def flag(value: Any, name: str) -> bool:
     """True or False."""
     if not isinstance(value, bool):

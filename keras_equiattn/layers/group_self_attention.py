@@ -52,15 +52,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.filters = _checks.integer(filters, "filters")
         self.key_dim = _checks.integer(key_dim, "key_dim", self.least_key_dim)
         self.num_heads = _checks.integer(num_heads, "num_heads")
-        self.kernel_size = kernel_size
-        if kernel_size is not None:
-            self.kernel_size = _checks.integer(kernel_size, "kernel_size")
-            if self.kernel_size % 2 == 0:
-                raise ValueError(
-                    "`kernel_size` must be odd, or None for the whole image: "
-                    "an even window has no centre. "
-                    f"Received: kernel_size={kernel_size}"
-                )
+        self.kernel_size = _checks.window_size(kernel_size, "kernel_size")
         self.attention_dropout = _checks.number(
             attention_dropout,
             "attention_dropout",

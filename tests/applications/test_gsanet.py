@@ -15,6 +15,7 @@ from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn._gsa_weights import gsa_parts
+from keras_equiattn.applications import building
 from keras_equiattn.applications import GSANet
 from keras_equiattn.applications import gsanet
 from keras_equiattn.applications import GSANetCIFAR10
@@ -358,9 +359,12 @@ def test_attention_maps():
     ("arguments", "message"),
     [
         ({"group": "p3"}, "Unknown group 'p3'"),
-        ({"kernel_size": 4}, "`kernel_size` must be odd.*4"),
+        ({"kernel_size": 4}, "`kernel_size` must be an odd .*or None.*: 4"),
+        ({"kernel_size": 0}, "`kernel_size` must be an odd .*or None.*: 0"),
+        ({"kernel_size": "5"}, "`kernel_size` must be an odd .*or None.*'5'"),
         ({"filters": 5}, "`filters` must be an integer of at least 6.*5"),
         ({"num_heads": 0}, "`num_heads` must be a positive integer.*0"),
+        ({"num_heads": "9"}, "`num_heads` must be a positive integer.*'9'"),
         ({"block_sizes": ()}, r"one for each stage. Received: \(\)"),
         ({"block_sizes": 3}, "`block_sizes` must be non-negative.*3"),
         ({"block_sizes": (1, -1)}, r"`block_sizes` must be .*\(1, -1\)"),
@@ -376,13 +380,24 @@ def test_attention_maps():
             r"each block of `block_sizes`. Received: \(1, 2\)",
         ),
         ({"crops": 1.5}, "`crops` must be a non-negative integer.*1.5"),
+        ({"crops": "10000"}, "`crops` must be a non-negative .*'10000'"),
+        (
+            {"crops": np.full(5, 0.5)},
+            r"`crops` must be a non-negative integer or 5 .*array\(\[0.5, ",
+        ),
+        (
+            {"expansion": np.array([[1], [2]])},
+            r"`expansion` must be a positive integer or 2 .*array\(\[\[1\]",
+        ),
         ({"norm": "group"}, "`norm` must be 'layer' or 'batch'.*'group'"),
+        ({"norm": None}, "`norm` must be 'layer' or 'batch'.*None"),
         ({"norm_between": 1}, "`norm_between` must be True or False.*1"),
         ({"last_pool": 1}, "`last_pool` must be True or False.*1"),
         ({"head": "sum"}, "`head` must be 'max' or 'mean'.*'sum'"),
         ({"value_dropout": 1}, "`value_dropout` must be a number from 0.*1"),
         ({"attention_dropout": -1}, "`attention_dropout` must be .*-1"),
         ({"epsilon": 0.0}, "`epsilon` must be a positive number.*0.0"),
+        ({"epsilon": "1"}, "`epsilon` must be a positive number.*'1'"),
         ({"exact": "no"}, "`exact` must be True or False.*'no'"),
         ({"classes": 0}, "`classes` must be a positive integer.*0"),
         ({"normalization": 3}, "`normalization` must be"),
@@ -397,9 +412,37 @@ def test_attention_maps():
         ({"input_shape": (18, 18, 1)}, r"do not fit .* \(18, 18, 1\)"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_bad_arguments(arguments, message, monkeypatch):
+    """Before anything is built."""
+
+    def fail(network):
+        pytest.fail("It began to build before the arguments were checked.")
+
+    monkeypatch.setattr(building.Network, "start", fail)
     with pytest.raises(ValueError, match=message):
         GSANet(**arguments)
+
+
+@pytest.mark.once
+def test_numbers_and_sequences_of_numpy():
+    def sizes(**options):
+        model = GSANet("p4", **{**TINY, **options})
+        attention = model.get_layer("stage2_block1_attention")
+        return [x.output.shape for x in model.layers], attention.get_config()
+
+    names = ("block_sizes", "expansion", "crops")
+    as_arrays = {name: np.array(TINY[name]) for name in names}
+    of_numbers = {name: tuple(array) for name, array in as_arrays.items()}
+    numbers = {
+        "kernel_size": np.int64(3),
+        "filters": np.int32(6),
+        "num_heads": np.array(2),
+        "epsilon": np.float32(1e-3),
+    }
+    expected = sizes(epsilon=float(np.float32(1e-3)))
+    assert sizes(**as_arrays, **numbers) == expected
+    assert sizes(**of_numbers, **numbers) == expected
+    assert sizes(crops=np.array(0)) == sizes(crops=0)
 
 
 @pytest.mark.once

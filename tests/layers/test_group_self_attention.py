@@ -759,7 +759,7 @@ def test_maps_need_a_known_size():
         ({"filters": 0}, "`filters`.*0"),
         ({"key_dim": 1}, "`key_dim`.*at least .*1"),
         ({"num_heads": -1}, "`num_heads`.*-1"),
-        ({"kernel_size": 4}, "`kernel_size`.*odd, or None.*kernel_size=4"),
+        ({"kernel_size": 4}, "`kernel_size` must be an odd.*or None.*4"),
         ({"kernel_size": 0}, "`kernel_size`.*0"),
         ({"kernel_size": (3, 3)}, r"`kernel_size`.*\(3, 3\)"),
         ({"attention_dropout": 1}, "`attention_dropout`.*below 1.*1"),
