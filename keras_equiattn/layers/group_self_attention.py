@@ -206,8 +206,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             recompute=self.recompute,
         )
         kernel = ops.convert_to_tensor(self.output_kernel)
-        y = ops.reshape(y, (*ops.shape(y)[:4], -1))
-        y = y @ ops.reshape(kernel, (-1, self.filters))
+        channels = self.num_heads * self.key_dim
+        y = ops.reshape(y, (*ops.shape(y)[:4], channels))
+        y = y @ ops.reshape(kernel, (channels, self.filters))
         return y + ops.convert_to_tensor(self.output_bias)
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:

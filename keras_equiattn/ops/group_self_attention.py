@@ -64,25 +64,19 @@ def group_self_attention(
         raise ValueError(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
         )
-    dtype = query.dtype
+    dtype, count = query.dtype, query.shape[0]
+    query, keys, values = map(_with_an_image, (query, keys, values))
     query, keys, values, encoding, embedding = _full(
         query, keys, values, encoding, embedding
     )
-    if not recompute:
-        y = plain_attention(
-            *(query, keys, values, encoding, embedding),
-            local=local,
-            dropout=dropout,
-            seed=seed,
-        )
-        return ops.cast(y, dtype)
-    y = attend_in_tiles(
+    attend = attend_in_tiles if recompute else plain_attention
+    y = attend(
         *(query, keys, values, encoding, embedding),
         local=local,
         dropout=dropout,
         seed=seed,
     )
-    return ops.cast(y, dtype)
+    return ops.cast(y if count != 0 else y[:0], dtype)
 
 
 def plain_attention(
@@ -131,6 +125,8 @@ def attention_weights(
         `query_order` over key elements and neighbours. Neighbours are those
         of the window, or all pixels, row by row.
     """
+    count = query.shape[0]
+    query, keys = map(_with_an_image, (query, keys))
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
@@ -138,7 +134,8 @@ def attention_weights(
     of_elements = _softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
     of_neighbours = _softmax(logits, (-1,))
-    return ops.einsum("btigmo,btvigo->bivtmo", of_elements, of_neighbours)
+    y = ops.einsum("btigmo,btvigo->bivtmo", of_elements, of_neighbours)
+    return y if count != 0 else y[:0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +233,16 @@ def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
     x = ops.exp(x - top)
     return x / ops.sum(x, axis=axes, keepdims=True)
+
+
+def _with_an_image(x: Tensor) -> Tensor:
+    """An empty batch with one image: not all backends take a maximum of none.
+
+    TensorFlow does where the size of the batch is not known.
+    """
+    if x.shape[0] != 0:
+        return x
+    return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
 
 
 def _full(*tensors: Tensor | None) -> list[Any]:

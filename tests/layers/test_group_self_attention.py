@@ -497,6 +497,27 @@ def test_trains_at_sizes_known_only_at_run_time(window):
         assert blind or (after != before).any(), variable.path
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("window", [3, None])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_empty_batches(layer, window, recompute):
+    made = random_layer(layer, window=window, recompute=recompute)
+    x, some = sample(made, (3, 4), batch=0), sample(made, (3, 4), batch=2)
+    y, maps = made(x, return_attention_maps=True)
+    assert tuple(y.shape) == (0, 3, 4, 4, 4)
+    _, expected = made(some, return_attention_maps=True)
+    for name, one in expected.items():
+        assert tuple(maps[name].shape) == (0, *one.shape[1:])
+    of_x, *found = gradients(made, x, np.ones(tuple(y.shape), DTYPE))
+    assert of_x.shape == x.shape
+    assert not any(gradient.any() for gradient in found)
+    # Also where the size of the batch is known only at run time.
+    inputs = keras.Input(x.shape[1:], dtype=DTYPE)
+    model = keras.Model(inputs, made(inputs))
+    assert model.predict_on_batch(x).shape == y.shape
+
+
 def test_offsets_of_images_turn():
     """The unit is that of the longer side, or a rectangle would not turn."""
     layer = random_layer(LiftingSelfAttention2D, "p4", None)
