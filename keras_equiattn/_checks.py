@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -67,6 +68,32 @@ def window_size(value: Any, name: str) -> int | None:
             f"a centre, or None for the whole image. Received: {value!r}"
         )
     return size
+
+
+def place(value: Any, name: str, size: Sequence[int | None]) -> tuple[int, int]:
+    """A position `(row, column)` of an output of this size."""
+    try:
+        row, column = (integer(n, name, 0) for n in value)
+    except (TypeError, ValueError):
+        row = column = -1
+    inside = all(
+        n >= 0 and (limit is None or n < limit)
+        for n, limit in zip((row, column), size, strict=True)
+    )
+    if not inside:
+        raise ValueError(
+            f"`{name}` must be (row, column) within the output of size "
+            f"{tuple(size)}. Received: {value!r}"
+        )
+    return row, column
+
+
+def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
+    """Whether a shape is the expected one, where both are known."""
+    return len(shape) == len(expected) and all(
+        None in pair or pair[0] == pair[1]
+        for pair in zip(shape, expected, strict=True)
+    )
 
 
 def flag(value: Any, name: str) -> bool:

@@ -225,20 +225,7 @@ class AttentionLayer(GroupLayer):
         self, query: tuple[int, int], size: Shape
     ) -> tuple[int, int]:
         """A position `(row, column)` of an output of this size."""
-        try:
-            row, column = (_checks.integer(n, "query", 0) for n in query)
-        except (TypeError, ValueError):
-            row = column = -1
-        inside = all(
-            n >= 0 and (limit is None or n < limit)
-            for n, limit in zip((row, column), size, strict=True)
-        )
-        if not inside:
-            raise ValueError(
-                f"`query` must be (row, column) within the output of size "
-                f"{tuple(size)}. Received: {query!r}"
-            )
-        return row, column
+        return _checks.place(query, "query", size)
 
 
 def fresh(initializer: Any) -> Any:

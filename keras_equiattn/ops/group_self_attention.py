@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
@@ -44,8 +45,9 @@ def group_self_attention(
         query: scaled.
         keys, values: one for each pixel and group element.
         encoding: of the offsets, as each output element sees them: `e(v^-1
-            o)`. Local: of the window; global: of all offsets, from `1 -
-            height` to `height - 1` and from `1 - width` to `width - 1`.
+            o)`. Local: of the window, square and odd; global: of all offsets,
+            from `1 - height` to `height - 1` and from `1 - width` to `width -
+            1`.
         embedding: of the relative elements, `E(g^-1 m)`.
         local: whether a pixel sees the window around it, or all pixels.
             Neighbours outside of the image are left out.
@@ -59,7 +61,18 @@ def group_self_attention(
 
     Returns:
         What the output elements attend to.
+
+    Raises:
+        ValueError: for shapes that do not fit, a bad rate, or dropout without
+            a seed.
     """
+    _check(query, keys, values, encoding, embedding, local)
+    _checks.number(
+        dropout,
+        "dropout",
+        "a number from 0 to below 1",
+        lambda n: 0 <= n < 1,
+    )
     if dropout and seed is None:
         raise ValueError(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
@@ -124,7 +137,12 @@ def attention_weights(
         Weights, added up over the query elements: they add up to
         `query_order` over key elements and neighbours. Neighbours are those
         of the window, or all pixels, row by row.
+
+    Raises:
+        ValueError: for shapes that do not fit, and a pixel outside of the
+            image.
     """
+    _check(query, keys, keys, encoding, embedding, local)
     count = query.shape[0]
     query, keys = map(_with_an_image, (query, keys))
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
@@ -168,7 +186,8 @@ def neighbourhood(
     """What the pixels of an image of this size see, or one of them.
 
     Raises:
-        ValueError: if the size is known only at run time.
+        ValueError: if the size is known only at run time, or the pixel is none
+            of the image.
     """
     if not all(isinstance(n, int) for n in size):
         raise ValueError(
@@ -178,6 +197,7 @@ def neighbourhood(
         )
     queries = np.indices(size).reshape(2, -1)
     if pixel is not None:
+        pixel = _checks.place(pixel, "pixel", size)
         queries = np.array(pixel)[:, None]
     window = encoding.shape[:2]
     centre = np.array(window)[:, None, None] // 2
@@ -198,6 +218,60 @@ def neighbourhood(
         np.broadcast_to(offset_rows * window[1] + offset_columns, shape),
         np.broadcast_to(inside, shape),
     )
+
+
+def _check(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    encoding: Tensor,
+    embedding: Tensor | None,
+    local: bool,
+) -> None:
+    """Compares what is known of the shapes before run time."""
+    ranks = {"query": 6, "keys": 6, "values": 6, "encoding": 4, "embedding": 3}
+    tensors = (query, keys, values, encoding, embedding)
+    shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in zip(ranks, tensors, strict=True)
+        if tensor is not None
+    }
+    for name, shape in shapes.items():
+        if len(shape) != ranks[name]:
+            raise ValueError(
+                f"`{name}` must have {ranks[name]} axes. "
+                f"Received: {name}.shape={shape}"
+            )
+    *image, elements, heads, channels = shapes["query"]
+    *window, order, encoded = shapes["encoding"]
+    key_elements = shapes["keys"][3]
+    # What is left of the channels meets an embedding.
+    left = None if None in (channels, encoded) else channels - encoded
+    if left is not None and left < (embedding is not None):
+        limit = "at most" if embedding is None else "fewer channels than"
+        raise ValueError(
+            f"`encoding` must have {limit} the {channels} channels of the "
+            f"queries. Received: encoding.shape={shapes['encoding']}"
+        )
+    if not local:
+        window = [None if n is None else 2 * n - 1 for n in image[1:]]
+    elif window[0] != window[1] or not (window[0] or 0) % 2:
+        raise ValueError(
+            "`encoding` must be of a square window of odd size, which has a "
+            f"centre. Received: encoding.shape={shapes['encoding']}"
+        )
+    expected = {
+        "keys": (*image, key_elements, heads, channels),
+        "values": (*image, key_elements, heads, channels),
+        "encoding": (*window, order, encoded),
+        "embedding": (elements, key_elements, left),
+    }
+    for name, shape in expected.items():
+        if not _checks.fits(shapes.get(name, shape), shape):
+            raise ValueError(
+                f"`{name}` must have shape {shape} for query.shape="
+                f"{shapes['query']}. Received: {name}.shape={shapes[name]}"
+            )
 
 
 def _scores(

@@ -470,10 +470,7 @@ def _check_shape(
 ) -> None:
     """Compares what is known of the shape of a tensor."""
     shape = tuple(tensor.shape)
-    if len(shape) != len(expected) or any(
-        None not in pair and pair[0] != pair[1]
-        for pair in zip(shape, expected, strict=True)
-    ):
+    if not _checks.fits(shape, expected):
         raise ValueError(
             f"`{name}` must have shape {tuple(expected)} for {window} on "
             f"{tuple(x.shape)}. Received: {name}.shape={shape}"

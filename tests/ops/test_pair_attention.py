@@ -1,6 +1,8 @@
 """Group self-attention in tiles, two softmaxes, against one over all."""
 
 import importlib
+import inspect
+import re
 
 import keras
 import numpy as np
@@ -351,3 +353,100 @@ def test_tiles_and_back():
         assert tiles.shape == (2 * 6 // heads, 5, 2, heads, 3, 4)
         back = as_array(pair_tiles._as_images(tiles, 6))
         np.testing.assert_array_equal(back, x.astype(back.dtype))
+
+
+# --- Errors -----------------------------------------------------------------
+
+# As users call them: in tests the annotations are checked before.
+UNCHECKED = inspect.unwrap(group_self_attention)
+
+
+def changed(index, shape, local=True):
+    """Arguments of which one has another shape."""
+    arrays = arguments(3 if local else None, (3, 4), 2, 4)
+    arrays[index] = np.zeros(shape)
+    return arrays
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (2, 3, 4, 2, 5), r"`query` must have 6 axes.*\(2, 3, 4, 2, 5\)"),
+        (1, (2, 3, 4, 2, 5), r"`keys` must have 6 axes.*\(2, 3, 4, 2, 5\)"),
+        (2, (2, 3, 4, 2), r"`values` must have 6 axes.*\(2, 3, 4, 2\)"),
+        (3, (9, 4, 2), r"`encoding` must have 4 axes.*\(9, 4, 2\)"),
+        (4, (2, 3), r"`embedding` must have 3 axes.*\(2, 3\)"),
+        # Batch, height, width, heads and channels.
+        *(
+            (
+                index,
+                shape,
+                rf"`{name}` must have shape \(2, 3, 4, 2, 2, 5\) for query"
+                rf".*Received: {name}.shape={re.escape(str(shape))}",
+            )
+            for index, name in ((1, "keys"), (2, "values"))
+            for shape in (
+                *((1, 3, 4, 2, 2, 5), (2, 4, 4, 2, 2, 5), (2, 3, 3, 2, 2, 5)),
+                *((2, 3, 4, 2, 1, 5), (2, 3, 4, 2, 2, 4)),
+            )
+        ),
+        (2, (2, 3, 4, 1, 2, 5), r"`values`.*\(2, 3, 4, 2, 2, 5\) for.*, 1, 2,"),
+        (3, (2, 2, 4, 2), r"`encoding` must be.* odd size.*\(2, 2, 4, 2\)"),
+        (3, (3, 5, 4, 2), r"`encoding` must be.* square.*\(3, 5, 4, 2\)"),
+        (3, (3, 3, 4, 5), r"`encoding` must have fewer .* 5 channels.*4, 5\)"),
+        (4, (1, 2, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(1, 2, 3\)"),
+        (4, (2, 4, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 4, 3\)"),
+        (4, (2, 2, 1), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 2, 1\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(index, shape, message):
+    arrays = changed(index, shape)
+    for recompute in (True, False):
+        with pytest.raises(ValueError, match=message):
+            UNCHECKED(*arrays, recompute=recompute)
+    if index != 2:
+        del arrays[2]
+        with pytest.raises(ValueError, match=message):
+            inspect.unwrap(attention_weights)(*arrays)
+
+
+@pytest.mark.torch_first
+def test_encodings_of_whole_images_that_do_not_fit():
+    message = r"`encoding` must have shape \(5, 7, 4, 2\) for query.*\(3, 3, 4,"
+    with pytest.raises(ValueError, match=message):
+        UNCHECKED(*changed(3, (3, 3, 4, 2), local=False), local=False)
+
+
+@pytest.mark.torch_first
+def test_encodings_of_more_channels_than_queries():
+    *arrays, _ = changed(3, (3, 3, 4, 6))
+    with pytest.raises(ValueError, match=r"at most the 5 channels.*4, 6\)"):
+        UNCHECKED(*arrays)
+
+
+def test_sizes_known_only_at_run_time_fit():
+    unknown = keras.KerasTensor((None, None, None, 2, 2, 5))
+    encoding = keras.KerasTensor((3, 3, 4, 2))
+    embedding = keras.KerasTensor((2, 2, 3))
+    rest = (encoding, embedding, True)
+    module._check(unknown, unknown, unknown, *rest)
+    other = keras.KerasTensor((None, None, None, 2, 3, 5))
+    with pytest.raises(ValueError, match=r"`values`.*\(None, None, None, 2, 2"):
+        module._check(unknown, unknown, other, *rest)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "0.1"])
+def test_rates_that_are_none(rate):
+    message = rf"`dropout` must be a number from 0 to below 1.*{rate}"
+    with pytest.raises(ValueError, match=message):
+        UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=rate)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("pixel", [(3, 0), (0, -1)])
+def test_pixels_outside_of_the_image(pixel):
+    query, keys, _, *rest = arguments(3, (3, 4), 2, 2)
+    with pytest.raises(ValueError, match=r"`pixel` must be .*\(3, 4\)"):
+        inspect.unwrap(attention_weights)(query, keys, *rest, pixel=pixel)
