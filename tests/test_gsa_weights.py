@@ -178,7 +178,8 @@ def test_other_groups_agree_with_the_formula(group):
         for key, part in gsa_parts(model).items()
     }
     convert.g_selfatt(model, state)
-    x = rng.normal(size=(2, 2, 4, 4))
+    # The whole network takes images in float32 under every policy.
+    x = rng.normal(size=(2, 2, 4, 4)).astype("float32").astype("float64")
     inverse = groups.get(group).inverse
 
     def ours(y):
