@@ -30,7 +30,8 @@ MIXERS = ("conv", *ATTENTION)
 # What is registered of both networks: "group[_mixer][_se]".
 VARIANTS = (
     *("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se"),
-    *("p4", "p4_se", "p4_asc", "p4_asc_se", "p4m", "p4m_asc"),
+    *("p4", "p4_se", "p4_sasa", "p4_simple_asc", "p4_asc", "p4_asc_se"),
+    *("p4m", "p4m_asc"),
 )
 
 

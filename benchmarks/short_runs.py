@@ -1,16 +1,20 @@
-"""Short trainings of ResNet29 on a part of CIFAR-10, upright and rotated tests.
+"""Short trainings on a part of a dataset, upright and rotated tests.
 
     KERAS_BACKEND=tensorflow python benchmarks/short_runs.py
     KERAS_BACKEND=tensorflow python benchmarks/short_runs.py \
         --policy mixed_bfloat16 --images 1280 --epochs 2
+    KERAS_BACKEND=tensorflow python benchmarks/short_runs.py \
+        --models gsanet_pcam_p4 --dataset pcam --images 256 --batch 8 \
+        --optimizer adam --learning-rate 1e-3
 
 A few epochs on the first images say whether a network trains, not how good it
 gets: losses fall without NaN, and a network that knows rotations loses nothing
 on test images that are turned, by quarter turns drawn once for all networks.
-Nesterov SGD, decoupled weight decay 1e-4, no augmentation: not the recipe.
-Writes `short_runs-<backend>-<policy>-<images>x<epochs>x<batch>-<date>.json` in
-`benchmarks/results` after each network; what other networks reached under the
-same settings stays.
+The learning rate rises over the first epoch and then follows a cosine;
+decoupled weight decay 1e-4, no augmentation: not the recipe. Writes
+`short_runs-<dataset>-<backend>-<policy>-<images>x<epochs>x<batch>-<date>.json`
+in `benchmarks/results` after each network; what other networks reached under
+the same settings stays.
 """
 
 import argparse
@@ -24,21 +28,37 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_equiattn import applications
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import reporting
-from keras_equiattn.applications import ResNet29
 from keras_equiattn.testing import equivariance_error
 
 RESULTS = Path(__file__).parent / "results"
-MIXERS = ("conv", "sasa", "simple_asc", "asc")
-GROUPS = ("z2", "p4")
+# ResNet29 with every mixer, on z2 and p4.
+MODELS = tuple(
+    f"resnet29_{group}{mixer}"
+    for mixer, group in itertools.product(
+        ("", "_sasa", "_simple_asc", "_asc"), ("z2", "p4")
+    )
+)
+# Where tensorflow-datasets calls a dataset otherwise.
+TFDS_NAMES = {"pcam": "patch_camelyon"}
+OPTIMIZERS = {
+    "sgd": lambda rate: keras.optimizers.SGD(
+        rate, momentum=0.9, nesterov=True, weight_decay=1e-4
+    ),
+    "adam": lambda rate: keras.optimizers.AdamW(rate, weight_decay=1e-4),
+}
 
 
-def images(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first images of CIFAR-10 in [0, 1], and their labels."""
+def images(
+    dataset: str, split: str, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first images of a prepared dataset in [0, 1], and their labels."""
     import tensorflow_datasets as tfds
 
-    data = tfds.load("cifar10", split=f"{split}[:{count}]", batch_size=-1)
+    name = TFDS_NAMES.get(dataset, dataset)
+    data = tfds.load(name, split=f"{split}[:{count}]", batch_size=-1)
     arrays = tfds.as_numpy(data)
     return arrays["image"].astype("float32") / 255, arrays["label"]
 
@@ -51,12 +71,14 @@ def turned(x: np.ndarray, seed: int) -> np.ndarray:
     )
 
 
-def run(mixer: str, group: str, data: dict, options) -> dict:
+def run(name: str, data: dict, options: argparse.Namespace) -> dict:
     keras.utils.set_random_seed(options.seed)
-    model = ResNet29(
-        group,
-        mixer,
-        normalization=datasets.info("cifar10").normalization,
+    info = datasets.info(options.dataset)
+    model = applications.get_model(
+        name,
+        classes=info.classes,
+        input_shape=tuple(info.shape),
+        normalization=info.normalization,
     )
     steps = math.ceil(options.images / options.batch)
     schedule = keras.optimizers.schedules.CosineDecay(
@@ -66,9 +88,7 @@ def run(mixer: str, group: str, data: dict, options) -> dict:
         warmup_steps=steps,
     )
     model.compile(
-        keras.optimizers.SGD(
-            schedule, momentum=0.9, nesterov=True, weight_decay=1e-4
-        ),
+        OPTIMIZERS[options.optimizer](schedule),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -87,8 +107,7 @@ def run(mixer: str, group: str, data: dict, options) -> dict:
     )
     error = equivariance_error(model, "p4", x[:4])
     return {
-        "mixer": mixer,
-        "group": group,
+        "model": name,
         "parameters": reporting.count_parameters(model),
         "training_loss": [round(value, 4) for value in history["loss"]],
         "test_accuracy_percent": round(upright, 2),
@@ -105,45 +124,43 @@ def others(path: Path, settings: dict, result: dict) -> list[dict]:
     before = json.loads(path.read_text())
     if before["settings"] != settings:
         return []
-    same = (result["mixer"], result["group"])
-    return [
-        run for run in before["runs"] if (run["mixer"], run["group"]) != same
-    ]
+    return [run for run in before["runs"] if run["model"] != result["model"]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mixers", nargs="+", default=MIXERS, choices=MIXERS)
-    parser.add_argument("--groups", nargs="+", default=GROUPS)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--dataset", default="cifar10")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--test-images", type=int, default=2_000)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--optimizer", default="sgd", choices=OPTIMIZERS)
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--policy", default="float32")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     keras.config.set_dtype_policy(options.policy)
     data = {
-        "train": images("train", options.images),
-        "test": images("test", options.test_images),
+        "train": images(options.dataset, "train", options.images),
+        "test": images(options.dataset, "test", options.test_images),
     }
     date = datetime.date.today().isoformat()
     backend = keras.backend.backend()
     size = f"{options.images}x{options.epochs}x{options.batch}"
-    path = RESULTS / f"short_runs-{backend}-{options.policy}-{size}-{date}.json"
+    kind = f"{options.dataset}-{backend}-{options.policy}-{size}-{date}"
+    path = RESULTS / f"short_runs-{kind}.json"
     RESULTS.mkdir(exist_ok=True)
     settings = vars(options)
-    mixers, groups = settings.pop("mixers"), settings.pop("groups")
-    for mixer, group in itertools.product(mixers, groups):
-        result = run(mixer, group, data, options)
+    for name in settings.pop("models"):
+        result = run(name, data, options)
         losses = result["training_loss"]
         if not np.isfinite(losses).all():
-            raise SystemExit(f"{mixer}, {group}: losses {losses}")
+            raise SystemExit(f"{name}: losses {losses}")
         print(json.dumps(result), flush=True)
         results = {
-            "benchmark": "short trainings of ResNet29 on the first images "
-            "of CIFAR-10: whether they train, not how good they get",
+            "benchmark": "short trainings on the first images: whether "
+            "networks train, not how good they get",
             "runs": [*others(path, settings, result), result],
             "settings": settings,
             "hardware": reporting.hardware(),

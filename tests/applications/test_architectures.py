@@ -62,6 +62,8 @@ PARAMETERS = {
     "resnet29_z2_asc_se": 301_438,
     "resnet29_p4": 309_138,  # printed as 310k
     "resnet29_p4_se": 342_234,
+    "resnet29_p4_sasa": 269_274,  # not in the paper
+    "resnet29_p4_simple_asc": 217_410,  # not in the paper
     "resnet29_p4_asc": 271_842,
     "resnet29_p4_asc_se": 304_938,  # not in the paper
     "resnet29_p4m": 313_280,  # not in the paper
@@ -78,6 +80,8 @@ PARAMETERS = {
     "resnet83_z2_asc_se": 834_502,
     "resnet83_p4": 861_522,
     "resnet83_p4_se": 960_810,
+    "resnet83_p4_sasa": 719_322,
+    "resnet83_p4_simple_asc": 586_338,
     "resnet83_p4_asc": 749_634,
     "resnet83_p4_asc_se": 848_922,
     "resnet83_p4m": 875_936,
