@@ -68,5 +68,9 @@ def pytest_collection_modifyitems(items):
 def pytest_generate_tests(metafunc):
     """Runs the checks of a `LayerContract` on each of its cases."""
     if "case" in metafunc.fixturenames and metafunc.cls is not None:
-        cases = metafunc.cls.cases
-        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+        first, *others = metafunc.cls.cases
+        later = [
+            pytest.param(case, marks=pytest.mark.torch_first) for case in others
+        ]
+        names = [case.name for case in (first, *others)]
+        metafunc.parametrize("case", [first, *later], ids=names)
