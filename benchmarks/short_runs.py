@@ -60,6 +60,11 @@ def images(
     name = TFDS_NAMES.get(dataset, dataset)
     data = tfds.load(name, split=f"{split}[:{count}]", batch_size=-1)
     arrays = tfds.as_numpy(data)
+    found = len(arrays["label"])
+    if found < count:
+        raise SystemExit(
+            f"{dataset} has {found} images of '{split}'. Received: {count}"
+        )
     return arrays["image"].astype("float32") / 255, arrays["label"]
 
 
@@ -129,7 +134,8 @@ def others(path: Path, settings: dict, result: dict) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    known = applications.list_models()
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=known)
     parser.add_argument("--dataset", default="cifar10")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--test-images", type=int, default=2_000)

@@ -15,7 +15,7 @@ from keras_equiattn._foreign_weights import Part
 EPSILON = 1e-12
 
 # What the authors of group self-attention call the layers of a block.
-_GSA_BLOCK = {
+_BLOCK = {
     "norm1": "attention.0",
     "attention": "attention.2",
     "norm2": "attention.3",
@@ -30,7 +30,7 @@ _GSA_BLOCK = {
 # input (i) channels, group elements (h), heads (n), of which they have the
 # channels (k) side by side, hidden units (m) and the coordinate (c) of the
 # encodings; without the axes of size one at the end of theirs.
-_GSA_ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
+_ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
     **{
         f"{name}_{part}": value
         for name in ("query", "key", "value")
@@ -55,7 +55,7 @@ _GSA_ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
         )
     },
 }
-_GSA_OTHERS: dict[type, dict[str, tuple[str, Sequence[str], str]]] = {
+_OTHERS: dict[type, dict[str, tuple[str, Sequence[str], str]]] = {
     keras.layers.Dense: {
         "kernel": ("weight", "oi", "io"),
         "bias": ("bias", "o", "o"),
@@ -67,7 +67,7 @@ _GSA_OTHERS: dict[type, dict[str, tuple[str, Sequence[str], str]]] = {
     keras.layers.BatchNormalization: {**BATCH_NORMALIZATION},
 }
 
-_GSA_LAYERS = (layers.LiftingSelfAttention2D, layers.GroupSelfAttention2D)
+_LAYERS = (layers.LiftingSelfAttention2D, layers.GroupSelfAttention2D)
 
 
 def gsa_parts(model: Any) -> dict[str, Part]:
@@ -78,11 +78,12 @@ def gsa_parts(model: Any) -> dict[str, Part]:
             "`model` must be a `GSANet`, whose layers have the names that it "
             f"gives them. Received: {model!r}"
         )
-    modules = _gsa_modules(named)
+    modules = _modules(named)
     parts = {}
     for layer in model.layers:
+        _check_epsilon(layer)
         for variable in layer.weights:
-            found = _gsa_variables(layer).get(variable.name)
+            found = _variables(layer).get(variable.name)
             if layer.name not in modules or found is None:
                 raise ValueError(
                     f"{label(layer)} has '{variable.name}', which no layer "
@@ -92,21 +93,24 @@ def gsa_parts(model: Any) -> dict[str, Part]:
             if "weight" in key and len(theirs) == 2 and "h" not in theirs:
                 theirs = (*theirs, *_ones(layer, variable.name) * [""])
             elements = layer.group.inverse.tolist() if "h" in ours else ()
-            epsilon = getattr(layer, "epsilon", EPSILON)
-            batch = isinstance(layer, keras.layers.BatchNormalization)
-            if epsilon != EPSILON and not batch:
-                raise ValueError(
-                    "The authors' weights are for a network with "
-                    f"epsilon={EPSILON}. Received: {label(layer)} with "
-                    f"epsilon={epsilon}"
-                )
             parts[f"{modules[layer.name]}.{key}"] = Part(
                 variable, key, theirs, ours, elements, 1.0
             )
     return parts
 
 
-def _gsa_modules(names: set[str]) -> dict[str, str]:
+def _check_epsilon(layer: Any) -> None:
+    """That of batch normalisation is PyTorch's, which ours has as it is."""
+    epsilon = getattr(layer, "epsilon", EPSILON)
+    batch = isinstance(layer, keras.layers.BatchNormalization)
+    if epsilon != EPSILON and not batch:
+        raise ValueError(
+            f"The authors' weights are for a network with epsilon={EPSILON}. "
+            f"Received: {label(layer)} with epsilon={epsilon}"
+        )
+
+
+def _modules(names: set[str]) -> dict[str, str]:
     """What the authors call the modules of the layers of a `GSANet`."""
     modules = {
         "lift": "lifting_self_attention",
@@ -121,7 +125,7 @@ def _gsa_modules(names: set[str]) -> dict[str, str]:
             prefix = f"stage{stage}_block{block}_"
             modules |= {
                 prefix + name: f"transformer.{index}.{module}"
-                for name, module in _GSA_BLOCK.items()
+                for name, module in _BLOCK.items()
             }
             if f"{prefix}norm5" in names:
                 index += 1
@@ -134,15 +138,11 @@ def _gsa_modules(names: set[str]) -> dict[str, str]:
     return {**modules, "logits": f"transformer.{index}"}
 
 
-def _gsa_variables(layer: Any) -> dict[str, tuple[str, Sequence[str], str]]:
-    if isinstance(layer, _GSA_LAYERS):
-        return _GSA_ATTENTION
+def _variables(layer: Any) -> dict[str, tuple[str, Sequence[str], str]]:
+    if isinstance(layer, _LAYERS):
+        return _ATTENTION
     return next(
-        (
-            found
-            for kind, found in _GSA_OTHERS.items()
-            if isinstance(layer, kind)
-        ),
+        (found for kind, found in _OTHERS.items() if isinstance(layer, kind)),
         {},
     )
 
