@@ -94,13 +94,15 @@ class LayerContract:
         arguments: sets of arguments that together give every argument of
             `__init__` a value that is not its default, so that a value lost
             on the way shows.
-        cases: what all other checks run on.
+        cases: what all other checks run on; those of conduct on the first
+            alone where every shape has to be compiled.
     """
 
     layer: type[keras.layers.Layer]
     arguments: tuple[dict[str, Any], ...]
     cases: tuple[LayerCase, ...] = ()
 
+    @pytest.mark.conduct
     def test_keras_own_contract(self, case):
         if KerasTestCase is None:
             pytest.skip("this version of Keras has no layer test")
@@ -109,6 +111,7 @@ class LayerContract:
     def test_config_holds_every_argument_with_its_value(self):
         check_config(self.layer, self.arguments)
 
+    @pytest.mark.conduct
     def test_file_round_trip(self, case, tmp_path):
         check_file_round_trip(case, tmp_path)
 
