@@ -34,7 +34,7 @@ def randomize(model):
             continue
         # What is added up in residual networks must not grow, or 27 blocks
         # of attention magnify the rounding of the first.
-        gain = 0.05 if layer.name.endswith(last) else 1.0
+        gain = 0.02 if layer.name.endswith(last) else 1.0
         for variable in layer.trainable_variables:
             deviation = gain * np.sqrt(2 / np.prod(variable.shape[:-1]))
             variable.assign(rng.normal(0, deviation, variable.shape))
