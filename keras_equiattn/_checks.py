@@ -54,6 +54,17 @@ def pair(value: Any, name: str) -> tuple[int, int]:
         ) from None
 
 
+def strides_or_dilation(
+    strides: tuple[int, int], dilation_rate: tuple[int, int]
+) -> None:
+    """Raises if both are above 1, which no backend's convolution takes."""
+    if max(strides) > 1 and max(dilation_rate) > 1:
+        raise ValueError(
+            "Strides above 1 and dilation rates above 1 cannot be combined. "
+            f"Received: strides={strides}, dilation_rate={dilation_rate}"
+        )
+
+
 def window_size(value: Any, name: str) -> int | None:
     """Rows and columns of a square window; None for the whole image."""
     if value is None:

@@ -7,9 +7,9 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import AttentionLayer
+from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
-from keras_equiattn.layers.base import with_fan_in
+from keras_equiattn.layers.base import LinearMapsLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.affine_self_convolution import affine_map
@@ -24,7 +24,7 @@ from keras_equiattn.ops.affine_self_convolution import window_attention
 from keras_equiattn.ops.windows import Window
 
 
-class BaseWindowAttention2D(AttentionLayer):
+class BaseWindowAttention2D(LinearMapsLayer):
     """What the three layers of this module share; see there.
 
     Subclasses create their weights in `build_maps` and say in `attend` what
@@ -56,7 +56,9 @@ class BaseWindowAttention2D(AttentionLayer):
         self.kernel_size = _checks.pair(kernel_size, "kernel_size")
         self.num_heads = _checks.integer(num_heads, "num_heads")
         self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
-        self._check_window()
+        check_window(
+            self.group, "kernel_size", self.kernel_size, self.dilation_rate
+        )
         self.window = Window(
             self.kernel_size, (1, 1), self.dilation_rate, border
         )
@@ -75,21 +77,6 @@ class BaseWindowAttention2D(AttentionLayer):
         self.window_initializer = keras.initializers.get(window_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.window_regularizer = keras.regularizers.get(window_regularizer)
-
-    def _check_window(self) -> None:
-        rows, columns = self.kernel_size
-        if rows % 2 == 0 or columns % 2 == 0:
-            raise ValueError(
-                "`kernel_size` must be odd: an even window has no centre. "
-                f"Received: kernel_size={self.kernel_size}"
-            )
-        unequal = rows != columns or len(set(self.dilation_rate)) > 1
-        if self.group.quarter_turns and unequal:
-            raise ValueError(
-                f"Group '{self.group.name}' holds quarter turns, which need a "
-                "square window. Received: kernel_size="
-                f"{self.kernel_size}, dilation_rate={self.dilation_rate}"
-            )
 
     def _check_heads(self, halves: int = 1) -> None:
         if self.filters % (halves * self.num_heads):
@@ -137,14 +124,6 @@ class BaseWindowAttention2D(AttentionLayer):
         kernel = ops.convert_to_tensor(self.output_kernel)
         return group_linear(y, kernel, None, self.group)
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        """The linear map `<name>_kernel`, `<name>_bias` of the input."""
-        kernel, bias = (
-            ops.convert_to_tensor(getattr(self, f"{name}_{part}"))
-            for part in ("kernel", "bias")
-        )
-        return group_linear(x, kernel, bias, self.group)
-
     def _window_attention(
         self,
         query: Tensor,
@@ -168,26 +147,6 @@ class BaseWindowAttention2D(AttentionLayer):
     def _scale(self) -> float:
         """Of the scores: one over the channels of a head unless given."""
         return self.scale or self.num_heads / self.filters
-
-    def _add_linear(self, name: str, channels: int) -> None:
-        setattr(
-            self, f"{name}_kernel", self._kernel(f"{name}_kernel", channels)
-        )
-        bias = self.add_weight(
-            name=f"{name}_bias",
-            shape=(self.filters,),
-            initializer=fresh(self.bias_initializer),
-        )
-        setattr(self, f"{name}_bias", bias)
-
-    def _kernel(self, name: str, channels: int) -> Any:
-        fan_in = self.group.order * channels
-        return self.add_weight(
-            name=name,
-            shape=(self.group.order, channels, self.filters),
-            initializer=with_fan_in(self.kernel_initializer, fan_in),
-            regularizer=self.kernel_regularizer,
-        )
 
     def _add_window(self, name: str, *shape: int) -> None:
         weight = self.add_weight(

@@ -12,6 +12,7 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.affine_self_convolution import group_linear
 from keras_equiattn.ops.exactness import require_exact
 
 
@@ -226,6 +227,75 @@ class AttentionLayer(GroupLayer):
     ) -> tuple[int, int]:
         """A position `(row, column)` of an output of this size."""
         return _checks.place(query, "query", size)
+
+
+class LinearMapsLayer(AttentionLayer):
+    """Base of layers that attend to linear maps of their input.
+
+    Subclasses set `filters`, `kernel_initializer`, `bias_initializer` and
+    `kernel_regularizer` in `__init__`.
+    """
+
+    filters: int
+    kernel_initializer: Any
+    bias_initializer: Any
+    kernel_regularizer: Any
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        """The linear map `<name>_kernel`, `<name>_bias` of the input."""
+        kernel, bias = (
+            None if weight is None else ops.convert_to_tensor(weight)
+            for weight in self._map(name)
+        )
+        return group_linear(x, kernel, bias, self.group)
+
+    def _map(self, name: str) -> tuple[Any, Any]:
+        """The variables of a linear map: kernel, and bias or None."""
+        return getattr(self, f"{name}_kernel"), getattr(self, f"{name}_bias")
+
+    def _add_linear(
+        self, name: str, channels: int, use_bias: bool = True
+    ) -> None:
+        kernel, bias = f"{name}_kernel", f"{name}_bias"
+        setattr(self, kernel, self._kernel(kernel, channels))
+        setattr(self, bias, None)
+        if use_bias:
+            weight = self.add_weight(
+                name=bias,
+                shape=(self.filters,),
+                initializer=fresh(self.bias_initializer),
+            )
+            setattr(self, bias, weight)
+
+    def _kernel(self, name: str, channels: int) -> Any:
+        fan_in = self.group.order * channels
+        return self.add_weight(
+            name=name,
+            shape=(self.group.order, channels, self.filters),
+            initializer=with_fan_in(self.kernel_initializer, fan_in),
+            regularizer=self.kernel_regularizer,
+        )
+
+
+def check_window(
+    group: groups.Group,
+    name: str,
+    size: tuple[int, int],
+    dilation_rate: tuple[int, int],
+) -> None:
+    """Raises unless a window has a centre and goes with the group."""
+    rows, columns = size
+    if rows % 2 == 0 or columns % 2 == 0:
+        raise ValueError(
+            f"`{name}` must be odd: an even window has no centre. "
+            f"Received: {name}={size}"
+        )
+    unequal = rows != columns or len(set(dilation_rate)) > 1
+    if group.quarter_turns and unequal:
+        raise ValueError(
+            f"Group '{group.name}' holds quarter turns, which need a square "
+            f"window. Received: {name}={size}, dilation_rate={dilation_rate}"
+        )
 
 
 def fresh(initializer: Any) -> Any:

@@ -54,12 +54,7 @@ class BaseGroupConv2D(GroupLayer):
         self.strides = _checks.pair(strides, "strides")
         self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
         self.padding = _checks.choice(padding, "padding", ("valid", "same"))
-        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
-            raise ValueError(
-                "Strides above 1 and dilation rates above 1 cannot be "
-                f"combined. Received: strides={strides}, "
-                f"dilation_rate={dilation_rate}"
-            )
+        _checks.strides_or_dilation(self.strides, self.dilation_rate)
         if (
             self.group.quarter_turns
             and self.kernel_size[0] != self.kernel_size[1]

@@ -149,7 +149,7 @@ def centre_query(
 
 
 def window_attention(
-    query: Float[Tensor, "batch height width order channels"],
+    query: Float[Tensor, "batch new_height new_width order channels"],
     keys: Float[Tensor, "batch height width order channels"],
     values: Float[Tensor, "batch height width order channels"],
     window: Window,
@@ -158,14 +158,14 @@ def window_attention(
     of_values: AffineMap = UNCHANGED,
     recompute: bool = True,
 ) -> tuple[
-    Float[Tensor, "batch height width order channels"],
-    Float[Tensor, "neighbours batch order heads height width"],
+    Float[Tensor, "batch new_height new_width order channels"],
+    Float[Tensor, "neighbours batch order heads new_height new_width"],
 ]:
-    """Attention of each pixel over its window.
+    """Attention of each query over its window.
 
     Args:
-        query: scaled.
-        keys, values: like the query.
+        query: scaled, one for each position of the window.
+        keys, values: one for each pixel.
         window: the neighbours.
         num_heads: number of heads, contiguous blocks of channels.
         of_keys, of_values: affine maps of the neighbours.

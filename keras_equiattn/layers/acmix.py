@@ -1,0 +1,522 @@
+"""ACmix: attention and convolution from the same linear maps."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.layers.base import check_window
+from keras_equiattn.layers.base import fresh
+from keras_equiattn.layers.base import LinearMapsLayer
+from keras_equiattn.layers.base import with_fan_in
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.acmix import Convolution
+from keras_equiattn.ops.acmix import convolve
+from keras_equiattn.ops.acmix import image_coordinates
+from keras_equiattn.ops.acmix import joint_convolution
+from keras_equiattn.ops.acmix import position_keys
+from keras_equiattn.ops.acmix import queries_at
+from keras_equiattn.ops.acmix import shifts
+from keras_equiattn.ops.affine_self_convolution import by_position
+from keras_equiattn.ops.affine_self_convolution import window_attention
+from keras_equiattn.ops.statistics import in_full_precision
+from keras_equiattn.ops.windows import Window
+
+BORDERS = ("reflect", "mask")
+PATHS = ("both", "attention", "convolution")
+RATES = ("learned", "fixed")
+SHIFT_KERNELS = ("learned", "fixed", "random")
+# What a rate starts at when both are learned.
+INITIAL_RATE = 0.5
+
+
+class BaseACmix2D(LinearMapsLayer):
+    """What `ACmix2D` and `FoldedACmix2D` share; see there.
+
+    Subclasses say in `convolution` what the path of convolution is, and in
+    `rates_of_paths` what the paths are multiplied by.
+    """
+
+    takes = "group"
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int] = 3,
+        attention_kernel_size: int | tuple[int, int] = 7,
+        num_heads: int = 4,
+        strides: int | tuple[int, int] = 1,
+        dilation_rate: int | tuple[int, int] = 1,
+        group: str | groups.Group = "z2",
+        paths: str = "both",
+        border: str = "reflect",
+        activation: Any = None,
+        use_bias: bool = True,
+        exact: bool = True,
+        recompute: bool = True,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group=group, data_format=data_format, **kwargs)
+        self.filters = _checks.integer(filters, "filters")
+        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
+        self.attention_kernel_size = _checks.pair(
+            attention_kernel_size, "attention_kernel_size"
+        )
+        self.num_heads = _checks.integer(num_heads, "num_heads")
+        self.strides = _checks.pair(strides, "strides")
+        self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
+        _checks.strides_or_dilation(self.strides, self.dilation_rate)
+        for name in ("kernel_size", "attention_kernel_size"):
+            size = getattr(self, name)
+            check_window(self.group, name, size, self.dilation_rate)
+        self.paths = _checks.choice(paths, "paths", PATHS)
+        self.border = _checks.choice(border, "border", BORDERS)
+        self.window = Window(
+            self.attention_kernel_size,
+            self.strides,
+            self.dilation_rate,
+            border,
+        )
+        if self.filters % self.num_heads:
+            raise ValueError(
+                f"filters={filters} is not divisible by num_heads={num_heads}."
+            )
+        self.activation = keras.activations.get(activation)
+        self.use_bias = _checks.flag(use_bias, "use_bias")
+        self.exact = _checks.flag(exact, "exact")
+        self.recompute = _checks.flag(recompute, "recompute")
+
+    def convolution(self) -> Convolution:
+        """The path of convolution as one convolution."""
+        raise NotImplementedError(f"{type(self).__name__}.convolution")
+
+    def rates_of_paths(self) -> tuple[Any, Any]:
+        """What attention and convolution are multiplied by."""
+        raise NotImplementedError(f"{type(self).__name__}.rates_of_paths")
+
+    def add_positions(self) -> None:
+        """Creates the map of the coordinates, for a head."""
+        size = self.filters // self.num_heads
+        self.position_kernel = self.add_weight(
+            name="position_kernel",
+            shape=(2, size),
+            initializer=fresh(self.kernel_initializer),
+        )
+        self.position_bias = self.add_weight(
+            name="position_bias",
+            shape=(size,),
+            initializer=fresh(self.bias_initializer),
+        )
+
+    def finish_build(self, shape: Shape) -> None:
+        self.output_shape_channels_last(shape)
+        axis = 1 if self.data_format == "channels_first" else -1
+        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
+        self.built = True
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        y = self._attend(x)[0] if self._attends else None
+        return self._joined(x, y)
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self._attends:
+            raise ValueError(
+                f"{self._label()} has no attention to show. "
+                f"Received: paths='{self.paths}'"
+            )
+        y, weights = self._attend(x)
+        if query is not None:
+            row, column = self.check_query(query, y.shape[1:3])
+            weights = weights[..., row : row + 1, column : column + 1]
+        weights = by_position(weights, self.window)
+        if query is not None:
+            weights = weights[:, 0, 0]
+        return self._joined(x, y), {"window": weights}
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        size = tuple(shape[1:3])
+        if self.exact:
+            # The windows sit on the first pixel and on each that strides meet.
+            self.require_exact(size, window=1, strides=self.strides)
+        rows, columns = self.window.output_size(size)
+        return (shape[0], rows, columns, self.group.order, self.filters)
+
+    def _attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The path of attention, and its weights."""
+        size = self.filters // self.num_heads
+        query = self._linear(queries_at(x, self.window), "query")
+        coordinates = image_coordinates(
+            *ops.shape(x)[1:3], dtype=self.compute_dtype
+        )
+        positions = position_keys(
+            coordinates,
+            ops.convert_to_tensor(self.position_kernel),
+            ops.convert_to_tensor(self.position_bias),
+            self.group,
+        )
+        return window_attention(
+            query * size**-0.5,
+            self._linear(x, "key")
+            - ops.tile(positions, (1, 1, 1, self.num_heads)),
+            self._linear(x, "value"),
+            self.window,
+            self.num_heads,
+            recompute=self.recompute,
+        )
+
+    def _joined(self, x: Tensor, attention: Tensor | None) -> Tensor:
+        """Both paths, or the one that there is."""
+        rate, rate_of_convolution = self.rates_of_paths()
+        y = None if attention is None else _times(attention, rate)
+        if self._convolves:
+            convolved = convolve(
+                x,
+                self.convolution(),
+                self.group,
+                self.strides,
+                self.dilation_rate,
+            )
+            convolved = _times(convolved, rate_of_convolution)
+            y = convolved if y is None else y + convolved
+        return self.activation(y)
+
+    @property
+    def _attends(self) -> bool:
+        return self.paths != "convolution"
+
+    @property
+    def _convolves(self) -> bool:
+        return self.paths != "attention"
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "attention_kernel_size": self.attention_kernel_size,
+            "num_heads": self.num_heads,
+            "strides": self.strides,
+            "dilation_rate": self.dilation_rate,
+            "paths": self.paths,
+            "border": self.border,
+            "activation": keras.activations.serialize(self.activation),
+            "use_bias": self.use_bias,
+            "exact": self.exact,
+            "recompute": self.recompute,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class ACmix2D(BaseACmix2D):
+    """Self-attention and convolution from the same linear maps: ACmix.
+
+    With linear maps `q`, `k`, `v` of the input (mixing channels and group
+    elements) and a linear map `P` of the coordinates of a pixel, which go from
+    -1 to 1, for every pixel `x`, group element `h` and head::
+
+        s(h, x, d) = <q(x, h), k(x + d, h) + P(h^-1 x) - P(h^-1 (x + d))>
+        attention(x, h) = sum_d softmax_d(s(h, x, d) / sqrt(size)) v(x + d, h)
+
+    with `size = filters / num_heads`. For each channel `c` of a head the
+    `3 num_heads` values `f(m, c)` of queries, keys and values in all heads
+    are mixed to `rows * columns` maps, each shifted by a kernel of its own::
+
+        F(x, h, c, t) = sum_m mixing(m, t) f(x, h, m, c)
+        convolution(x, h, c N + j) =
+            sum_d sum_t shift(h^-1 d, t, c N + j) F(x + d, h, c, t)
+
+    and the layer returns `attention_rate * attention + convolution_rate *
+    convolution`. The shift kernels start as those that pick the neighbour `t`:
+    then the second path is what a convolution is, a sum of shifted 1 x 1
+    convolutions.
+
+    On a group each element takes its own queries, keys and values. It sees the
+    coordinates and the shift kernels turned with it, `P(h^-1 .)` and
+    `shift(h^-1 .)`; the linear maps are convolutions on the group. The first
+    path is equivariant because `P` is linear: the term `P(h^-1 x) - P(h^-1 (x +
+    d))` depends on `h^-1 d` alone, divided by the size along each axis, which
+    turns with the image. The second is a group convolution: what the shift
+    kernels of element `h` do to `f(., h)` is the correlation with the kernel
+    `K(d, r) = sum_m k_m(d) W_m(r)` on the group, with the kernels `k` of mixing
+    and shifts and `W` of the linear maps.
+
+    All of the second path is linear, so the layer computes it as that one
+    convolution, whose kernel it puts together from its weights in each call.
+
+    Args:
+        filters: channels of the output and of queries, keys and values;
+            divisible by `num_heads`.
+        kernel_size: rows and columns of the convolution, odd, an integer or a
+            pair. Groups with quarter turns need square windows.
+        attention_kernel_size: rows and columns that attention sees, likewise.
+        num_heads: number of heads, contiguous blocks of the channels.
+        strides: an integer or a pair: both paths look around the first pixel
+            and each that the strides meet.
+        dilation_rate: distance of adjacent neighbours in both paths, an
+            integer or a pair.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        paths: "both", "attention" or "convolution". A path alone has no rate.
+        rates: "learned": both start at one half; "fixed": both are one.
+        shift_kernels: "learned": they start as shifts; "fixed": they are
+            shifts, and no weights; "random": they start as
+            `kernel_initializer` has it.
+        kernel_groups: how many kernels a channel of a head has, a divisor of
+            `num_heads`; None is `num_heads`. With fewer, output `c N + j`
+            takes the kernel `j mod kernel_groups`.
+        border: what attention sees outside of the image. "reflect": the mirror
+            image; "mask": nothing, the softmax leaves it out. The convolution
+            sees zeros for the linear maps there.
+        activation: applied to the output; None is the identity.
+        use_bias: whether queries, keys and values have biases.
+        kernel_initializer: of all kernels; None is uniform within one over the
+            square root of the fan-in, which for the linear maps is `order *
+            channels`.
+        bias_initializer: of the biases.
+        kernel_regularizer: of the kernels of queries, keys and values.
+        exact: refuse sizes on which strides would not be exactly equivariant;
+            False accepts them.
+        recompute: the backward pass computes anew what it needs of the
+            windows, and keeps the attention weights alone. False keeps more,
+            and can be differentiated twice on every backend.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group; with "z2" also images.
+        return_attention_maps: also return the weights of the neighbours, as a
+            dict: "window" `(batch, new_height, new_width, order, heads, rows,
+            columns)` adds up to one over the window, whose first row is
+            above the pixel. With images `order` is 1; with "channels_first"
+            the axes are the same.
+        query: `(row, column)` of a pixel of the output: "window" is then what
+            it is there, `(batch, order, heads, rows, columns)`.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. With
+        "z2" also images of rank 4, which give rank 4. Height and width may be
+        None where the strides are 1.
+
+    Output shape:
+        As the input, with `filters` channels and, with strides,
+        `ceil(height / strides)` rows; columns likewise.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input that the layer
+        accepts with `exact=True`. For groups that do not act on the grid (p8,
+        p12, p16) this holds for the turns by 90 degrees and the mirrors that
+        go with them; in between the shift kernels are interpolated.
+        Translations show on what is further from the border than the windows
+        reach, on images of one size: positions are relative to the size.
+
+    Variables:
+        `query_kernel`, `key_kernel`, `value_kernel (order, channels,
+        filters)`, `query_bias`, `key_bias`, `value_bias (filters,)`;
+        `position_kernel (2, size)` (of columns, then rows), `position_bias
+        (size,)`, which no output depends on; `mixing_kernel (3 num_heads,
+        rows * columns)`, `shift_kernel (rows, columns, rows * columns, size *
+        kernel_groups)`, `attention_rate ()`, `convolution_rate ()`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`, such as filters that are
+            not divisible by `num_heads`; for shapes that do not fit or would
+            not be exact, in `build` and in the call.
+
+    Example:
+        >>> layer = ACmix2D(16, group="p4")
+        >>> tuple(layer(keras.ops.ones((2, 9, 9, 4, 3))).shape)
+        (2, 9, 9, 4, 16)
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), eqs. 7 to 17,
+          and the authors' code, https://github.com/LeapLabTHU/ACmix. It takes
+          no odd sizes with strides, no dilation and no other convolution than
+          3 x 3; what these do is ours. So are groups other than "z2", the
+          border "mask", and what `kernel_groups` below `num_heads` shares.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int] = 3,
+        attention_kernel_size: int | tuple[int, int] = 7,
+        num_heads: int = 4,
+        strides: int | tuple[int, int] = 1,
+        dilation_rate: int | tuple[int, int] = 1,
+        group: str | groups.Group = "z2",
+        paths: str = "both",
+        rates: str = "learned",
+        shift_kernels: str = "learned",
+        kernel_groups: int | None = None,
+        border: str = "reflect",
+        activation: Any = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        exact: bool = True,
+        recompute: bool = True,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            filters,
+            kernel_size,
+            attention_kernel_size,
+            num_heads,
+            strides,
+            dilation_rate,
+            group,
+            paths,
+            border,
+            activation,
+            use_bias,
+            exact,
+            recompute,
+            data_format,
+            **kwargs,
+        )
+        self.rates = _checks.choice(rates, "rates", RATES)
+        self.shift_kernels = _checks.choice(
+            shift_kernels, "shift_kernels", SHIFT_KERNELS
+        )
+        self.kernel_groups = self.num_heads
+        if kernel_groups is not None:
+            self.kernel_groups = _checks.integer(kernel_groups, "kernel_groups")
+        if self.num_heads % self.kernel_groups:
+            raise ValueError(
+                "`kernel_groups` must divide the number of heads. Received: "
+                f"kernel_groups={kernel_groups}, num_heads={num_heads}"
+            )
+        if kernel_initializer is None:
+            kernel_initializer = keras.initializers.VarianceScaling(
+                1 / 3, "fan_in", "uniform"
+            )
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+
+    def build(self, input_shape: Shape) -> None:
+        shape = self.check_shape(input_shape)
+        for name in ("query", "key", "value"):
+            self._add_linear(name, int(shape[-1] or 0), self.use_bias)
+        if self._attends:
+            self.add_positions()
+        if self._convolves:
+            self._add_convolution()
+        if self.paths == "both" and self.rates == "learned":
+            self.attention_rate, self.convolution_rate = (
+                self.add_weight(
+                    name=f"{path}_rate",
+                    shape=(),
+                    initializer=keras.initializers.Constant(INITIAL_RATE),
+                )
+                for path in ("attention", "convolution")
+            )
+        self.finish_build(shape)
+
+    def _add_convolution(self) -> None:
+        rows, columns = self.kernel_size
+        count, maps = rows * columns, 3 * self.num_heads
+        self.mixing_kernel = self.add_weight(
+            name="mixing_kernel",
+            shape=(maps, count),
+            initializer=with_fan_in(self.kernel_initializer, maps),
+            autocast=False,
+        )
+        if self.shift_kernels == "fixed":
+            return
+        filters = self.filters // self.num_heads * self.kernel_groups
+        shape = (rows, columns, count, filters)
+        initializer = with_fan_in(self.kernel_initializer, count**2)
+        if self.shift_kernels == "learned":
+            initializer = _shifts
+        self.shift_kernel = self.add_weight(
+            name="shift_kernel",
+            shape=shape,
+            initializer=initializer,
+            autocast=False,
+        )
+
+    def convolution(self) -> Convolution:
+        names = ("query", "key", "value")
+        weights, biases = zip(*map(self._map, names), strict=True)
+        stacked = in_full_precision(ops.stack(weights))
+        mixing = ops.convert_to_tensor(self.mixing_kernel)
+        if self.shift_kernels == "fixed":
+            size = self.filters // self.num_heads
+            shift = shifts(*self.kernel_size)[..., None]
+            shift = ops.convert_to_tensor(shift, dtype=mixing.dtype)
+            shift = ops.tile(shift, (1, 1, 1, size))
+        else:
+            shift = ops.convert_to_tensor(self.shift_kernel)
+        joint = joint_convolution(
+            stacked,
+            in_full_precision(ops.stack(biases)) if self.use_bias else None,
+            mixing,
+            shift,
+            self.num_heads,
+        )
+        return Convolution(
+            *(
+                None if x is None else ops.cast(x, self.compute_dtype)
+                for x in joint
+            )
+        )
+
+    def rates_of_paths(self) -> tuple[Any, Any]:
+        if self.paths != "both" or self.rates == "fixed":
+            return None, None
+        return (
+            ops.convert_to_tensor(self.attention_rate),
+            ops.convert_to_tensor(self.convolution_rate),
+        )
+
+    def folded(self) -> "FoldedACmix2D":
+        """An equal layer in which the path of convolution is one convolution.
+
+        The rates are folded in, too. It spares putting the kernel together in
+        each call, and needs no heads to be known to export the convolution.
+
+        Returns:
+            A `FoldedACmix2D` of the same name, built.
+
+        Raises:
+            ValueError: if this layer is not built.
+        """
+        if not self.built:
+            raise ValueError(
+                f"{self._label()} has no weights to fold before it is built."
+            )
+        config = {
+            key: value
+            for key, value in self.get_config().items()
+            if key in BaseACmix2D.get_config(self)
+        }
+        layer = FoldedACmix2D.from_config(config)
+        axes = self.input_spec.axes or {}
+        layer.build_for(*axes.values())
+        layer.fold(self)
+        return layer
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize
+        return {
+            **super().get_config(),
+            "rates": self.rates,
+            "shift_kernels": self.shift_kernels,
+            "kernel_groups": self.kernel_groups,
+            "kernel_initializer": initializer(self.kernel_initializer),
+            "bias_initializer": initializer(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(
+                self.kernel_regularizer
+            ),
+        }

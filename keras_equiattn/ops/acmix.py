@@ -1,0 +1,174 @@
+"""ACmix: attention over a window and convolution from the same linear maps.
+
+With the linear maps `q`, `k`, `v` of the input, each of `filters` channels in
+`heads` contiguous blocks, the `3 heads` maps of a channel `c` within its block
+are mixed, and a convolution with one group for each `c` follows. All of that is
+linear in the input: it is one convolution, whose kernel is put together from
+the weights alone, at a cost that does not grow with the image.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.convolution import group_conv
+from keras_equiattn.ops.convolution import lifting_conv
+from keras_equiattn.ops.windows import Window
+
+
+class Convolution(NamedTuple):
+    """The path of convolution as one convolution.
+
+    Attributes:
+        kernel: `(rows, columns, order, channels, filters)`.
+        bias: `(rows, columns, filters)`: what each pixel of the image adds,
+            whatever its value. Pixels outside of it add nothing, so that the
+            sum is another one along the border. None for none.
+    """
+
+    kernel: Tensor
+    bias: Tensor | None
+
+
+def image_coordinates(
+    height: int | Tensor, width: int | Tensor, dtype: str
+) -> Float[Tensor, "height width 2"]:
+    """Row and column of each pixel, from -1 to 1; 0 for a size of one."""
+    axes = []
+    for size in (height, width):
+        last = ops.cast(ops.maximum(size - 1, 1), dtype)
+        twice = ops.cast(2 * ops.arange(size) - (size - 1), dtype)
+        axes.append(twice / last)
+    return ops.stack(ops.meshgrid(*axes, indexing="ij"), axis=-1)
+
+
+def position_keys(
+    coordinates: Float[Tensor, "height width 2"],
+    kernel: Float[Tensor, "2 channels"],
+    bias: Float[Tensor, " channels"],
+    group: str | Group,
+) -> Float[Tensor, "height width order channels"]:
+    """What positions take off the keys of a head.
+
+    The score of a query at `x` against a key at `y` has the position term
+    `q . (P(x) - P(y))` with a linear map `P` of the coordinates. The part at
+    `x` is the same for all neighbours, and no softmax sees it; so `P(y)`, taken
+    off the keys, is all there is. A group element sees the coordinates turned
+    back, `P(h^-1 y)`.
+
+    Args:
+        coordinates: rows and columns of the pixels.
+        kernel: the map, of columns first, as the authors have it.
+        bias: of the map; the softmax does not see it either.
+        group: a group or its name.
+    """
+    group = groups.get(group)
+    inverses = group.matrices[group.inverse]
+    matrices = ops.convert_to_tensor(inverses, dtype=coordinates.dtype)
+    seen = ops.einsum("hij,xyj->xyhi", matrices, coordinates)
+    return seen[..., 1:] * kernel[0] + seen[..., :1] * kernel[1] + bias
+
+
+def shifts(rows: int, columns: int) -> np.ndarray:
+    """`(rows, columns, rows * columns)`: each kernel picks one neighbour."""
+    size = rows * columns
+    return np.eye(size).reshape(rows, columns, size)
+
+
+def joint_convolution(
+    kernels: Float[Tensor, "3 order channels filters"],
+    biases: Float[Tensor, "3 filters"] | None,
+    mixing: Float[Tensor, "maps shifts"],
+    shift: Float[Tensor, "rows columns shifts shifted"],
+    num_heads: int,
+) -> Convolution:
+    """The path of convolution, put together to one kernel.
+
+    With the maps `f(m, c)`, `m` in queries, keys and values of all heads, and
+    `F(c, t) = sum_m mixing(m, t) f(m, c)`, the path is
+
+        y(x, c N + j) = sum_d sum_t shift(d, t, c G + j mod G) F(x + d, c, t)
+
+    for `N` heads and `G` kernels for each channel `c` of a head.
+
+    Args:
+        kernels: of queries, keys and values, see `group_linear`.
+        biases: of these; None for none.
+        mixing: makes `rows * columns` maps of the `3 num_heads` maps.
+        shift: kernels of the convolution, channel by channel.
+        num_heads: number of heads.
+
+    Returns:
+        The kernel and the bias.
+    """
+    rows, columns, count, shifted = shift.shape
+    *_, order, channels, filters = kernels.shape
+    size = filters // num_heads
+    groups_of_kernels = shifted // size
+    shift = ops.reshape(shift, (rows, columns, count, size, groups_of_kernels))
+    composed = ops.einsum("mt,xytcg->xymcg", mixing, shift)
+    maps = ops.reshape(kernels, (3, order, channels, num_heads, size))
+    maps = ops.reshape(
+        ops.transpose(maps, (0, 3, 1, 2, 4)), (-1, order, channels, size)
+    )
+    kernel = ops.einsum("mric,xymcg->xyricg", maps, composed)
+    bias = None
+    if biases is not None:
+        offsets = ops.reshape(biases, (3 * num_heads, size))
+        bias = ops.einsum("mc,xymcg->xycg", offsets, composed)
+        bias = _for_all_heads(bias, num_heads)
+    return Convolution(_for_all_heads(kernel, num_heads), bias)
+
+
+def _for_all_heads(
+    kernel: Float[Tensor, "*rest size kernels"], num_heads: int
+) -> Float[Tensor, "*rest filters"]:
+    """Kernels of a channel, over and over for as many outputs as heads."""
+    *rest, size, count = kernel.shape
+    kernel = ops.tile(kernel, (*[1] * len(rest), 1, num_heads // count))
+    return ops.reshape(kernel, (*rest, size * num_heads))
+
+
+def convolve(
+    x: Float[Tensor, "batch height width order channels"],
+    convolution: Convolution,
+    group: str | Group,
+    strides: tuple[int, int],
+    dilation_rate: tuple[int, int],
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """The path of convolution, centred on the pixels that strides meet.
+
+    Outside of the image the linear maps are zero.
+    """
+    kernel, bias = convolution
+    reach = [
+        dilation * (size // 2)
+        for size, dilation in zip(kernel.shape[:2], dilation_rate, strict=True)
+    ]
+    around = [(n, n) for n in reach]
+    options = {
+        "strides": strides,
+        "padding": "valid",
+        "dilation_rate": dilation_rate,
+    }
+    padded = ops.pad(x, [(0, 0), *around, (0, 0), (0, 0)])
+    y = group_conv(padded, kernel, group, **options)
+    if bias is None:
+        return y
+    inside = ops.ones((1, *ops.shape(x)[1:3], 1), dtype=x.dtype)
+    inside = ops.pad(inside, [(0, 0), *around, (0, 0)])
+    bias = lifting_conv(inside, bias[:, :, None], group, **options)
+    return y + bias
+
+
+def queries_at(
+    x: Float[Tensor, "batch height width order channels"], window: Window
+) -> Float[Tensor, "batch new_height new_width order channels"]:
+    """What lies at the centres of the windows."""
+    down, along = window.strides
+    return x[:, ::down, ::along]
