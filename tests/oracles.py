@@ -402,6 +402,91 @@ def group_self_attention(x, w, group, size=None, epsilon=1e-3, embedded=None):
     return y + w["output_bias"], maps
 
 
+def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
+    """The paths of attention and convolution, and the weights of attention.
+
+    x (b, y, x, order, c); w by the names of the layer; size: rows and columns
+    of attention. Pixel by pixel, with all parts of the scores written out.
+    """
+    maps = [
+        group_linear(x, w[f"{name}_kernel"], w.get(f"{name}_bias"), group)
+        for name in ("query", "key", "value")
+    ]
+    batch, height, width, count, filters = maps[0].shape
+    each = filters // heads
+    query, keys, values = (
+        f.reshape(batch, height, width, count, heads, each) for f in maps
+    )
+    kernel, bias = w["position_kernel"], w["position_bias"]
+
+    def position(p, row, column):
+        place = [
+            2 * n / (limit - 1) - 1 if limit > 1 else 0
+            for n, limit in ((row, height), (column, width))
+        ]
+        row, column = np.linalg.inv(_matrix(group, p)) @ place
+        return column * kernel[0] + row * kernel[1] + bias
+
+    def reflected(n, limit):
+        period = max(2 * (limit - 1), 1)
+        return min(n % period, period - n % period) if limit > 1 else 0
+
+    places = [
+        (i, j)
+        for i in range(0, height, strides)
+        for j in range(0, width, strides)
+    ]
+    new = -(-height // strides), -(-width // strides)
+    attention = np.zeros((batch, len(places), count, heads, each))
+    weights = np.zeros((batch, len(places), count, heads, *size))
+    for n, (i, j) in enumerate(places):
+        for p in range(count):
+            scores = np.full((*size, batch, heads), -np.inf)
+            seen = np.zeros((*size, batch, heads, each))
+            for a, b in np.ndindex(*size):
+                row = i + dilation * (a - size[0] // 2)
+                column = j + dilation * (b - size[1] // 2)
+                inside = 0 <= row < height and 0 <= column < width
+                if border == "mask" and not inside:
+                    continue
+                row, column = reflected(row, height), reflected(column, width)
+                key = keys[:, row, column, p]
+                key = key + position(p, i, j) - position(p, row, column)
+                scores[a, b] = (query[:, i, j, p] * key).sum(-1) / each**0.5
+                seen[a, b] = values[:, row, column, p]
+            scores = np.exp(scores - scores.max((0, 1)))
+            scores /= scores.sum((0, 1))
+            weights[:, n, p] = np.moveaxis(scores, (0, 1), (-2, -1))
+            attention[:, n, p] = (scores[..., None] * seen).sum((0, 1))
+    attention = attention.reshape(batch, *new, count, filters)
+    weights = weights.reshape(batch, *new, count, heads, *size)
+
+    stacked = np.concatenate([query, keys, values], axis=4)
+    mixed = np.einsum("byxpmc,mt->byxpct", stacked, w["mixing_kernel"])
+    shift = w["shift_kernel"]
+    rows, columns = shift.shape[:2]
+    pads = [
+        (0, 0),
+        (dilation * (rows // 2),) * 2,
+        (dilation * (columns // 2),) * 2,
+        (0, 0),
+        (0, 0),
+    ]
+    convolved = []
+    for p in range(count):
+        turned = turn(shift, group, p)
+        outputs = []
+        for o in range(filters):
+            c, j = divmod(o, heads)
+            of_channel = shift.shape[-1] // each  # kernels
+            own = turned[..., c * of_channel + j % of_channel]
+            padded = np.pad(mixed[:, :, :, p, c], pads[:-1])
+            y = correlate(padded, own[..., None], strides, dilation=dilation)
+            outputs.append(y[..., 0])
+        convolved.append(np.stack(outputs, axis=-1))
+    return attention, np.stack(convolved, axis=3), weights
+
+
 def _matrix(group, element):
     """On offsets (row, column): its transpose is its inverse."""
     turns, mirrored, rotations = split(group, element)

@@ -1,5 +1,7 @@
 """Keras layers: their weights and configuration; the mathematics is in ops."""
 
+from keras_equiattn.layers.acmix import ACmix2D
+from keras_equiattn.layers.acmix import FoldedACmix2D
 from keras_equiattn.layers.affine_self_convolution import AffineSelfConv2D
 from keras_equiattn.layers.affine_self_convolution import SimpleAffineSelfConv2D
 from keras_equiattn.layers.affine_self_convolution import (
@@ -20,11 +22,13 @@ from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 
 __all__ = [
+    "ACmix2D",
     "AffineSelfConv2D",
     "AttentiveGroupConv2D",
     "AttentiveLiftingConv2D",
     "CoAttentiveGroupConv2D",
     "CoAttentiveLiftingConv2D",
+    "FoldedACmix2D",
     "GroupConv2D",
     "GroupPooling",
     "GroupSelfAttention2D",

@@ -31,6 +31,7 @@ RATES = ("learned", "fixed")
 SHIFT_KERNELS = ("learned", "fixed", "random")
 # What a rate starts at when both are learned.
 INITIAL_RATE = 0.5
+MAPS = ("query", "key", "value")
 
 
 class BaseACmix2D(LinearMapsLayer):
@@ -141,6 +142,12 @@ class BaseACmix2D(LinearMapsLayer):
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = tuple(shape[1:3])
+        if self._attends and max(self.strides) > 1 and None in size:
+            raise ValueError(
+                f"{self._label()} attends with strides {self.strides}, which "
+                "needs a height and width that are not known only at run time. "
+                f"Received: input_shape={tuple(shape)}"
+            )
         if self.exact:
             # The windows sit on the first pixel and on each that strides meet.
             self.require_exact(size, window=1, strides=self.strides)
@@ -406,7 +413,7 @@ class ACmix2D(BaseACmix2D):
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
-        for name in ("query", "key", "value"):
+        for name in MAPS:
             self._add_linear(name, int(shape[-1] or 0), self.use_bias)
         if self._attends:
             self.add_positions()
@@ -421,6 +428,7 @@ class ACmix2D(BaseACmix2D):
                 )
                 for path in ("attention", "convolution")
             )
+        self._built_for = tuple(input_shape)
         self.finish_build(shape)
 
     def _add_convolution(self) -> None:
@@ -447,20 +455,18 @@ class ACmix2D(BaseACmix2D):
         )
 
     def convolution(self) -> Convolution:
-        names = ("query", "key", "value")
-        weights, biases = zip(*map(self._map, names), strict=True)
-        stacked = in_full_precision(ops.stack(weights))
-        mixing = ops.convert_to_tensor(self.mixing_kernel)
+        weights, biases = zip(*map(self._map, MAPS), strict=True)
+        mixing = _full(self.mixing_kernel)
         if self.shift_kernels == "fixed":
             size = self.filters // self.num_heads
             shift = shifts(*self.kernel_size)[..., None]
             shift = ops.convert_to_tensor(shift, dtype=mixing.dtype)
             shift = ops.tile(shift, (1, 1, 1, size))
         else:
-            shift = ops.convert_to_tensor(self.shift_kernel)
+            shift = _full(self.shift_kernel)
         joint = joint_convolution(
-            stacked,
-            in_full_precision(ops.stack(biases)) if self.use_bias else None,
+            _full(ops.stack(weights)),
+            _full(ops.stack(biases)) if self.use_bias else None,
             mixing,
             shift,
             self.num_heads,
@@ -483,8 +489,8 @@ class ACmix2D(BaseACmix2D):
     def folded(self) -> "FoldedACmix2D":
         """An equal layer in which the path of convolution is one convolution.
 
-        The rates are folded in, too. It spares putting the kernel together in
-        each call, and needs no heads to be known to export the convolution.
+        Spares putting the kernel together in each call. The rates are folded
+        in, too.
 
         Returns:
             A `FoldedACmix2D` of the same name, built.
@@ -496,15 +502,23 @@ class ACmix2D(BaseACmix2D):
             raise ValueError(
                 f"{self._label()} has no weights to fold before it is built."
             )
-        config = {
-            key: value
-            for key, value in self.get_config().items()
-            if key in BaseACmix2D.get_config(self)
-        }
+        config = BaseACmix2D.get_config(self)
         layer = FoldedACmix2D.from_config(config)
-        axes = self.input_spec.axes or {}
-        layer.build_for(*axes.values())
-        layer.fold(self)
+        layer.build(self._built_for)
+        rate, rate_of_convolution = self.rates_of_paths()
+        for variable in layer.weights:
+            if hasattr(self, variable.name):
+                variable.assign(getattr(self, variable.name))
+        if self._attends and rate is not None:
+            # Attention is linear in the values, whose weights add up to one.
+            for variable in layer._map("value"):
+                if variable is not None:
+                    variable.assign(variable * rate)
+        if self._convolves:
+            kernel, bias = self.convolution()
+            layer.kernel.assign(_times(kernel, rate_of_convolution))
+            if bias is not None:
+                layer.bias_kernel.assign(_times(bias, rate_of_convolution))
         return layer
 
     def get_config(self) -> dict[str, Any]:
@@ -520,3 +534,107 @@ class ACmix2D(BaseACmix2D):
                 self.kernel_regularizer
             ),
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class FoldedACmix2D(BaseACmix2D):
+    """`ACmix2D` whose path of convolution is one convolution: for inference.
+
+    What `ACmix2D.folded` returns::
+
+        attention(x) + sum_d K(d) x(x + d) + sum_d inside(x + d) b(d)
+
+    with a kernel `K` on the group and, for what the biases of the linear maps
+    add, `b` wherever `x + d` is a pixel of the image. Rates are folded in.
+
+    Args:
+        filters, kernel_size, attention_kernel_size, num_heads, strides,
+            dilation_rate, group, paths, border, activation, use_bias, exact,
+            recompute, data_format: as for `ACmix2D`.
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs, return_attention_maps, query: as for `ACmix2D`.
+
+    Input shape:
+        As for `ACmix2D`.
+
+    Output shape:
+        As for `ACmix2D`.
+
+    Symmetry:
+        As for `ACmix2D`.
+
+    Variables:
+        With attention `query_kernel`, `key_kernel`, `value_kernel (order,
+        channels, filters)`, `query_bias`, `key_bias`, `value_bias (filters,)`,
+        `position_kernel (2, size)`, `position_bias (size,)`. With convolution
+        `kernel (rows, columns, order, channels, filters)`, `bias_kernel (rows,
+        columns, filters)`.
+
+    Raises:
+        ValueError: as for `ACmix2D`.
+
+    Example:
+        >>> layer = ACmix2D(8)
+        >>> y = layer(keras.ops.ones((1, 5, 5, 3)))
+        >>> folded = layer.folded()
+        >>> [weight.name for weight in folded.weights][-2:]
+        ['kernel', 'bias_kernel']
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556); the form is
+          ours.
+    """
+
+    kernel_initializer: Any = keras.initializers.Zeros()
+    bias_initializer: Any = keras.initializers.Zeros()
+    kernel_regularizer: Any = None
+
+    def build(self, input_shape: Shape) -> None:
+        shape = self.check_shape(input_shape)
+        channels = int(shape[-1] or 0)
+        if self._attends:
+            for name in MAPS:
+                self._add_linear(name, channels, self.use_bias)
+            self.add_positions()
+        self.bias_kernel = None
+        if self._convolves:
+            size = self.kernel_size
+            self.kernel = self.add_weight(
+                name="kernel",
+                shape=(*size, self.group.order, channels, self.filters),
+                initializer="zeros",
+            )
+            if self.use_bias:
+                self.bias_kernel = self.add_weight(
+                    name="bias_kernel",
+                    shape=(*size, self.filters),
+                    initializer="zeros",
+                )
+        self.finish_build(shape)
+
+    def convolution(self) -> Convolution:
+        bias = self.bias_kernel
+        return Convolution(
+            ops.convert_to_tensor(self.kernel),
+            None if bias is None else ops.convert_to_tensor(bias),
+        )
+
+    def rates_of_paths(self) -> tuple[Any, Any]:
+        return None, None
+
+
+def _full(x: Any) -> Tensor:
+    return in_full_precision(ops.convert_to_tensor(x))
+
+
+def _times(x: Tensor, rate: Any) -> Tensor:
+    return x if rate is None else x * rate
+
+
+def _shifts(shape: Shape, dtype: str | None = None) -> Tensor:
+    """Starts each of the kernels as the shift of its own."""
+    rows, columns, _, filters = shape
+    start = shifts(int(rows or 0), int(columns or 0))[..., None]
+    return ops.tile(ops.convert_to_tensor(start, dtype), (1, 1, 1, filters))

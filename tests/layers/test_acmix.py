@@ -1,0 +1,480 @@
+"""ACmix: contract, oracle, vectors, limits of the original, folding."""
+
+import keras
+import numpy as np
+import oracles
+import pytest
+from keras import ops
+from layer_contract import as_array
+from layer_contract import gradients
+from layer_contract import LayerCase
+from layer_contract import LayerContract
+from vectors import load_vectors
+
+from keras_equiattn.layers import ACmix2D
+from keras_equiattn.layers import FoldedACmix2D
+from keras_equiattn.testing import assert_equivariant
+from keras_equiattn.testing import relative_difference
+
+DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
+LIMIT = 1e-10 if DTYPE == "float64" else 2e-5
+
+ARGUMENTS = {
+    "filters": 8,
+    "kernel_size": (5, 5),
+    "attention_kernel_size": (3, 3),
+    "num_heads": 2,
+    "strides": (1, 1),
+    "dilation_rate": (2, 2),
+    "group": "p4m",
+    "border": "mask",
+    "activation": "relu",
+    "use_bias": False,
+    "exact": False,
+    "recompute": False,
+    "data_format": "channels_first",
+}
+OWN_ARGUMENTS = {
+    **ARGUMENTS,
+    "paths": "convolution",
+    "rates": "fixed",
+    "shift_kernels": "random",
+    "kernel_groups": 1,
+    "kernel_initializer": keras.initializers.HeNormal(seed=1),
+    "bias_initializer": keras.initializers.Constant(0.5),
+    "kernel_regularizer": keras.regularizers.L2(0.01),
+}
+STRIDED = {"filters": 4, "strides": (2, 2)}
+
+
+def case(layer, group, shape, output, weights, rectangle=None, **options):
+    arguments = {
+        "filters": 4,
+        "attention_kernel_size": 3,
+        "num_heads": 2,
+        "group": group,
+        **options,
+    }
+    strided = "strides" in options
+    return LayerCase(
+        layer,
+        arguments,
+        shape,
+        output,
+        weights=weights,
+        group=group,
+        rectangle=rectangle,
+        reach=1,
+        unknown_size=not strided,
+    )
+
+
+class TestACmix2D(LayerContract):
+    layer = ACmix2D
+    cases = (
+        case(ACmix2D, "p4", (2, 6, 6, 4, 3), (2, 6, 6, 4, 4), 12, (5, 7)),
+        case(ACmix2D, "z2", (2, 9, 11, 3), (2, 5, 6, 4), 12, strides=2),
+        case(
+            ACmix2D,
+            "p4m",
+            (2, 5, 5, 8, 3),
+            (2, 5, 5, 8, 4),
+            12,
+            border="mask",
+        ),
+        case(
+            ACmix2D,
+            "z2m",
+            (2, 5, 6, 2, 3),
+            (2, 5, 6, 2, 4),
+            12,
+            kernel_size=(1, 3),
+        ),
+    )
+    arguments = (
+        {**OWN_ARGUMENTS, "strides": (2, 2), "dilation_rate": (1, 1)},
+        OWN_ARGUMENTS,
+    )
+
+
+class TestFoldedACmix2D(LayerContract):
+    layer = FoldedACmix2D
+    cases = (
+        case(FoldedACmix2D, "p4", (2, 6, 6, 4, 3), (2, 6, 6, 4, 4), 10, (5, 7)),
+    )
+    arguments = (
+        {**ARGUMENTS, "strides": (2, 2), "dilation_rate": (1, 1)},
+        {**ARGUMENTS, "paths": "attention"},
+    )
+
+
+def random_layer(seed=0, channels=3, size=(None, None), **arguments):
+    """Built, with every weight drawn anew."""
+    arguments = {"attention_kernel_size": 3, "dtype": DTYPE, **arguments}
+    layer = ACmix2D(data_format="channels_last", **arguments)
+    layer.build((None, *size, layer.group.order, channels))
+    rng = np.random.default_rng(seed)
+    for variable in layer.weights:
+        variable.assign(0.7 * rng.normal(size=variable.shape))
+    return layer
+
+
+def weights_of(layer):
+    return {v.name: as_array(v).astype("float64") for v in layer.weights}
+
+
+def sample(layer, size=(5, 5), channels=3):
+    shape = (2, *size, layer.group.order, channels)
+    return np.random.default_rng(1).normal(size=shape).astype(DTYPE)
+
+
+def oracle(layer, x):
+    return oracles.acmix(
+        x.astype("float64"),
+        weights_of(layer),
+        layer.group.name,
+        layer.num_heads,
+        layer.attention_kernel_size,
+        layer.strides[0],
+        layer.dilation_rate[0],
+        layer.border,
+    )
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("group", "size", "options"),
+    [
+        ("p4m", (5, 5), {"kernel_groups": 1}),
+        ("p4", (3, 4), {"border": "mask", "attention_kernel_size": 5}),
+        ("z2m", (4, 5), {"attention_kernel_size": (3, 1)}),
+        ("z2", (7, 4), {"strides": 2, "kernel_size": 5}),
+        ("z2", (6, 5), {"strides": 3, "use_bias": False, "exact": False}),
+        ("z2", (6, 5), {"dilation_rate": 2, "kernel_size": 1}),
+        ("p4", (5, 5), {"dilation_rate": 2, "kernel_groups": 2}),
+        ("z2", (1, 2), {"attention_kernel_size": 7, "kernel_groups": 2}),
+    ],
+)
+def test_oracle(group, size, options):
+    layer = random_layer(
+        filters=8, num_heads=4, group=group, size=size, **options
+    )
+    x = sample(layer, size)
+    y, maps = layer(x, return_attention_maps=True)
+    attention, convolution, weights = oracle(layer, x)
+    w = weights_of(layer)
+    expected = (
+        w["attention_rate"] * attention + w["convolution_rate"] * convolution
+    )
+    assert y.shape == expected.shape
+    assert relative_difference(as_array(y), expected) < LIMIT
+    assert maps["window"].shape == weights.shape
+    assert relative_difference(as_array(maps["window"]), weights) < LIMIT
+    one = layer(x, return_attention_maps=True, query=(0, 1))[1]["window"]
+    assert relative_difference(as_array(one), weights[:, 0, 1]) < LIMIT
+    folded = layer.folded()
+    assert relative_difference(as_array(folded(x)), expected) < LIMIT
+
+
+THEIRS = {
+    **{
+        f"{name}_{part}": f"conv{number}.{theirs}"
+        for number, name in enumerate(("query", "key", "value"), 1)
+        for part, theirs in (("kernel", "weight"), ("bias", "bias"))
+    },
+    "position_kernel": "conv_p.weight",
+    "position_bias": "conv_p.bias",
+    "mixing_kernel": "fc.weight",
+    "shift_kernel": "dep_conv.weight",
+    "attention_rate": "rate1",
+    "convolution_rate": "rate2",
+}
+
+
+def last(x):
+    return np.moveaxis(x, 1, -1).astype(DTYPE)
+
+
+def vector_layer(v, **options):
+    *channels, height, width, strides, size, heads, kernel_size, _, _ = (
+        int(n) for n in v["meta"]
+    )
+    layer = ACmix2D(
+        channels[1],
+        kernel_size,
+        size,
+        heads,
+        strides,
+        data_format="channels_last",
+        dtype=DTYPE,
+        **options,
+    )
+    layer.build((None, height, width, channels[0]))
+    return layer
+
+
+def ours(array, shape):
+    """Their weight or its gradient with our axes."""
+    if array.ndim == 4:
+        array = array.transpose(2, 3, 1, 0)
+    return array.reshape(shape)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    "name", ["s1_8to8_4x4_min", "s1_8to8_h2_k5_5x11", "s2_8to16_8x8"]
+)
+def test_vectors_with_gradients(name):
+    v = load_vectors(f"acmix_resnet_{name}")
+    layer = vector_layer(v)
+    for variable in layer.weights:
+        theirs = v[f"w/{THEIRS[variable.name]}"]
+        variable.assign(ours(theirs, variable.shape))
+    x = last(v["x"])
+    assert relative_difference(as_array(layer(x)), last(v["y"])) < LIMIT
+    of_x, *found = gradients(layer, x, last(v["cotangent"]))
+    assert relative_difference(of_x, last(v["g/x"])) < LIMIT
+    for variable, gradient in zip(
+        layer.trainable_variables, found, strict=True
+    ):
+        theirs = v[f"g/{THEIRS[variable.name]}"]
+        if variable.name == "position_bias":  # no output depends on it
+            assert np.abs(gradient).max() < LIMIT
+            continue
+        wanted = ours(theirs, variable.shape)
+        assert relative_difference(gradient, wanted) < LIMIT, variable.name
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("path", ["attention", "convolution"])
+def test_vectors_of_each_path(path):
+    v = load_vectors("acmix_resnet_s2_8to16_8x8")
+    layer = vector_layer(v, paths=path)
+    for variable in layer.weights:
+        theirs = v[f"w/{THEIRS[variable.name]}"]
+        variable.assign(ours(theirs, variable.shape))
+    expected = last(v["y_att" if path == "attention" else "y_conv"])
+    y = as_array(layer(last(v["x"])))
+    assert relative_difference(y, expected) < LIMIT
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [(64, 17_822), (128, 60_110), (256, 218_414), (512, 829_934)],
+)
+def test_parameters(filters, count):
+    layer = ACmix2D(filters)
+    layer.build((None, 8, 8, filters))
+    assert layer.count_params() == count
+
+
+def names(**options):
+    layer = ACmix2D(8, **options)
+    layer.build((None, 6, 6, 3))
+    return [variable.name for variable in layer.weights]
+
+
+@pytest.mark.once
+def test_weights_of_the_ablations():
+    maps = [
+        f"{name}_{part}"
+        for name in ("query", "key", "value")
+        for part in ("kernel", "bias")
+    ]
+    position = ["position_kernel", "position_bias"]
+    convolution = ["mixing_kernel", "shift_kernel"]
+    rates = ["attention_rate", "convolution_rate"]
+    assert names() == [*maps, *position, *convolution, *rates]
+    assert names(rates="fixed") == [*maps, *position, *convolution]
+    assert names(paths="attention") == [*maps, *position]
+    assert names(paths="convolution") == [*maps, *convolution]
+    assert names(shift_kernels="fixed", use_bias=False) == [
+        *maps[::2],
+        *position,
+        "mixing_kernel",
+        *rates,
+    ]
+
+
+def test_paths_add_up():
+    both = random_layer(filters=8, group="p4")
+    x = sample(both)
+    total = 0
+    for path in ("attention", "convolution"):
+        one = random_layer(filters=8, group="p4", paths=path)
+        for variable in one.weights:
+            variable.assign(getattr(both, variable.name))
+        total = total + as_array(getattr(both, f"{path}_rate")) * as_array(
+            one(x)
+        )
+    assert relative_difference(as_array(both(x)), total) < LIMIT
+    plain = ACmix2D(
+        8,
+        attention_kernel_size=3,
+        group="p4",
+        rates="fixed",
+        dtype=DTYPE,
+        data_format="channels_last",
+    )
+    plain.build(x.shape)
+    for variable in plain.weights:
+        variable.assign(getattr(both, variable.name))
+    for rate in (both.attention_rate, both.convolution_rate):
+        rate.assign(1.0)
+    assert relative_difference(as_array(plain(x)), as_array(both(x))) < LIMIT
+
+
+@pytest.mark.torch_first
+def test_starts_as_a_sum_of_shifted_maps():
+    layers = {
+        kind: ACmix2D(
+            8,
+            kernel_size=3,
+            paths="convolution",
+            shift_kernels=kind,
+            kernel_initializer=keras.initializers.RandomNormal(seed=3),
+            data_format="channels_last",
+        )
+        for kind in ("learned", "fixed", "random")
+    }
+    x = np.random.default_rng(0).normal(size=(1, 4, 5, 2)).astype("float32")
+    y = {kind: as_array(layer(x)) for kind, layer in layers.items()}
+    assert relative_difference(y["learned"], y["fixed"]) < 1e-6
+    assert relative_difference(y["random"], y["fixed"]) > 0.1
+    # All the outputs of a channel of a head are the same.
+    of_channels = y["learned"].reshape(1, 4, 5, 2, 4)
+    assert np.ptp(of_channels, axis=-1).max() < 1e-6
+    w = weights_of(layers["learned"])
+    maps = np.concatenate(
+        [
+            (x @ w[f"{name}_kernel"][0]).reshape(1, 4, 5, 4, 2)
+            for name in ("query", "key", "value")
+        ],
+        axis=3,
+    )
+    mixed = np.einsum("byxmc,mt->byxct", maps, w["mixing_kernel"])
+    padded = np.pad(mixed, [(0, 0), (1, 1), (1, 1), (0, 0), (0, 0)])
+    total = sum(
+        padded[:, i : i + 4, j : j + 5, :, 3 * i + j]
+        for i in range(3)
+        for j in range(3)
+    )
+    assert relative_difference(of_channels[..., 0], total) < 1e-5
+
+
+@pytest.mark.torch_first
+def test_weights_start_differently():
+    layer = ACmix2D(8)
+    layer.build((None, 6, 6, 8))
+    w = weights_of(layer)
+    values = np.stack([w["query_kernel"].ravel(), w["key_kernel"].ravel()])
+    assert abs(np.corrcoef(values)[0, 1]) < 0.5
+    # PyTorch's default, as in the authors' code.
+    assert 0.3 < np.abs(w["query_kernel"]).max() <= 8**-0.5
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "mixed_bfloat16"])
+@pytest.mark.parametrize("size", [(1, 1), (3, 6), (7, 7)])
+def test_what_the_original_fails_on(policy, size):
+    """Half precision, images smaller than the window, odd with strides."""
+    for options in ({}, {"dilation_rate": 2}, {"strides": 2, "exact": False}):
+        layer = ACmix2D(8, dtype=policy, data_format="channels_last", **options)
+        reference = ACmix2D(8, data_format="channels_last", **options)
+        x = np.random.default_rng(0).normal(size=(2, *size, 3))
+        y = layer(ops.cast(x, layer.compute_dtype))
+        steps = options.get("strides", 1)
+        new = tuple(-(-n // steps) for n in size)
+        assert y.shape == (2, *new, 8)
+        assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
+        reference.build(x.shape)
+        for ours, theirs in zip(reference.weights, layer.weights, strict=True):
+            ours.assign(ops.cast(theirs, "float32"))
+        expected = as_array(reference(x.astype("float32")))
+        found = as_array(ops.cast(y, "float32"))
+        assert relative_difference(found, expected) < 5e-2
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"paths": "attention"},
+        {"paths": "convolution"},
+        {"rates": "fixed"},
+        {"shift_kernels": "fixed", "use_bias": False},
+        {"activation": "relu"},
+    ],
+)
+def test_folded_layers_are_equal(options, tmp_path):
+    layer = random_layer(filters=8, group="p4", name="mix", **options)
+    x = sample(layer)
+    expected = as_array(layer(x))
+    folded = layer.folded()
+    assert isinstance(folded, FoldedACmix2D)
+    assert folded.name == "mix"
+    assert relative_difference(as_array(folded(x)), expected) < LIMIT
+    assert_equivariant(
+        folded, "p4", x, rtol=1e-12 if DTYPE == "float64" else 1e-5
+    )
+    model = keras.Sequential([keras.Input(x.shape[1:], dtype=DTYPE), folded])
+    model.save(tmp_path / "folded.keras")
+    revived = keras.saving.load_model(tmp_path / "folded.keras")
+    y = revived.predict(x, verbose=0)  # on PyTorch in float32
+    assert relative_difference(y, expected) < 1e-6
+
+
+@pytest.mark.torch_first
+def test_another_element_is_not_the_symmetry():
+    layer = random_layer(filters=8, group="p4")
+    x = sample(layer)
+    turned = as_array(layer(np.rot90(x, axes=(1, 2)).copy()))  # axis not moved
+    expected = np.rot90(as_array(layer(x)), axes=(1, 2))
+    assert relative_difference(turned, expected) > 1e-2
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"filters": 10}, "filters=10 is not divisible by num_heads=4"),
+        ({"kernel_size": 2}, r"`kernel_size` must be odd.*\(2, 2\)"),
+        (
+            {"attention_kernel_size": (7, 4)},
+            r"`attention_kernel_size` must be odd.*\(7, 4\)",
+        ),
+        (
+            {"attention_kernel_size": (7, 5), "group": "p4"},
+            r"'p4' holds quarter turns.*attention_kernel_size=\(7, 5\)",
+        ),
+        (
+            {"strides": 2, "dilation_rate": 2},
+            r"cannot be combined.*strides=\(2, 2\)",
+        ),
+        ({"paths": "none"}, "`paths` must be 'both' or 'attention'"),
+        ({"rates": 1}, "`rates` must be 'learned' or 'fixed'. Received: 1"),
+        ({"shift_kernels": "no"}, "`shift_kernels` must be 'learned' or"),
+        ({"kernel_groups": 3}, "kernel_groups=3, num_heads=4"),
+        ({"border": "zeros"}, "`border` must be 'reflect' or 'mask'"),
+        ({"group": "p5"}, "p5"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ACmix2D(**{"filters": 8, **arguments})
+
+
+@pytest.mark.once
+def test_bad_calls():
+    with pytest.raises(ValueError, match="no weights to fold"):
+        ACmix2D(8).folded()
+    layer = ACmix2D(8, paths="convolution")
+    with pytest.raises(ValueError, match=r"no attention to show.*convolution"):
+        layer(np.ones((1, 4, 4, 3), "float32"), return_attention_maps=True)
+    strided = ACmix2D(8, strides=2, group="p4")
+    with pytest.raises(ValueError, match="exactly equivariant"):
+        strided.build((None, 8, 8, 4, 3))
+    strided.build((None, 9, 9, 4, 3))
+    with pytest.raises(ValueError, match="known"):
+        ACmix2D(8, strides=2).build((None, None, 9, 3))
