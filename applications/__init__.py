@@ -9,6 +9,9 @@ import keras
 from keras_equiattn import _checks
 from keras_equiattn.applications import gsanet
 from keras_equiattn.applications import resnet29
+from keras_equiattn.applications.acmix_resnet import ACmixResNet26
+from keras_equiattn.applications.acmix_resnet import ACmixResNet38
+from keras_equiattn.applications.acmix_resnet import ACmixResNet50
 from keras_equiattn.applications.allcnn import AllCNNC
 from keras_equiattn.applications.gsanet import GSANet
 from keras_equiattn.applications.gsanet import GSANetCIFAR10
@@ -21,6 +24,9 @@ from keras_equiattn.applications.resnet44 import ResNet44
 from keras_equiattn.applications.rotmnist import RotMNISTCNN
 
 __all__ = [
+    "ACmixResNet26",
+    "ACmixResNet38",
+    "ACmixResNet50",
     "AllCNNC",
     "GSANet",
     "GSANetCIFAR10",
@@ -92,6 +98,10 @@ _PRESETS: dict[str, Callable[..., keras.Model]] = {
 for _preset, _network in _PRESETS.items():
     for _group in gsanet.VARIANTS:
         _MODELS[f"gsanet_{_preset}_{_group}"] = (_network, {"group": _group})
+for _network in (ACmixResNet26, ACmixResNet38, ACmixResNet50):
+    _depth = _network.__name__.removeprefix("ACmixResNet")
+    _MODELS[f"acmix_resnet{_depth}"] = (_network, {})
+    _MODELS[f"resnet{_depth}"] = (_network, {"mixer": "conv"})
 
 
 def list_models() -> list[str]:

@@ -21,6 +21,8 @@ from keras_equiattn.groups import Group
 ATTENTION = (None, "full", "channel", "spatial", "input", "co")
 # What `downsampling` of a network can be.
 DOWNSAMPLING = ("exact", "strided")
+# What networks for ImageNet can end with instead of a classifier.
+POOLING = (None, "avg", "max")
 
 WEIGHTS_FOLDER = Path(__file__).parent / "weights"
 Statistics = tuple[float | Sequence[float], float | Sequence[float]]
@@ -391,6 +393,58 @@ def logits(x: Any, classes: int, use_bias: bool = True) -> Any:
         dtype=_end_dtype(),
         name="logits",
     )(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """What networks for ImageNet end with, as those of `keras.applications`.
+
+    Attributes:
+        include_top: whether there is a classifier.
+        pooling: without it: None for none, "avg" or "max" over space.
+        classes: number of classes.
+        classifier_activation: of the classifier; None for logits.
+        features_only: whether the maps of all stages are returned instead.
+    """
+
+    include_top: bool
+    pooling: str | None
+    classes: int
+    classifier_activation: str | None
+    features_only: bool
+
+    def __post_init__(self) -> None:
+        _checks.flag(self.include_top, "include_top")
+        _checks.choice(self.pooling, "pooling", POOLING)
+        _checks.integer(self.classes, "classes")
+        keras.activations.get(self.classifier_activation)
+        _checks.flag(self.features_only, "features_only")
+        if self.features_only and (self.include_top or self.pooling):
+            raise ValueError(
+                "`features_only` returns feature maps, without classifier and "
+                "pooling. Received: features_only=True, "
+                f"include_top={self.include_top}, pooling={self.pooling!r}"
+            )
+
+    def __call__(self, features: Sequence[Any]) -> Any:
+        """The outputs, from the feature maps of the stages."""
+        if self.features_only:
+            return list(features)
+        *_, x = features
+        if not self.include_top and self.pooling is None:
+            return x
+        layer = keras.layers.GlobalAveragePooling2D
+        if self.pooling == "max" and not self.include_top:
+            layer = keras.layers.GlobalMaxPooling2D
+        x = layer(
+            data_format="channels_last",
+            dtype=_end_dtype(),
+            name="global_max" if "Max" in layer.__name__ else "global_mean",
+        )(x)
+        if not self.include_top:
+            return x
+        x = logits(x, self.classes)
+        return predictions(x, self.classifier_activation)
 
 
 def check_image_shape(input_shape: Any) -> tuple[int, int, int]:

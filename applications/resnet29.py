@@ -24,14 +24,16 @@ ATTENTION = {
     "sasa": layers.StandAloneSelfAttention2D,
     "simple_asc": layers.SimpleAffineSelfConv2D,
     "asc": layers.AffineSelfConv2D,
+    "acmix": layers.ACmix2D,
 }
 MIXERS = ("conv", *ATTENTION)
+HEADS = {"acmix": 4}  # of the paper; of the others 8
 
 # What is registered of both networks: "group[_mixer][_se]".
 VARIANTS = (
     *("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se"),
     *("p4", "p4_se", "p4_sasa", "p4_simple_asc", "p4_asc", "p4_asc_se"),
-    *("p4m", "p4m_asc"),
+    *("p4m", "p4m_asc", "z2_acmix", "p4_acmix", "p4m_acmix"),
 )
 
 
@@ -46,7 +48,7 @@ def ResNet29(
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
-    num_heads: int = 8,
+    num_heads: int | None = None,
     filters: int | None = None,
 ) -> keras.Model:
     """The bottleneck network with 29 layers, for any group.
@@ -61,13 +63,13 @@ def ResNet29(
     shortcut, and that of the second and third stage halves the size.
     Convolutions have no bias.
 
-    The mixer is a 3 x 3 convolution, or attention over 5 x 5 pixels. With
-    attention the last batch normalisation of each block starts with gains of
-    zero: blocks start as their shortcuts.
+    The mixer is a 3 x 3 convolution, or attention over 5 x 5 pixels, or both
+    in one ("acmix"). With attention the last batch normalisation of each block
+    starts with gains of zero: blocks start as their shortcuts.
 
     Trainable parameters for 10 classes, SE with Squeeze-and-Excitation; those
     of z2m and p4m, and of p4 with "sasa", "simple_asc" or "asc" and SE, are
-    not in the paper:
+    not in the paper, nor is "acmix":
 
     | mixer | z2 | p4 | z2m | p4m |
     |---|---|---|---|---|
@@ -77,6 +79,8 @@ def ResNet29(
     | `"simple_asc"` | 217,354 | 217,410 | 231,410 | 220,034 |
     | `"asc"` | 267,754 | 271,842 | 285,938 | 282,146 |
     | `"asc"` and SE | 301,438 | 304,938 | 322,346 | 316,658 |
+    | `"acmix"` | 245,812 | 227,598 | 236,216 | 239,158 |
+    | `"acmix"` and SE | 279,496 | 260,694 | 269,168 | 275,206 |
 
     Layers are called `conv1`, `bn1`, `relu1`, then `stage1_block1_conv1`,
     `..._bn1`, `..._relu1`, `..._conv2` or `..._attention`, `..._bn2`,
@@ -90,8 +94,8 @@ def ResNet29(
         group: a group or its name.
         mixer: what mixes pixels in a block. "conv" is a convolution, "sasa"
             `StandAloneSelfAttention2D`, "simple_asc" `SimpleAffineSelfConv2D`,
-            "asc" `AffineSelfConv2D`. The paper has "conv" and "asc" on z2 and
-            p4, the others on z2.
+            "asc" `AffineSelfConv2D`, "acmix" `ACmix2D`. The paper has "conv"
+            and "asc" on z2 and p4, "sasa" and "simple_asc" on z2.
         squeeze_excite: whether blocks have `SqueezeExcite`: a hidden unit for
             each `16 / order` channels.
         input_shape: `(height, width, channels)`. With exact downsampling
@@ -109,7 +113,7 @@ def ResNet29(
             mean pooling after attention. On 32 x 32 pixels it is approximate.
         weights: None (random) or the path of a weights file.
         name: name of the model.
-        num_heads: of the attention.
+        num_heads: of the attention; None is 8, with "acmix" 4.
         filters: width of the blocks of the first stage, and of the first
             convolution; the other stages have twice and four times as many.
             None is 16, 32, 64 over sqrt(order), rounded, in networks with
@@ -162,7 +166,7 @@ def ResNet83(
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
-    num_heads: int = 8,
+    num_heads: int | None = None,
     filters: int | None = None,
 ) -> keras.Model:
     """The bottleneck network with 83 layers: nine blocks in each stage.
@@ -179,6 +183,7 @@ def ResNet83(
     | `"simple_asc"` | 582,250 | |
     | `"asc"` | 733,450 | 749,634 |
     | `"asc"` and SE | 834,502 | 848,922 |
+    | `"acmix"` | 667,624 | 616,902 |
 
     Layers are called as in `ResNet29`, up to `stage3_block9_relu3`.
 
@@ -222,12 +227,14 @@ class _Blocks:
     group: groups.Group
     mixer: str
     squeeze_excite: bool
-    num_heads: int
+    num_heads: Any  # a number after the check
     filters: int | None
 
     def __post_init__(self) -> None:
         _checks.choice(self.mixer, "mixer", MIXERS)
         _checks.flag(self.squeeze_excite, "squeeze_excite")
+        if self.num_heads is None:
+            object.__setattr__(self, "num_heads", HEADS.get(self.mixer, 8))
         _checks.integer(self.num_heads, "num_heads")
         if self.filters is None:
             return
@@ -322,14 +329,20 @@ def _block(
     y = building.batch_norm_relu(y, f"{name}_{{}}1")
     strided = halves and not network.exact
     if blocks.attends:
+        if blocks.mixer == "acmix":
+            options = {"attention_kernel_size": WINDOW}
+        else:
+            options = {
+                "kernel_size": WINDOW,
+                "kernel_initializer": building.he_normal(),
+            }
         y = ATTENTION[blocks.mixer](
             width,
-            WINDOW,
             num_heads=blocks.num_heads,
             group=blocks.group,
-            kernel_initializer=building.he_normal(),
             data_format="channels_last",
             name=f"{name}_attention",
+            **options,
         )(y)
     else:
         y = _convolution(

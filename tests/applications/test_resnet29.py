@@ -67,6 +67,10 @@ def test_parameters_for_100_classes(
         ("p4m", "sasa", (16, 16, 16), 293_146),
         ("p4m", "simple_asc", (8, 8, 24), 220_034),
         ("p4m", "asc", (8, 8, 24), 282_146),
+        ("z2", "acmix", (16, 32, 64), 245_812),
+        ("z2m", "acmix", (12, 24, 44), 236_216),
+        ("p4", "acmix", (8, 16, 32), 227_598),
+        ("p4m", "acmix", (4, 12, 24), 239_158),
     ],
 )
 def test_groups_that_the_paper_lacks(group, mixer, widths, count):
@@ -169,6 +173,7 @@ def test_hidden_units_of_squeeze_and_excitation(group, hidden, short_resnet):
         ("p4", "asc"),
         ("p4", "sasa"),
         ("p4", "simple_asc"),
+        ("p4", "acmix"),
         ("p4m", "conv"),
         pytest.param(
             "p4m",

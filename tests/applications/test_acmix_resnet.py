@@ -1,0 +1,125 @@
+"""Residual networks with ACmix for images of the size of ImageNet."""
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+from network_helpers import images
+
+from keras_equiattn import applications
+from keras_equiattn.applications import acmix_resnet
+from keras_equiattn.applications import ACmixResNet26
+from keras_equiattn.applications import ACmixResNet38
+from keras_equiattn.applications import ACmixResNet50
+from keras_equiattn.applications import reporting
+
+SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Narrow, and one block a stage."""
+    monkeypatch.setattr(acmix_resnet, "WIDTHS", (4, 4, 8, 8))
+    monkeypatch.setattr(acmix_resnet, "BLOCKS", {26: (1, 1, 1, 1)})
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("network", "mixed", "plain"),
+    [
+        (ACmixResNet26, 10_487_816, 13_696_552),
+        (ACmixResNet38, 14_410_896, 19_626_792),
+        (ACmixResNet50, 18_333_976, 25_557_032),
+    ],
+)
+def test_parameters(network, mixed, plain):
+    assert reporting.count_parameters(network()) == mixed
+    assert reporting.count_parameters(network(mixer="conv")) == plain
+
+
+@pytest.mark.parametrize("mixer", acmix_resnet.MIXERS)
+def test_one_step_of_fit(mixer, small):
+    model = ACmixResNet26(mixer=mixer, **SMALL)
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    before = [as_array(v).copy() for v in model.trainable_variables]
+    loss = model.train_on_batch(images((2, 9, 10, 3)), np.array([0, 2]))
+    assert np.isfinite(loss)
+    still = [
+        variable.path
+        for variable, start in zip(
+            model.trainable_variables, before, strict=True
+        )
+        if np.array_equal(as_array(variable), start)
+    ]
+    assert all(path.endswith("position_bias") for path in still), still
+
+
+@pytest.mark.torch_first
+def test_weights_files(small, tmp_path):
+    model = ACmixResNet26(**SMALL)
+    x = images((2, 9, 10, 3))
+    expected = model.predict(x, verbose=0)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    other = ACmixResNet26(weights=path, **SMALL)
+    np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+
+
+@pytest.mark.once
+def test_shift_kernels_survive(small):
+    model = ACmixResNet26(**SMALL)
+    shift = as_array(model.get_layer("stage2_block1_acmix").shift_kernel)
+    expected = np.eye(9).reshape(3, 3, 9, 1)
+    np.testing.assert_array_equal(shift, np.tile(expected, (1, 1, 1, 4)))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("stem", "scales"), [("imagenet", (4, 8, 16, 32)), ("cifar", (1, 2, 4, 8))]
+)
+def test_ends(stem, scales, small):
+    options = {"stem": stem, "input_shape": (65, 96, 3)}
+    maps = ACmixResNet26(False, features_only=True, **options).outputs
+    expected = [
+        (None, -(-65 // n), -(-96 // n), 4 * width)
+        for n, width in zip(scales, (4, 4, 8, 8), strict=True)
+    ]
+    assert [x.shape for x in maps] == expected
+    assert ACmixResNet26(False, **options).output_shape == expected[-1]
+    for pooling in ("avg", "max"):
+        model = ACmixResNet26(False, pooling=pooling, **options)
+        assert model.output_shape == (None, 32)
+    model = ACmixResNet26(classifier_activation="softmax", **options)
+    assert model.output_shape == (None, 1000)
+    y = as_array(model(images((1, 65, 96, 3))))
+    np.testing.assert_allclose(y.sum(), 1, rtol=1e-5)
+
+
+@pytest.mark.once
+def test_names(small):
+    assert ACmixResNet26().name == "acmixresnet26"
+    assert ACmixResNet26(mixer="conv").name == "resnet26"
+    for depth in (26, 38, 50):
+        for name in (f"acmix_resnet{depth}", f"resnet{depth}"):
+            assert name in applications.list_models()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixer": "asc"}, "`mixer` must be 'acmix' or 'conv'"),
+        ({"stem": "small"}, "`stem` must be 'imagenet' or 'cifar'"),
+        ({"num_heads": 6}, "`num_heads` must divide 64.*Received: 6"),
+        ({"pooling": "mean"}, "`pooling` must be None or 'avg' or 'max'"),
+        ({"features_only": True}, r"features_only=True, include_top=True"),
+        ({"weights": "imagenet"}, "`weights` of ACmixResNet26 must be None"),
+        ({"input_shape": (32, 32)}, "`input_shape` must be"),
+        ({"classes": 0}, "`classes` must be"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ACmixResNet26(**arguments)
