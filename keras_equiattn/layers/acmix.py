@@ -10,28 +10,22 @@ from keras_equiattn import groups
 from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
 from keras_equiattn.layers.base import LinearMapsLayer
-from keras_equiattn.layers.base import with_fan_in
+from keras_equiattn.layers.convolution_path import ConvolutionPath
+from keras_equiattn.layers.convolution_path import MAPS
+from keras_equiattn.layers.convolution_path import PATHS
+from keras_equiattn.layers.convolution_path import times
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import Convolution
 from keras_equiattn.ops.acmix import convolve
 from keras_equiattn.ops.acmix import image_coordinates
-from keras_equiattn.ops.acmix import joint_convolution
 from keras_equiattn.ops.acmix import position_keys
 from keras_equiattn.ops.acmix import queries_at
-from keras_equiattn.ops.acmix import shifts
 from keras_equiattn.ops.affine_self_convolution import by_position
 from keras_equiattn.ops.affine_self_convolution import window_attention
-from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.windows import Window
 
 BORDERS = ("reflect", "mask")
-PATHS = ("both", "attention", "convolution")
-RATES = ("learned", "fixed")
-SHIFT_KERNELS = ("learned", "fixed", "random")
-# What a rate starts at when both are learned.
-INITIAL_RATE = 0.5
-MAPS = ("query", "key", "value")
 
 
 class BaseACmix2D(LinearMapsLayer):
@@ -120,13 +114,13 @@ class BaseACmix2D(LinearMapsLayer):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        y = self._attend(x)[0] if self._attends else None
+        y = self._attend(x)[0] if self.attends else None
         return self._joined(x, y)
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if not self._attends:
+        if not self.attends:
             raise ValueError(
                 f"{self._label()} has no attention to show. "
                 f"Received: paths='{self.paths}'"
@@ -142,7 +136,7 @@ class BaseACmix2D(LinearMapsLayer):
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = tuple(shape[1:3])
-        if self._attends and max(self.strides) > 1 and None in size:
+        if self.attends and max(self.strides) > 1 and None in size:
             raise ValueError(
                 f"{self._label()} attends with strides {self.strides}, which "
                 "needs a height and width that are not known only at run time. "
@@ -180,8 +174,8 @@ class BaseACmix2D(LinearMapsLayer):
     def _joined(self, x: Tensor, attention: Tensor | None) -> Tensor:
         """Both paths, or the one that there is."""
         rate, rate_of_convolution = self.rates_of_paths()
-        y = None if attention is None else _times(attention, rate)
-        if self._convolves:
+        y = None if attention is None else times(attention, rate)
+        if self.convolves:
             convolved = convolve(
                 x,
                 self.convolution(),
@@ -189,16 +183,16 @@ class BaseACmix2D(LinearMapsLayer):
                 self.strides,
                 self.dilation_rate,
             )
-            convolved = _times(convolved, rate_of_convolution)
+            convolved = times(convolved, rate_of_convolution)
             y = convolved if y is None else y + convolved
         return self.activation(y)
 
     @property
-    def _attends(self) -> bool:
+    def attends(self) -> bool:
         return self.paths != "convolution"
 
     @property
-    def _convolves(self) -> bool:
+    def convolves(self) -> bool:
         return self.paths != "attention"
 
     def get_config(self) -> dict[str, Any]:
@@ -220,7 +214,7 @@ class BaseACmix2D(LinearMapsLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class ACmix2D(BaseACmix2D):
+class ACmix2D(ConvolutionPath, BaseACmix2D):
     """Self-attention and convolution from the same linear maps: ACmix.
 
     With linear maps `q`, `k`, `v` of the input (mixing channels and group
@@ -391,18 +385,8 @@ class ACmix2D(BaseACmix2D):
             data_format,
             **kwargs,
         )
-        self.rates = _checks.choice(rates, "rates", RATES)
-        self.shift_kernels = _checks.choice(
-            shift_kernels, "shift_kernels", SHIFT_KERNELS
-        )
-        self.kernel_groups = self.num_heads
-        if kernel_groups is not None:
-            self.kernel_groups = _checks.integer(kernel_groups, "kernel_groups")
-        if self.num_heads % self.kernel_groups:
-            raise ValueError(
-                "`kernel_groups` must divide the number of heads. Received: "
-                f"kernel_groups={kernel_groups}, num_heads={num_heads}"
-            )
+        self.outputs = self.num_heads
+        self.choose(paths, rates, shift_kernels, kernel_groups)
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.VarianceScaling(
                 1 / 3, "fan_in", "uniform"
@@ -415,76 +399,13 @@ class ACmix2D(BaseACmix2D):
         shape = self.check_shape(input_shape)
         for name in MAPS:
             self._add_linear(name, int(shape[-1] or 0), self.use_bias)
-        if self._attends:
+        if self.attends:
             self.add_positions()
-        if self._convolves:
-            self._add_convolution()
-        if self.paths == "both" and self.rates == "learned":
-            self.attention_rate, self.convolution_rate = (
-                self.add_weight(
-                    name=f"{path}_rate",
-                    shape=(),
-                    initializer=keras.initializers.Constant(INITIAL_RATE),
-                )
-                for path in ("attention", "convolution")
-            )
+        if self.convolves:
+            self.add_convolution()
+        self.add_rates()
         self._built_for = tuple(input_shape)
         self.finish_build(shape)
-
-    def _add_convolution(self) -> None:
-        rows, columns = self.kernel_size
-        count, maps = rows * columns, 3 * self.num_heads
-        self.mixing_kernel = self.add_weight(
-            name="mixing_kernel",
-            shape=(maps, count),
-            initializer=with_fan_in(self.kernel_initializer, maps),
-            autocast=False,
-        )
-        if self.shift_kernels == "fixed":
-            return
-        filters = self.filters // self.num_heads * self.kernel_groups
-        shape = (rows, columns, count, filters)
-        initializer = with_fan_in(self.kernel_initializer, count**2)
-        if self.shift_kernels == "learned":
-            initializer = _shifts
-        self.shift_kernel = self.add_weight(
-            name="shift_kernel",
-            shape=shape,
-            initializer=initializer,
-            autocast=False,
-        )
-
-    def convolution(self) -> Convolution:
-        weights, biases = zip(*map(self._map, MAPS), strict=True)
-        mixing = _full(self.mixing_kernel)
-        if self.shift_kernels == "fixed":
-            size = self.filters // self.num_heads
-            shift = shifts(*self.kernel_size)[..., None]
-            shift = ops.convert_to_tensor(shift, dtype=mixing.dtype)
-            shift = ops.tile(shift, (1, 1, 1, size))
-        else:
-            shift = _full(self.shift_kernel)
-        joint = joint_convolution(
-            _full(ops.stack(weights)),
-            _full(ops.stack(biases)) if self.use_bias else None,
-            mixing,
-            shift,
-            self.num_heads,
-        )
-        return Convolution(
-            *(
-                None if x is None else ops.cast(x, self.compute_dtype)
-                for x in joint
-            )
-        )
-
-    def rates_of_paths(self) -> tuple[Any, Any]:
-        if self.paths != "both" or self.rates == "fixed":
-            return None, None
-        return (
-            ops.convert_to_tensor(self.attention_rate),
-            ops.convert_to_tensor(self.convolution_rate),
-        )
 
     def folded(self) -> "FoldedACmix2D":
         """An equal layer in which the path of convolution is one convolution.
@@ -509,25 +430,22 @@ class ACmix2D(BaseACmix2D):
         for variable in layer.weights:
             if hasattr(self, variable.name):
                 variable.assign(getattr(self, variable.name))
-        if self._attends and rate is not None:
+        if self.attends and rate is not None:
             # Attention is linear in the values, whose weights add up to one.
             for variable in layer._map("value"):
                 if variable is not None:
                     variable.assign(variable * rate)
-        if self._convolves:
+        if self.convolves:
             kernel, bias = self.convolution()
-            layer.kernel.assign(_times(kernel, rate_of_convolution))
+            layer.kernel.assign(times(kernel, rate_of_convolution))
             if bias is not None:
-                layer.bias_kernel.assign(_times(bias, rate_of_convolution))
+                layer.bias_kernel.assign(times(bias, rate_of_convolution))
         return layer
 
     def get_config(self) -> dict[str, Any]:
         initializer = keras.initializers.serialize
         return {
             **super().get_config(),
-            "rates": self.rates,
-            "shift_kernels": self.shift_kernels,
-            "kernel_groups": self.kernel_groups,
             "kernel_initializer": initializer(self.kernel_initializer),
             "bias_initializer": initializer(self.bias_initializer),
             "kernel_regularizer": keras.regularizers.serialize(
@@ -594,12 +512,12 @@ class FoldedACmix2D(BaseACmix2D):
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
         channels = int(shape[-1] or 0)
-        if self._attends:
+        if self.attends:
             for name in MAPS:
                 self._add_linear(name, channels, self.use_bias)
             self.add_positions()
         self.bias_kernel = None
-        if self._convolves:
+        if self.convolves:
             size = self.kernel_size
             self.kernel = self.add_weight(
                 name="kernel",
@@ -623,18 +541,3 @@ class FoldedACmix2D(BaseACmix2D):
 
     def rates_of_paths(self) -> tuple[Any, Any]:
         return None, None
-
-
-def _full(x: Any) -> Tensor:
-    return in_full_precision(ops.convert_to_tensor(x))
-
-
-def _times(x: Tensor, rate: Any) -> Tensor:
-    return x if rate is None else x * rate
-
-
-def _shifts(shape: Shape, dtype: str | None = None) -> Tensor:
-    """Starts each of the kernels as the shift of its own."""
-    rows, columns, _, filters = shape
-    start = shifts(int(rows or 0), int(columns or 0))[..., None]
-    return ops.tile(ops.convert_to_tensor(start, dtype), (1, 1, 1, filters))

@@ -80,58 +80,64 @@ def shifts(rows: int, columns: int) -> np.ndarray:
     return np.eye(size).reshape(rows, columns, size)
 
 
+def split_maps(
+    kernel: Float[Tensor, "order channels filters"], size: int
+) -> Float[Tensor, "maps order channels {size}"]:
+    """One linear map for each block of channels."""
+    order, channels, filters = kernel.shape
+    maps = ops.reshape(kernel, (order, channels, filters // size, size))
+    return ops.transpose(maps, (2, 0, 1, 3))
+
+
 def joint_convolution(
-    kernels: Float[Tensor, "3 order channels filters"],
-    biases: Float[Tensor, "3 filters"] | None,
+    maps: Float[Tensor, "maps order channels size"],
+    biases: Float[Tensor, "maps size"] | None,
     mixing: Float[Tensor, "maps shifts"],
     shift: Float[Tensor, "rows columns shifts shifted"],
-    num_heads: int,
+    outputs: int,
+    mixing_bias: Float[Tensor, " shifts"] | None = None,
 ) -> Convolution:
     """The path of convolution, put together to one kernel.
 
-    With the maps `f(m, c)`, `m` in queries, keys and values of all heads, and
-    `F(c, t) = sum_m mixing(m, t) f(m, c)`, the path is
+    With linear maps `f(m, c)` and `F(c, t) = sum_m mixing(m, t) f(m, c) +
+    bias(t)`, the path is
 
         y(x, c N + j) = sum_d sum_t shift(d, t, c G + j mod G) F(x + d, c, t)
 
-    for `N` heads and `G` kernels for each channel `c` of a head.
+    for `N` outputs and `G` kernels for each channel `c`.
 
     Args:
-        kernels: of queries, keys and values, see `group_linear`.
+        maps: the linear maps, see `group_linear`.
         biases: of these; None for none.
-        mixing: makes `rows * columns` maps of the `3 num_heads` maps.
+        mixing: makes `rows * columns` maps of them.
         shift: kernels of the convolution, channel by channel.
-        num_heads: number of heads.
+        outputs: how many there are for each channel.
+        mixing_bias: of the mixed maps; None for none.
 
     Returns:
         The kernel and the bias.
     """
     rows, columns, count, shifted = shift.shape
-    *_, order, channels, filters = kernels.shape
-    size = filters // num_heads
-    groups_of_kernels = shifted // size
-    shift = ops.reshape(shift, (rows, columns, count, size, groups_of_kernels))
+    size = maps.shape[-1]
+    shift = ops.reshape(shift, (rows, columns, count, size, shifted // size))
     composed = ops.einsum("mt,xytcg->xymcg", mixing, shift)
-    maps = ops.reshape(kernels, (3, order, channels, num_heads, size))
-    maps = ops.reshape(
-        ops.transpose(maps, (0, 3, 1, 2, 4)), (-1, order, channels, size)
-    )
     kernel = ops.einsum("mric,xymcg->xyricg", maps, composed)
-    bias = None
+    added = []
     if biases is not None:
-        offsets = ops.reshape(biases, (3 * num_heads, size))
-        bias = ops.einsum("mc,xymcg->xycg", offsets, composed)
-        bias = _for_all_heads(bias, num_heads)
-    return Convolution(_for_all_heads(kernel, num_heads), bias)
+        added.append(ops.einsum("mc,xymcg->xycg", biases, composed))
+    if mixing_bias is not None:
+        added.append(ops.einsum("t,xytcg->xycg", mixing_bias, shift))
+    bias = _for_all(sum(added[1:], added[0]), outputs) if added else None
+    return Convolution(_for_all(kernel, outputs), bias)
 
 
-def _for_all_heads(
-    kernel: Float[Tensor, "*rest size kernels"], num_heads: int
+def _for_all(
+    kernel: Float[Tensor, "*rest size kernels"], outputs: int
 ) -> Float[Tensor, "*rest filters"]:
-    """Kernels of a channel, over and over for as many outputs as heads."""
+    """The kernels of a channel, over and over for all of its outputs."""
     *rest, size, count = kernel.shape
-    kernel = ops.tile(kernel, (*[1] * len(rest), 1, num_heads // count))
-    return ops.reshape(kernel, (*rest, size * num_heads))
+    kernel = ops.tile(kernel, (*[1] * len(rest), 1, outputs // count))
+    return ops.reshape(kernel, (*rest, size * outputs))
 
 
 def convolve(

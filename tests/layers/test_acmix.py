@@ -455,7 +455,7 @@ def test_another_element_is_not_the_symmetry():
         ({"paths": "none"}, "`paths` must be 'both' or 'attention'"),
         ({"rates": 1}, "`rates` must be 'learned' or 'fixed'. Received: 1"),
         ({"shift_kernels": "no"}, "`shift_kernels` must be 'learned' or"),
-        ({"kernel_groups": 3}, "kernel_groups=3, num_heads=4"),
+        ({"kernel_groups": 3}, r"must divide 4.*kernel_groups=3"),
         ({"border": "zeros"}, "`border` must be 'reflect' or 'mask'"),
         ({"group": "p5"}, "p5"),
     ],
