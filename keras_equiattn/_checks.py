@@ -39,6 +39,13 @@ def number(
     return float(value)
 
 
+def rate(value: Any, name: str) -> float:
+    """Of a dropout."""
+    return number(
+        value, name, "a number from 0 to below 1", lambda n: 0 <= n < 1
+    )
+
+
 def pair(value: Any, name: str) -> tuple[int, int]:
     """One positive integer for both axes, or a sequence of two."""
     try:

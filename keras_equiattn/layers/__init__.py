@@ -20,6 +20,7 @@ from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
+from keras_equiattn.layers.window_acmix import WindowACmix2D
 
 __all__ = [
     "ACmix2D",
@@ -40,4 +41,5 @@ __all__ = [
     "SpatialPooling2D",
     "SqueezeExcite",
     "StandAloneSelfAttention2D",
+    "WindowACmix2D",
 ]

@@ -392,6 +392,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
                 1 / 3, "fan_in", "uniform"
             )
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.mixing_initializer = self.kernel_initializer
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
 

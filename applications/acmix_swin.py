@@ -1,0 +1,291 @@
+"""Swin transformers with ACmix, and the plain ones."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import layers
+from keras_equiattn.applications import building
+
+MIXERS = ("acmix", "attention")
+HEADS = (3, 6, 12, 24)
+DIM = 96  # channels of the first stage
+DEPTHS = {"Tiny": (2, 2, 6, 2), "Small": (2, 2, 18, 2)}
+DROP_PATH = {"Tiny": 0.2, "Small": 0.3}
+EXPANSION = 4  # of the dense layers
+EPSILON = 1e-5
+
+
+def ACmixSwinTiny(
+    include_top: bool = True,
+    weights: str | Path | None = None,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | None = None,
+    name: str | None = None,
+    mixer: str = "acmix",
+    patch_size: int = 4,
+    window_size: int = 7,
+    drop_path: float = 0.2,
+    normalization: building.Statistics | None = None,
+    features_only: bool = False,
+) -> keras.Model:
+    """Swin-T with `WindowACmix2D` in place of its attention.
+
+    Patches of 4 x 4 pixels with 96 channels, and four stages of 2, 2, 6 and 2
+    blocks with 3, 6, 12 and 24 heads; between them 2 x 2 patches are merged to
+    one of twice as many channels. A block is `x + mixer(norm(x))`, then `x +
+    mlp(norm(x))`, where every other mixer has its windows shifted by half
+    their size. 28,649,908 trainable parameters for 1000 classes, with
+    `mixer="attention"` 28,288,354.
+
+    Layers are called `patches`, `patches_norm`, then `stage1_block1_norm1`,
+    `..._mixer`, `..._path1`, `..._add1`, `..._norm2`, `..._dense1`,
+    `..._gelu`, `..._dense2`, `..._path2`, `..._add2`, and so on; between the
+    stages `stage2_merge`, `stage2_merge_norm` and `stage2_merge_dense`. At the
+    end come `norm`, `global_mean`, `logits` and `predictions`, or without the
+    top `norm`, and `global_mean` or `global_max`.
+
+    Args:
+        include_top: whether the classifier is there.
+        weights: None (random) or the path of a weights file.
+        input_shape: `(height, width, channels)`. Windows must fill the map of
+            each stage: multiples of `8 * patch_size * window_size` do. Where a
+            side of a map is not larger than the window, windows are square of
+            that side, and not shifted.
+        pooling: without the top: None returns feature maps, "avg" and "max"
+            what they are on average or at most.
+        classes: number of classes.
+        classifier_activation: None returns logits.
+        name: name of the model.
+        mixer: "acmix", or "attention" for the plain network.
+        patch_size: rows and columns of a patch; 2 for images of 32 pixels,
+            with `window_size=4`.
+        window_size: rows and columns of the windows.
+        drop_path: rate at which the last mixer and the last dense layers are
+            left out for an image, in training; it grows from 0 in the first
+            block.
+        normalization: `(mean, std)` of images in [0, 1], numbers or one per
+            channel: the network subtracts and divides first. None is the
+            identity.
+        features_only: returns a model to the feature maps of the four stages,
+            as heads for detection and segmentation take them. Needs
+            `include_top=False`.
+
+    Returns:
+        A functional `keras.Model` from images to logits `(batch, classes)`,
+        to features, or to a list of the maps of all stages, which are smaller
+        than the image by 1, 2, 4 and 8 times the patch size.
+
+    Raises:
+        ValueError: for bad arguments, before anything is built.
+
+    References:
+        - [Liu et al., 2021](https://arxiv.org/abs/2103.14030)
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4, and
+          the authors' code.
+    """
+    return _network("Tiny", **locals())
+
+
+def ACmixSwinSmall(
+    include_top: bool = True,
+    weights: str | Path | None = None,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | None = None,
+    name: str | None = None,
+    mixer: str = "acmix",
+    patch_size: int = 4,
+    window_size: int = 7,
+    drop_path: float = 0.3,
+    normalization: building.Statistics | None = None,
+    features_only: bool = False,
+) -> keras.Model:
+    """Swin-S with `WindowACmix2D` in place of its attention.
+
+    Stages of 2, 2, 18 and 2 blocks, otherwise as `ACmixSwinTiny`; 50,345,080
+    trainable parameters for 1000 classes, with `mixer="attention"` 49,606,258.
+
+    Args:
+        include_top, weights, input_shape, pooling: see `ACmixSwinTiny`.
+        classes, classifier_activation, name, mixer: see `ACmixSwinTiny`.
+        patch_size, window_size, drop_path: see `ACmixSwinTiny`.
+        normalization, features_only: see `ACmixSwinTiny`.
+
+    Returns:
+        As `ACmixSwinTiny`.
+
+    Raises:
+        ValueError: for bad arguments, before anything is built.
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4, see
+          `ACmixSwinTiny`.
+    """
+    return _network("Small", **locals())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stage:
+    """Size, channels and windows of the blocks of a stage."""
+
+    size: tuple[int, int]
+    dim: int
+    heads: int
+    window: int
+    shift: int
+
+
+def _network(
+    kind: str,
+    *,
+    include_top: bool,
+    weights: str | Path | None,
+    input_shape: tuple[int, int, int],
+    pooling: str | None,
+    classes: int,
+    classifier_activation: str | None,
+    name: str | None,
+    mixer: str,
+    patch_size: int,
+    window_size: int,
+    drop_path: float,
+    normalization: building.Statistics | None,
+    features_only: bool,
+) -> keras.Model:
+    _checks.choice(mixer, "mixer", MIXERS)
+    title = f"ACmixSwin{kind}" if mixer == "acmix" else f"Swin{kind}"
+    end = building.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    shape = building.check_image_shape(input_shape)
+    building.check_weights(weights, {}, title, shape, end.classes)
+    statistics = building.check_normalization(normalization, shape[-1])
+    drop_path = _checks.rate(drop_path, "drop_path")
+    patch = _checks.integer(patch_size, "patch_size")
+    window = _checks.integer(window_size, "window_size")
+    stages = _stages(title, shape, patch, window)
+
+    inputs = keras.Input(shape, name="image")
+    x = building.normalize(inputs, statistics)
+    x = keras.layers.Conv2D(
+        stages[0].dim,
+        patch,
+        patch,
+        data_format="channels_last",
+        name="patches",
+    )(x)
+    x = _norm(x, "patches_norm")
+    rates = iter(np.linspace(0, drop_path, sum(DEPTHS[kind])).tolist())
+    features = []
+    for number, (stage, depth) in enumerate(
+        zip(stages, DEPTHS[kind], strict=True), 1
+    ):
+        if number > 1:
+            x = _merge(x, f"stage{number}_merge")
+        for index in range(depth):
+            x = _block(
+                x,
+                stage,
+                mixer,
+                stage.shift if index % 2 else 0,
+                next(rates),
+                f"stage{number}_block{index + 1}",
+            )
+        features.append(x)
+    features[-1] = _norm(x, "norm")
+    model = keras.Model(inputs, end(features), name=name or title.lower())
+    building.load_weights(model, weights, {})
+    return model
+
+
+def _stages(
+    title: str, shape: tuple[int, int, int], patch: int, window: int
+) -> list[_Stage]:
+    stages = []
+    for number, heads in enumerate(HEADS):
+        scale = patch * 2**number
+        size = shape[0] // scale, shape[1] // scale
+        side = min(*size, window)
+        fits = all(n % scale == 0 for n in shape[:2])
+        if not fits or any(n % side for n in size):
+            whole = patch * 2 ** (len(HEADS) - 1)
+            raise ValueError(
+                f"`input_shape` of {title} must be such that windows of "
+                f"{window} fill the maps of all stages, as on multiples "
+                f"of {whole * window}, or on squares of {whole}, times a power "
+                f"of two that stays within the window. Received: {shape}, "
+                f"patch_size={patch}, window_size={window}"
+            )
+        shift = window // 2 if min(size) > window else 0
+        stages.append(_Stage(size, DIM * 2**number, heads, side, shift))
+    return stages
+
+
+def _block(
+    x: Any, stage: _Stage, mixer: str, shift: int, drop_path: float, name: str
+) -> Any:
+    y = _norm(x, f"{name}_norm1")
+    y = layers.WindowACmix2D(
+        stage.dim,
+        stage.heads,
+        stage.window,
+        shift,
+        paths="both" if mixer == "acmix" else "attention",
+        data_format="channels_last",
+        name=f"{name}_mixer",
+    )(y)
+    y = _drop_path(y, drop_path, f"{name}_path1")
+    x = keras.layers.Add(name=f"{name}_add1")([x, y])
+    y = _norm(x, f"{name}_norm2")
+    y = _dense(y, EXPANSION * stage.dim, f"{name}_dense1")
+    y = keras.layers.Activation(_gelu, name=f"{name}_gelu")(y)
+    y = _dense(y, stage.dim, f"{name}_dense2")
+    y = _drop_path(y, drop_path, f"{name}_path2")
+    return keras.layers.Add(name=f"{name}_add2")([x, y])
+
+
+def _merge(x: Any, name: str) -> Any:
+    """Four neighbours to one pixel: rows are the faster index, as theirs."""
+    height, width, channels = x.shape[1:]
+    size = (height // 2, 2, width // 2, 2, channels)
+    x = keras.layers.Reshape(size, name=f"{name}_split")(x)
+    x = keras.layers.Permute((1, 3, 4, 2, 5), name=f"{name}_permute")(x)
+    shape = (height // 2, width // 2, 4 * channels)
+    x = keras.layers.Reshape(shape, name=name)(x)
+    x = _norm(x, f"{name}_norm")
+    return _dense(x, 2 * channels, f"{name}_dense", use_bias=False)
+
+
+def _norm(x: Any, name: str) -> Any:
+    return keras.layers.LayerNormalization(epsilon=EPSILON, name=name)(x)
+
+
+def _dense(x: Any, units: int, name: str, use_bias: bool = True) -> Any:
+    return keras.layers.Dense(
+        units,
+        use_bias=use_bias,
+        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        name=name,
+    )(x)
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+def _gelu(x: Any) -> Any:
+    """Exact, not the approximation by a hyperbolic tangent."""
+    return ops.gelu(x, approximate=False)
+
+
+def _drop_path(x: Any, rate: float, name: str) -> Any:
+    """Leaves out whole images of a batch."""
+    if not rate:
+        return x
+    return keras.layers.Dropout(rate, noise_shape=(None, 1, 1, 1), name=name)(x)

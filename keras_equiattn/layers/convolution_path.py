@@ -1,0 +1,180 @@
+"""What the layers of ACmix share: the path of convolution, and the rates."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn.layers.base import LinearMapsLayer
+from keras_equiattn.layers.base import with_fan_in
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.acmix import Convolution
+from keras_equiattn.ops.acmix import joint_convolution
+from keras_equiattn.ops.acmix import shifts
+from keras_equiattn.ops.acmix import split_maps
+from keras_equiattn.ops.statistics import in_full_precision
+
+MAPS = ("query", "key", "value")
+PATHS = ("both", "attention", "convolution")
+RATES = ("learned", "fixed")
+SHIFT_KERNELS = ("learned", "fixed", "random")
+# What a rate starts at when both are learned.
+INITIAL_RATE = 0.5
+
+
+class ConvolutionPath(LinearMapsLayer):
+    """Base of layers with a convolution from queries, keys and values.
+
+    Subclasses set `kernel_size`, `outputs`, `mixing_initializer` and what `LinearMapsLayer` asks
+    for, and call `choose` in `__init__`, `add_convolution` and `add_rates` in
+    `build`.
+
+    Attributes:
+        outputs: how many output channels there are for each channel of the
+            maps, of which each linear map holds one or more side by side.
+    """
+
+    kernel_size: tuple[int, int]
+    outputs: int
+    mixing_initializer: Any  # also of shift kernels that start at random
+
+    def choose(
+        self,
+        paths: str,
+        rates: str,
+        shift_kernels: str,
+        kernel_groups: int | None,
+    ) -> None:
+        """Checks what the ablations of the paper vary."""
+        self.paths = _checks.choice(paths, "paths", PATHS)
+        self.rates = _checks.choice(rates, "rates", RATES)
+        self.shift_kernels = _checks.choice(
+            shift_kernels, "shift_kernels", SHIFT_KERNELS
+        )
+        self.kernel_groups = self.outputs
+        if kernel_groups is not None:
+            self.kernel_groups = _checks.integer(kernel_groups, "kernel_groups")
+        if self.outputs % self.kernel_groups:
+            raise ValueError(
+                f"`kernel_groups` must divide {self.outputs}, the outputs of a "
+                f"channel. Received: kernel_groups={kernel_groups}"
+            )
+
+    @property
+    def attends(self) -> bool:
+        return self.paths != "convolution"
+
+    @property
+    def convolves(self) -> bool:
+        return self.paths != "attention"
+
+    def add_convolution(self, use_bias: bool = False) -> None:
+        """Creates the mixing kernel, and the shift kernels where learned."""
+        rows, columns = self.kernel_size
+        size, count = self.filters // self.outputs, rows * columns
+        maps = sum(self._map(name)[0].shape[-1] // size for name in MAPS)
+        self.mixing_kernel = self.add_weight(
+            name="mixing_kernel",
+            shape=(maps, count),
+            initializer=with_fan_in(self.mixing_initializer, maps),
+            autocast=False,
+        )
+        self.mixing_bias = None
+        if use_bias:
+            self.mixing_bias = self.add_weight(
+                name="mixing_bias",
+                shape=(count,),
+                initializer="zeros",
+                autocast=False,
+            )
+        if self.shift_kernels == "fixed":
+            return
+        initializer = with_fan_in(self.mixing_initializer, count**2)
+        if self.shift_kernels == "learned":
+            initializer = _shifts
+        self.shift_kernel = self.add_weight(
+            name="shift_kernel",
+            shape=(rows, columns, count, size * self.kernel_groups),
+            initializer=initializer,
+            autocast=False,
+        )
+
+    def add_rates(self) -> None:
+        """Creates the rates, where both paths are there and learn theirs."""
+        if self.paths != "both" or self.rates == "fixed":
+            return
+        self.attention_rate, self.convolution_rate = (
+            self.add_weight(
+                name=f"{path}_rate",
+                shape=(),
+                initializer=keras.initializers.Constant(INITIAL_RATE),
+            )
+            for path in ("attention", "convolution")
+        )
+
+    def convolution(self) -> Convolution:
+        """The path of convolution as one convolution."""
+        size = self.filters // self.outputs
+        kernels, biases = zip(*map(self._map, MAPS), strict=True)
+        maps = [split_maps(_full(kernel), size) for kernel in kernels]
+        if self.shift_kernels == "fixed":
+            shift = shifts(*self.kernel_size)[..., None]
+            shift = ops.convert_to_tensor(shift, dtype=maps[0].dtype)
+            shift = ops.tile(shift, (1, 1, 1, size))
+        else:
+            shift = _full(self.shift_kernel)
+        bias = None
+        if biases[0] is not None:
+            bias = ops.concatenate(
+                [ops.reshape(_full(bias), (-1, size)) for bias in biases]
+            )
+        joint = joint_convolution(
+            ops.concatenate(maps),
+            bias,
+            _full(self.mixing_kernel),
+            shift,
+            self.outputs,
+            None if self.mixing_bias is None else _full(self.mixing_bias),
+        )
+        return Convolution(
+            *(
+                None if x is None else ops.cast(x, self.compute_dtype)
+                for x in joint
+            )
+        )
+
+    def rates_of_paths(self) -> tuple[Any, Any]:
+        """What attention and convolution are multiplied by; None for one."""
+        if self.paths != "both" or self.rates == "fixed":
+            return None, None
+        return (
+            ops.convert_to_tensor(self.attention_rate),
+            ops.convert_to_tensor(self.convolution_rate),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "paths": self.paths,
+            "rates": self.rates,
+            "shift_kernels": self.shift_kernels,
+            "kernel_groups": self.kernel_groups,
+        }
+
+
+def times(x: Tensor, rate: Any) -> Tensor:
+    """The product with a rate that may be None for one."""
+    return x if rate is None else x * rate
+
+
+def _full(x: Any) -> Tensor:
+    return in_full_precision(ops.convert_to_tensor(x))
+
+
+def _shifts(shape: Shape, dtype: str | None = None) -> Tensor:
+    """Starts each of the kernels as the shift of its own."""
+    rows, columns, _, filters = shape
+    start = shifts(int(rows or 0), int(columns or 0))[..., None]
+    return ops.tile(ops.convert_to_tensor(start, dtype), (1, 1, 1, filters))
