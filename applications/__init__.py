@@ -12,6 +12,8 @@ from keras_equiattn.applications import resnet29
 from keras_equiattn.applications.acmix_resnet import ACmixResNet26
 from keras_equiattn.applications.acmix_resnet import ACmixResNet38
 from keras_equiattn.applications.acmix_resnet import ACmixResNet50
+from keras_equiattn.applications.acmix_swin import ACmixSwinSmall
+from keras_equiattn.applications.acmix_swin import ACmixSwinTiny
 from keras_equiattn.applications.allcnn import AllCNNC
 from keras_equiattn.applications.gsanet import GSANet
 from keras_equiattn.applications.gsanet import GSANetCIFAR10
@@ -27,6 +29,8 @@ __all__ = [
     "ACmixResNet26",
     "ACmixResNet38",
     "ACmixResNet50",
+    "ACmixSwinSmall",
+    "ACmixSwinTiny",
     "AllCNNC",
     "GSANet",
     "GSANetCIFAR10",
@@ -102,6 +106,9 @@ for _network in (ACmixResNet26, ACmixResNet38, ACmixResNet50):
     _depth = _network.__name__.removeprefix("ACmixResNet")
     _MODELS[f"acmix_resnet{_depth}"] = (_network, {})
     _MODELS[f"resnet{_depth}"] = (_network, {"mixer": "conv"})
+for _size, _network in {"tiny": ACmixSwinTiny, "small": ACmixSwinSmall}.items():
+    _MODELS[f"acmix_swin_{_size}"] = (_network, {})
+    _MODELS[f"swin_{_size}"] = (_network, {"mixer": "attention"})
 
 
 def list_models() -> list[str]:

@@ -217,13 +217,12 @@ def _stages(
         side = min(*size, window)
         fits = all(n % scale == 0 for n in shape[:2])
         if not fits or any(n % side for n in size):
-            whole = patch * 2 ** (len(HEADS) - 1)
+            whole = window * patch * 2 ** (len(HEADS) - 1)
             raise ValueError(
                 f"`input_shape` of {title} must be such that windows of "
-                f"{window} fill the maps of all stages, as on multiples "
-                f"of {whole * window}, or on squares of {whole}, times a power "
-                f"of two that stays within the window. Received: {shape}, "
-                f"patch_size={patch}, window_size={window}"
+                f"{window} fill the maps of all stages, as on multiples of "
+                f"{whole}. Received: {shape}, patch_size={patch}, "
+                f"window_size={window}"
             )
         shift = window // 2 if min(size) > window else 0
         stages.append(_Stage(size, DIM * 2**number, heads, side, shift))

@@ -233,9 +233,9 @@ class WindowACmix2D(ConvolutionPath):
             n % w for n, w in zip(size, self.window_size, strict=True)
         ):
             raise ValueError(
-                f"{self._label()} needs images whose height and width are "
-                f"known and multiples of window_size={self.window_size}. "
-                f"Received: input_shape={tuple(shape)}"
+                f"{self._label()} needs a height and width that are multiples "
+                f"of window_size={self.window_size}, not known only at run "
+                f"time. Received: input_shape={tuple(shape)}"
             )
         return (*shape[:-1], self.filters)
 

@@ -1,0 +1,150 @@
+"""Swin transformers with ACmix."""
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+from layers.test_window_acmix import assign
+from network_helpers import images
+from vectors import load_vectors
+
+from keras_equiattn import applications
+from keras_equiattn.applications import acmix_swin
+from keras_equiattn.applications import ACmixSwinSmall
+from keras_equiattn.applications import ACmixSwinTiny
+from keras_equiattn.applications import reporting
+from keras_equiattn.testing import relative_difference
+
+SMALL = {
+    "input_shape": (16, 16, 3),
+    "patch_size": 1,
+    "window_size": 4,
+    "classes": 3,
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Narrow, and with few blocks."""
+    monkeypatch.setattr(acmix_swin, "DIM", 12)
+    monkeypatch.setattr(acmix_swin, "DEPTHS", {"Tiny": (2, 1, 1, 1)})
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("network", "mixed", "plain"),
+    [
+        (ACmixSwinTiny, 28_649_908, 28_288_354),
+        (ACmixSwinSmall, 50_345_080, 49_606_258),
+    ],
+)
+def test_parameters(network, mixed, plain):
+    assert reporting.count_parameters(network()) == mixed
+    assert reporting.count_parameters(network(mixer="attention")) == plain
+
+
+@pytest.mark.parametrize("mixer", acmix_swin.MIXERS)
+def test_one_step_of_fit(mixer, small):
+    model = ACmixSwinTiny(mixer=mixer, **SMALL)
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    before = [as_array(v).copy() for v in model.trainable_variables]
+    x = np.random.default_rng(0).normal(size=(4, 16, 16, 3))
+    loss = model.train_on_batch(x, np.array([0, 2, 1, 1]))
+    assert np.isfinite(loss)
+    still = [
+        variable.path
+        for variable, start in zip(
+            model.trainable_variables, before, strict=True
+        )
+        if np.array_equal(as_array(variable), start)
+    ]
+    # Of the keys' bias no attention knows; a window of one has no scores.
+    assert not [path for path in still if "bias" not in path], still
+
+
+@pytest.mark.torch_first
+def test_weights_files(small, tmp_path):
+    model = ACmixSwinTiny(**SMALL)
+    x = images((2, 16, 16, 3))
+    expected = model.predict(x, verbose=0)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    other = ACmixSwinTiny(weights=path, **SMALL)
+    np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+    model.save(tmp_path / "model.keras")
+    revived = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("shift", [0, 2])
+def test_block_of_the_authors(shift):
+    v = load_vectors(f"acmix_swin_12_8x8_w4_h3_shift{shift}")
+    stage = acmix_swin._Stage((8, 8), 12, 3, 4, shift)
+    inputs = keras.Input((8, 8, 12))
+    model = keras.Model(
+        inputs, acmix_swin._block(inputs, stage, "acmix", shift, 0.0, "block")
+    )
+    weights = {
+        "block_norm1": [v["w/norm1.weight"], v["w/norm1.bias"]],
+        "block_norm2": [v["w/norm2.weight"], v["w/norm2.bias"]],
+        "block_dense1": [v["w/mlp.fc1.weight"].T, v["w/mlp.fc1.bias"]],
+        "block_dense2": [v["w/mlp.fc2.weight"].T, v["w/mlp.fc2.bias"]],
+    }
+    for name, values in weights.items():
+        model.get_layer(name).set_weights(values)
+    mixer = model.get_layer("block_mixer")
+    values = assign(mixer, v, "w/attn.")
+    for variable in mixer.weights:
+        variable.assign(values[variable.name])
+    y = as_array(model(v["x_block"].reshape(-1, 8, 8, 12)))
+    expected = v["y_block"].reshape(-1, 8, 8, 12)
+    assert relative_difference(y, expected) < 1e-5
+
+
+@pytest.mark.once
+def test_patches_merge_as_those_of_the_authors():
+    x = np.arange(4 * 4 * 2.0).reshape(1, 4, 4, 2).astype("float32")
+    inputs = keras.Input((4, 4, 2))
+    outputs = acmix_swin._merge(inputs, "merge")
+    layer = keras.Model(inputs, outputs).get_layer("merge")
+    y = as_array(keras.Model(inputs, layer.output)(x))
+    quarters = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
+    np.testing.assert_array_equal(y, np.concatenate(quarters, axis=-1))
+
+
+@pytest.mark.once
+def test_ends_and_windows(small):
+    maps = ACmixSwinTiny(
+        False, features_only=True, input_shape=(224, 224, 3)
+    ).outputs
+    expected = [(None, 56 // n, 56 // n, 12 * n) for n in (1, 2, 4, 8)]
+    assert [x.shape for x in maps] == expected
+    model = ACmixSwinTiny(**SMALL)
+    mixers = [x for x in model.layers if x.name.endswith("_mixer")]
+    assert [x.window_size for x in mixers] == [(4, 4)] * 4 + [(2, 2)]
+    assert [x.shift for x in mixers] == [(0, 0), (2, 2)] + [(0, 0)] * 3
+    rates = [x.rate for x in model.layers if x.name.endswith("_path2")]
+    np.testing.assert_allclose(rates, [0.05, 0.1, 0.15, 0.2])
+    for name in ("acmix_swin_tiny", "swin_tiny", "acmix_swin_small"):
+        assert name in applications.list_models()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixer": "conv"}, "`mixer` must be 'acmix' or 'attention'"),
+        ({"input_shape": (225, 224, 3)}, r"multiples of 224.*\(225, 224, 3\)"),
+        ({"input_shape": (32, 32, 3)}, r"windows of 7 fill.*\(32, 32, 3\)"),
+        ({"input_shape": (96, 96, 3)}, r"windows of 7 fill.*\(96, 96, 3\)"),
+        ({"drop_path": 1}, "`drop_path` must be a number from 0 to below 1"),
+        ({"patch_size": 0}, "`patch_size` must be a positive integer"),
+        ({"features_only": True}, "features_only=True"),
+    ],
+)
+def test_bad_arguments(arguments, message, small):
+    with pytest.raises(ValueError, match=message):
+        ACmixSwinTiny(**arguments)
