@@ -152,9 +152,8 @@ class BaseACmix2D(LinearMapsLayer):
         """The path of attention, and its weights."""
         size = self.filters // self.num_heads
         query = self._linear(queries_at(x, self.window), "query")
-        coordinates = image_coordinates(
-            *ops.shape(x)[1:3], dtype=self.compute_dtype
-        )
+        height, width = ops.shape(x)[1:3]
+        coordinates = image_coordinates(height, width, self.compute_dtype)
         positions = position_keys(
             coordinates,
             ops.convert_to_tensor(self.position_kernel),

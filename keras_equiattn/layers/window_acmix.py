@@ -229,8 +229,9 @@ class WindowACmix2D(ConvolutionPath):
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = tuple(shape[1:3])
-        if None in size or any(
-            n % w for n, w in zip(size, self.window_size, strict=True)
+        if any(
+            n is None or n % w
+            for n, w in zip(size, self.window_size, strict=True)
         ):
             raise ValueError(
                 f"{self._label()} needs a height and width that are multiples "

@@ -43,7 +43,7 @@ def neighbours_in_image(
     Of an image that is rolled by the shift: pixels that the seam separates
     share a window, but are far apart in the image.
     """
-    regions = np.zeros(size, int)
+    regions: np.ndarray = np.zeros(size, int)
     for axis in (0, 1):
         place = np.arange(size[axis])
         region = (place >= size[axis] - window[axis]).astype(int)
