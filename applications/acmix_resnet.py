@@ -13,6 +13,7 @@ from keras_equiattn.applications import building
 WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4  # output channels of a block over its width
 BLOCKS = {26: (1, 2, 4, 1), 38: (2, 3, 5, 2), 50: (3, 4, 6, 3)}
+WINDOW = 7  # rows and columns that attention sees
 MIXERS = ("acmix", "conv")
 STEMS = ("imagenet", "cifar")
 # PyTorch's default, which is what the authors have.
@@ -240,6 +241,7 @@ def _block(
     if design.mixer == "acmix":
         y = layers.ACmix2D(
             width,
+            attention_kernel_size=WINDOW,
             num_heads=design.num_heads,
             strides=strides,
             data_format="channels_last",
