@@ -14,7 +14,7 @@ from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_attention_weights
 from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.pair_tiles import SEEDS
 from keras_equiattn.ops.position_encoding import image_offsets
@@ -165,7 +165,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         if query is not None:
             query = self.check_query(query, (height, width))
         scored = self._scored(x)
-        weights = attention_weights(
+        weights = group_attention_weights(
             *scored, local=self.kernel_size is not None, pixel=query
         )
         seen = (self.kernel_size,) * 2 if self.kernel_size else (height, width)

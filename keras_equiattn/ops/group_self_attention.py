@@ -119,7 +119,7 @@ def plain_attention(
     return ops.reshape(y, (*ops.shape(query)[:3], *ops.shape(y)[2:]))
 
 
-def attention_weights(
+def group_attention_weights(
     query: Float[Tensor, "batch height width query_order heads channels"],
     keys: Float[Tensor, "batch height width key_order heads channels"],
     encoding: Float[Tensor, "rows columns order encoded"],
