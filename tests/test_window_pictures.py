@@ -10,6 +10,7 @@ from keras_equiattn import layers
 from keras_equiattn.ops import group_action
 from keras_equiattn.visualization import attention_maps
 from keras_equiattn.visualization import pixel_attention
+from keras_equiattn.visualization import plot_attention_maps
 from keras_equiattn.visualization import plot_window_attention
 
 
@@ -208,6 +209,15 @@ def test_a_pixel_that_sees_the_whole_image():
     assert weights.shape == (4, 1, 4, 3, 3)
     np.testing.assert_allclose(drawn.get_array(), weights.sum(2)[2, 0])
     np.testing.assert_allclose(weights.sum((2, 3, 4)), 4, rtol=1e-5)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("layer", [None, "near", "far"])
+def test_what_draws_windows_is_said(layer):
+    model, (image,) = group_network(), images(1, (6, 6, 2))
+    message = '"effective" .*`plot_window_attention` draws what a pixel attends'
+    with pytest.raises(ValueError, match=message):
+        plot_attention_maps(model, image, layer)
 
 
 @pytest.mark.once
