@@ -291,7 +291,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             image. Offsets are divided by `kernel_size // 2`, or by the longer
             side of the image less one, along both axes.
         group: a group or its name, see `keras_equiattn.groups.get`.
-        attention_dropout: rate at which weights are dropped in training.
+        attention_dropout: rate at which weights are dropped in training:
+            those of an offset, for all output elements together.
         epsilon: of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in tiles. False
             computes and keeps the weights of all elements at once, and can be
@@ -351,7 +352,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
           section 5. As in the authors' code the scores are divided by the root
           of the channels of the input, not of a head. Their group axis is ours
-          with every element inverted.
+          with every element inverted, and their dropout is of each `(v, o)` by
+          itself.
     """
 
     takes = "image"

@@ -356,6 +356,9 @@ def test_the_authors_index_is_not_equivariant(group):
         pytest.param("p4m", None, "float32", marks=SLOW),
         pytest.param("p4m", None, "float64", marks=SLOW),
         pytest.param("p8", 3, "float64", marks=SLOW),
+        pytest.param("p12", 3, "float64", marks=SLOW),
+        pytest.param("p16", 3, "float64", marks=SLOW),
+        pytest.param("p8m", 3, "float64", marks=SLOW),
         pytest.param("z2m", None, "float64", marks=SLOW),
     ],
 )
@@ -579,12 +582,13 @@ def test_dropout(layer, window):
 
 
 @pytest.mark.torch_first
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("window", [3, None])
 @pytest.mark.parametrize("recompute", [True, False])
-def test_dropout_spares_no_output_element(window, recompute):
+def test_dropout_spares_no_output_element(layer, window, recompute):
     """Weights are dropped for all output elements together."""
     layer = random_layer(
-        GroupSelfAttention2D,
+        layer,
         window=window,
         attention_dropout=0.5,
         recompute=recompute,
