@@ -17,6 +17,7 @@ from keras_equiattn import groups
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
+from keras_equiattn.layers import RelativePositionEncoding
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
@@ -498,6 +499,31 @@ def test_trains_at_sizes_known_only_at_run_time(window):
         # The softmax does not see the bias of the keys.
         blind = variable.name == "key_bias"
         assert blind or (after != before).any(), variable.path
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("window", "shape"), [(3, (3, 3)), (None, (7, 9))])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_distinct_offsets_are_encoded_once(
+    layer, window, shape, recompute, monkeypatch
+):
+    """Not those of all pairs of pixels, nor again for every block."""
+    given = []
+    call = RelativePositionEncoding.call
+
+    def recorded(self, inputs):
+        given.append(tuple(inputs.shape))
+        return call(self, inputs)
+
+    monkeypatch.setattr(RelativePositionEncoding, "call", recorded)
+    made = random_layer(layer, window=window, recompute=recompute)
+    x = sample(made, (4, 5))
+    y = as_array(made(x))
+    assert given == [(*shape, 2)]
+    gradients(made, x, np.ones_like(y))
+    made(x, return_attention_maps=True)
+    assert given == 3 * [(*shape, 2)]
 
 
 @pytest.mark.torch_first
