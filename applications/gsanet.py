@@ -110,7 +110,7 @@ def GSANet(
         block_sizes: number of blocks in each stage; a stage of none only
             pools.
         expansion: of each stage, or of all: its channels over those of the
-            stage before.
+            stage before. Of a stage of none it is not used.
         crops: pixels that each block, or all, cut off at every border.
         num_heads: of the attention.
         norm: "layer" is `GroupNormalization` in one group, over space, group
@@ -153,7 +153,8 @@ def GSANet(
           the authors' code, https://github.com/dwromero/g_selfatt. There the
           attention on the group is not equivariant, see
           `GroupSelfAttention2D`, and epsilon is 1e-12. Kernels start normal
-          with the variance `2 / fan-in`, the default of their class.
+          with the variance `2 / fan-in`, the default of their class; their
+          training script has `1 / fan-in` unless told otherwise.
     """
     design = _Design(
         groups.get(group),

@@ -1,7 +1,8 @@
 """How the networks of `keras_equiattn.applications` are trained.
 
-A `Recipe` states a published training protocol with its source. What
-the command line of `examples/train.py` leaves open comes from here.
+A `Recipe` states a training protocol with its source: published, or where
+`source` says so recalled. What the command line of `examples/train.py` leaves
+open comes from here.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ class Recipe:
     """A training protocol.
 
     Args:
-        source: Paper and section, or the authors' code, that states it.
+        source: Paper and section, or the authors' code, that states it; or
+            that it is recalled from there, and not verified.
         dataset: Name of the dataset.
         epochs: Number of epochs.
         batch_size: Examples per update.
@@ -357,5 +359,8 @@ def list_recipes() -> list[str]:
 
 
 def get_recipe(model: str) -> Recipe:
-    """The protocol with which the authors train the network `model`."""
+    """The protocol with which the authors train the network `model`.
+
+    Published, or where its `source` says so recalled.
+    """
     return _RECIPES[_checks.known_name(model, "recipe", list_recipes())]

@@ -24,9 +24,11 @@ unless `--strided-weights` gives its own.
 image. It draws instead which neighbours of this pixel each head of a layer
 attends to, in `<model>_pixel.png`, and for one head (`--head`) what the turned
 pixel of the turned image attends to, in `<model>_pixel_turned.png`: windows
-turn with the image, and the group axis permutes. `--key-element` shows one
-group element of the input alone. The error of rotation is printed: between what
-the turned pixel attends to and the same turned, relative to the largest weight.
+turn with the image, and the group axis permutes. Crops leave maps of the middle
+of the image: other pixels are refused, before any training. `--key-element`
+shows one group element of the input alone. The error of rotation is printed:
+between what the turned pixel attends to and the same turned, relative to the
+largest weight.
 """
 
 import argparse
@@ -99,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keras.utils.set_random_seed(options.seed)
     try:
         image, images = test_images(options)
-        exact = load(options)
+        exact = load(options, image)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"attention_maps.py: error: {error}") from None
     print(reporting.model_line(exact), flush=True)
@@ -130,22 +132,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 # --- Networks and images ----------------------------------------------------
 
 
-def load(options: argparse.Namespace) -> keras.Model:
+def load(options: argparse.Namespace, image: np.ndarray) -> keras.Model:
     """The exact network, its weights loaded or trained."""
     if str(options.weights).endswith(AUTHORS_FILES):
         if options.model.startswith("gsanet"):
             model = build(options, epsilon=AUTHORS_EPSILON)
             return convert.g_selfatt(
-                require_kind(model, options), options.weights
+                require_kind(model, options, image), options.weights
             )
-        model = require_kind(build(options), options)
+        model = require_kind(build(options), options, image)
         return convert.att_gconvs(model, options.weights)
-    model = require_kind(build(options, weights=options.weights), options)
+    model = build(options, weights=options.weights)
+    require_kind(model, options, image)
     return model if options.weights else train(model, options)
 
 
 def require_kind(
-    model: keras.Model, options: argparse.Namespace
+    model: keras.Model, options: argparse.Namespace, image: np.ndarray
 ) -> keras.Model:
     """Raises before a training whose network could not be drawn."""
     windows = any(hasattr(layer, "window") for layer in model.layers)
@@ -158,6 +161,10 @@ def require_kind(
         raise ValueError(
             f"--pixel: {options.model} has no layer that attends to windows or "
             "to the whole image."
+        )
+    if options.pixel:  # is there such a pixel in such a layer?
+        visualization.pixel_attention(
+            model, image, options.pixel, options.layer
         )
     return model
 

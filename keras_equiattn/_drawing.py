@@ -106,7 +106,12 @@ class Place:
     def of(
         cls, site: Site, size: tuple[int, ...], pixel: tuple[int, int]
     ) -> "Place":
-        """The pixel of the layer that covers this one of the image."""
+        """The pixel of the layer that covers this one of the image.
+
+        Raises:
+            ValueError: for a pixel outside of the image, or of what the map of
+                the layer covers of it.
+        """
         try:
             place = [_checks.integer(n, "pixel", 0) for n in pixel]
         except (TypeError, ValueError):
@@ -121,11 +126,17 @@ class Place:
         if layer.data_format == "channels_first":
             shape = shape[1:]
         query, middle, halves, centres, reaches = [], [], [], [], []
+        covered = []
         for axis in (0, 1):
             pitch = pitches[axis]
             count = shape[axis] or math.ceil(size[axis] / pitch)
             # Maps lie centred on the image.
             start = (size[axis] - count * pitch) / 2
+            first = max(math.floor(start), 0)
+            last = min(math.ceil(start + count * pitch), size[axis]) - 1
+            covered.append((first, last))
+            # At the border of a map that leaves over an odd number of pixels
+            # half of a pixel is covered.
             n = int((place[axis] + 0.5 - start) // pitch)
             query.append(min(max(n, 0), count - 1))
             middle.append(start + (query[axis] + 0.5) * pitch - 0.5)
@@ -138,6 +149,16 @@ class Place:
                 reach = window.size[axis] * window.dilation_rate[axis]
                 centres.append(middle[axis])
                 reaches.append(reach * pitch / 2)
+        if not all(
+            first <= n <= last
+            for n, (first, last) in zip(place, covered, strict=True)
+        ):
+            rows, columns = (f"{first} to {last}" for first, last in covered)
+            raise ValueError(
+                f"`pixel` must be one that the map of '{layer.name}' covers: "
+                f"rows {rows} and columns {columns} of the image. "
+                f"Received: {pixel!r}"
+            )
         return cls(
             (place[0], place[1]),
             (query[0], query[1]),

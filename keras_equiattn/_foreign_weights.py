@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import zipfile
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,19 +149,21 @@ def check(
     arrays: Mapping[str, np.ndarray],
     looks: str | None,
     kind: str,
+    buffers: Collection[str] = (),
 ) -> None:
     """Raises unless names and shapes are those that the model takes.
 
     The message says what kind of network the arrays are of, if that is known
-    and not what the model is.
+    and not what the model is. `buffers` may be there beside the weights.
     """
     counters = {
         key.removesuffix("running_mean") + "num_batches_tracked"
         for key in parts
         if key.endswith(".running_mean")
     }
+    known = {*parts, *counters, *buffers}
     missing = [key for key in parts if key not in arrays]
-    unused = [k for k in arrays if k not in parts and k not in counters]
+    unused = [key for key in arrays if key not in known]
     other = [
         f"{key} is {arrays[key].shape}, must be {part.shape}"
         for key, part in parts.items()

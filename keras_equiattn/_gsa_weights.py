@@ -1,18 +1,25 @@
 """Where the weights of the authors of group self-attention go in a `GSANet`."""
 
 import re
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
+from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn._foreign_weights import BATCH_NORMALIZATION
 from keras_equiattn._foreign_weights import label
 from keras_equiattn._foreign_weights import Part
+from keras_equiattn.ops.position_encoding import window_offsets
 
 # What they add to variances.
 EPSILON = 1e-12
+
+# Positions seen in two groups differ by more, rounded ones by less.
+TOLERANCE = 1e-2
 
 # What the authors of group self-attention call the layers of a block.
 _BLOCK = {
@@ -97,6 +104,79 @@ def gsa_parts(model: Any) -> dict[str, Part]:
                 variable, key, theirs, ours, elements, 1.0
             )
     return parts
+
+
+def gsa_buffers(model: Any) -> dict[str, np.ndarray]:
+    """What their modules hold beside weights, by full names.
+
+    Which group and which window they are for, in their convention: position
+    and pose seen by an element are acted on by it, not by its inverse. NaN
+    stands for any value.
+    """
+    modules = _modules({layer.name for layer in model.layers})
+    buffers: dict[str, np.ndarray] = {}
+    for layer in model.layers:
+        if isinstance(layer, _LAYERS):
+            module = modules[layer.name]
+            of_group = _buffers_of_group(layer.group)
+            found = {**_buffers(layer), **of_group}
+            buffers |= {f"{module}.{key}": found[key] for key in found}
+            buffers |= of_group
+    return buffers
+
+
+def check_buffers(
+    model: Any,
+    buffers: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Raises if there are some, and not those of the model."""
+    for key, expected in buffers.items():
+        array = arrays.get(key, expected)
+        differs = ""
+        if array.shape != expected.shape:
+            differs = f"is {array.shape}, must be {expected.shape}"
+        elif np.nanmax(np.abs(array - expected)) > TOLERANCE:
+            differs = "has other values"
+        if differs:
+            lift = model.get_layer("lift")
+            raise ValueError(
+                "`state` is of another group or window than "
+                f"'{model.name}', which is on '{lift.group.name}' with "
+                f"kernel_size={lift.kernel_size}: {key} {differs}"
+            )
+
+
+def _buffers(layer: Any) -> dict[str, np.ndarray]:
+    group = layer.group
+    if layer.kernel_size is not None:
+        offsets = window_offsets(layer.kernel_size)
+    else:
+        size = layer.input.shape[1:3]
+        pixels = np.moveaxis(np.indices(size), 0, -1)
+        offsets = pixels - pixels[:, :, None, None]
+        offsets = offsets / max(max(size) - 1, 1)
+    rows, columns = np.einsum("vij,...j->iv...", group.matrices, offsets)
+    found = {"row_indices": rows, "col_indices": columns}
+    if isinstance(layer, layers.GroupSelfAttention2D):
+        # Seen by other elements than the identity it is what is put right.
+        indices = np.full(3 * (group.order,), np.nan)
+        indices[0] = _buffers_of_group(group)["group._relative_positions"]
+        found["g_indices"] = indices
+    return found
+
+
+def _buffers_of_group(group: groups.Group) -> dict[str, np.ndarray]:
+    mirrored, turns = np.divmod(np.arange(group.order), group.rotations)
+    elements = 2 * np.pi * turns[:, None] / group.rotations
+    if group.mirrors:
+        elements = np.column_stack([elements, 1 - 2 * mirrored])
+    return {
+        "group._identity": elements[0],
+        "group._elements": elements,
+        # Of g and m the element m g^-1.
+        "group._relative_positions": group.product_table[:, group.inverse].T,
+    }
 
 
 def _check_epsilon(layer: Any) -> None:

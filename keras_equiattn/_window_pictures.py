@@ -26,7 +26,8 @@ def pixel_attention(
         image: `(height, width, channels)`, for a model that takes images;
             with channels first if the layer has it so.
         pixel: `(row, column)` in the image. After pooling it is the one of the
-            smaller map that covers it.
+            smaller map that covers it. Crops, and convolutions without
+            padding, leave a map that covers the middle of the image alone.
         layer: name of a layer whose pixels attend to windows or to the whole
             image, as `attention_maps` returns it; None is the first.
 
@@ -82,7 +83,8 @@ def plot_window_attention(
         model: see `attention_maps`.
         image: `(height, width, channels)`, for a model that takes images;
             with channels first if the layer has it so.
-        pixel: `(row, column)` in the image.
+        pixel: `(row, column)` in the image, where the map of the layer covers
+            it, see `pixel_attention`.
         layer: name of a layer whose pixels attend to windows or to the whole
             image, as `attention_maps` returns it; None is the first.
         elements: group elements `h` to show; None means all.
@@ -98,8 +100,9 @@ def plot_window_attention(
 
     Raises:
         ImportError: without matplotlib.
-        ValueError: for pixels outside of the image, unknown layers or
-            elements, and models without attention to windows.
+        ValueError: for pixels outside of the image or of what the map covers
+            of it, unknown layers or elements, and models without attention to
+            windows.
 
     Example:
         >>> from keras_equiattn.layers import AffineSelfConv2D

@@ -17,6 +17,8 @@ from keras_equiattn._foreign_weights import check
 from keras_equiattn._foreign_weights import label
 from keras_equiattn._foreign_weights import Part
 from keras_equiattn._foreign_weights import read
+from keras_equiattn._gsa_weights import check_buffers
+from keras_equiattn._gsa_weights import gsa_buffers
 from keras_equiattn._gsa_weights import gsa_kind
 from keras_equiattn._gsa_weights import gsa_parts
 
@@ -156,7 +158,19 @@ def g_selfatt(
     put right.
 
     Images must be scaled as in their training: pass `normalization` to the
-    network. Layers find their weights by name, as `GSANet` names them.
+    network, `(0.1307, 0.3081)` for rotated MNIST. Like those of attentive
+    group convolution, the authors' networks for rotated MNIST are trained on
+    digits with rows and columns exchanged: so the original file holds them.
+    Layers find their weights by name, as `GSANet` names them.
+
+    The `state_dict()` of their network also says where every element sees the
+    neighbours of a pixel and which elements it sees (`row_indices`,
+    `col_indices`, `g_indices`, and `group.` for the group itself). These must
+    be those of the group and the window of `model`. Where they are left out, as
+    an `.npz` file may do, group and window are checked by shapes alone: p4 and
+    p2m, or windows of two sizes, cannot be told apart. Crops show only where
+    attention is to whole maps. An `activation_function` other than their
+    "Swish", which is SiLU, cannot be seen at all.
 
     Args:
         model: a `GSANet`.
@@ -166,9 +180,9 @@ def g_selfatt(
         The model.
 
     Raises:
-        ValueError: for a model or file of another kind, and for weights that
-            are missing, not used, or of another shape. The model is then as
-            it was.
+        ValueError: for a model or file of another kind, for weights that are
+            missing, not used, or of another shape, and for those of another
+            group or window. The model is then as it was.
         ImportError: a PyTorch file without PyTorch.
 
     References:
@@ -184,7 +198,9 @@ def g_selfatt(
     ]
     looks = gsa_kind(orders[0]) if orders else None
     kind = gsa_kind(model.get_layer("lift").group.order)
-    check(model, parts, arrays, looks, kind)
+    buffers = gsa_buffers(model)
+    check(model, parts, arrays, looks, kind, buffers)
+    check_buffers(model, buffers, arrays)
     assign(parts, arrays)
     return model
 

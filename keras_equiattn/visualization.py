@@ -72,12 +72,16 @@ def attention_maps(
         model `outer` is `"outer/inner"`. A layer that is called more than once
         comes up each time, from the second on as `"name#2"`. "effective" is
         `(batch, height, width, h, ...)` for layers on a group, `(batch,
-        height, width, channels)` for attention on images; each layer documents
-        the other arrays. Half precision is returned as float32.
+        height, width, channels)` for attention on images. Layers that attend
+        to windows have "window" in its place, those that attend to the whole
+        image "image": the weights of what each pixel sees, for each `h` and
+        head. Each layer documents its arrays. Half precision is returned as
+        float32.
 
     Symmetry:
         Each map is a feature map on the group, an image or constant in space,
-        and transforms like one.
+        and transforms like one. In "window" and "image" what a pixel sees is
+        acted on too: places turn, and group elements of the input permute.
 
     Raises:
         ValueError: if the model has no graph (a subclassed model, a Sequential
@@ -151,8 +155,9 @@ def plot_attention_maps(
     Raises:
         ImportError: if matplotlib is not installed.
         ValueError: see `attention_maps`; for an image of another rank or
-            several images, unknown layers, `h` where the map has no group
-            axis, elements that turn a rectangle on its side.
+            several images, unknown layers, layers without an effective map,
+            `h` where the map has no group axis, elements that turn a rectangle
+            on its side.
 
     Example:
         >>> from keras_equiattn.applications import RotMNISTCNN
@@ -257,7 +262,7 @@ class _Field:
         if "effective" not in maps:
             raise ValueError(
                 f"Layer '{layer}' returns no map \"effective\" to draw, but "
-                f"{', '.join(map(repr, maps))}."
+                f"{', '.join(map(repr, maps))}.{_instead(maps)}"
             )
         values = maps["effective"].mean(-1)
         on_group = values.ndim == 4
@@ -285,6 +290,13 @@ class _Field:
         return middle[1] - x, middle[1] + x, middle[0] + y, middle[0] - y
 
 
+def _instead(*maps: Maps) -> str:
+    """What draws maps of windows, if that is what there is."""
+    if not any({"window", "image"} & set(found) for found in maps):
+        return ""
+    return " `plot_window_attention` draws what a pixel attends to."
+
+
 def _most_varied(maps: dict[str, Maps]) -> str:
     """The layer whose map has the largest standard deviation over space."""
     spreads = {
@@ -295,6 +307,7 @@ def _most_varied(maps: dict[str, Maps]) -> str:
     if not spreads:
         raise ValueError(
             'No attentive layer of the model returns an "effective" map.'
+            + _instead(*maps.values())
         )
     return max(spreads, key=lambda name: spreads[name])
 

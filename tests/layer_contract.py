@@ -69,10 +69,15 @@ class LayerCase:
         )
 
     def make(self, **changes):
-        """The layer with weights away from zero and one, built."""
+        """The layer with weights away from zero and one, built.
+
+        A data format is left out where the layer takes none.
+        """
+        if "data_format" not in init_arguments(self.layer):
+            changes.pop("data_format", None)
         layer = self.layer(**{**self.arguments, **changes})
         shape = (None, *self.input_shape[1:])
-        if layer.data_format == "channels_first":
+        if getattr(layer, "data_format", None) == "channels_first":
             shape = (None, shape[-1], *shape[1:-1])
         layer.build(shape)
         rng = np.random.default_rng(1)

@@ -14,6 +14,7 @@ from vectors import load_vectors
 
 from keras_equiattn import convert
 from keras_equiattn import groups
+from keras_equiattn._gsa_weights import gsa_buffers
 from keras_equiattn._gsa_weights import gsa_parts
 from keras_equiattn.applications import GSANet
 from keras_equiattn.testing import relative_difference
@@ -103,14 +104,32 @@ def attention(w, x, group, window, heads):
 
 
 def norm(w, name, x):
-    axes = tuple(range(1, x.ndim))
-    x = x - x.mean(axes, keepdims=True)
-    x = x / np.sqrt((x**2).mean(axes, keepdims=True) + 1e-12)
-    gain, shift = (
-        w[f"{name}.layer_norm.{part}"].reshape(-1, 1, 1, 1)
-        for part in ("weight", "bias")
-    )
-    return x * gain + shift
+    """Of layers, or of batches where there are moving statistics."""
+    batch = f"{name}.running_mean" in w
+    start = name if batch else f"{name}.layer_norm"
+
+    def of(part):
+        return w[f"{start}.{part}"].reshape(-1, 1, 1, 1)
+
+    if batch:
+        x = (x - of("running_mean")) / np.sqrt(of("running_var") + 1e-5)
+    else:
+        axes = tuple(range(1, x.ndim))
+        x = x - x.mean(axes, keepdims=True)
+        x = x / np.sqrt((x**2).mean(axes, keepdims=True) + 1e-12)
+    return x * of("weight") + of("bias")
+
+
+def buffers(group):
+    """What one of their modules holds beside weights, their index put right."""
+    offsets = np.indices((WINDOW, WINDOW)) - WINDOW // 2
+    seen = np.einsum("vij,jxy->ivxy", elements(group), offsets / (WINDOW // 2))
+    order = len(elements(group))
+    return {
+        "row_indices": seen[0].astype("float32"),
+        "col_indices": seen[1].astype("float32"),
+        "g_indices": np.broadcast_to(relative(group), 3 * (order,)),
+    }
 
 
 def within(w, module):
@@ -155,29 +174,51 @@ def test_the_formula_is_that_of_their_code(kind, group):
     assert relative_difference(y, v["y"]) < 1e-10
 
 
-@pytest.mark.torch_first
-@pytest.mark.parametrize("group", ["p4m", "p8"])
-def test_other_groups_agree_with_the_formula(group):
-    dtype = "float64" if HAS_FLOAT64 else "float32"
-    keras.config.set_dtype_policy(dtype)
-    model = GSANet(
+def network_on(group, window=WINDOW, norm="layer"):
+    return GSANet(
         group,
-        WINDOW,
+        window,
         filters=8,
         block_sizes=(1,),
         expansion=2,
         crops=0,
         num_heads=HEADS,
+        norm=norm,
         epsilon=1e-12,
         input_shape=(4, 4, 2),
         classes=3,
     )
+
+
+def random_state(model):
+    """Weights alone, as an .npz file may hold them."""
     rng = np.random.default_rng(0)
     state = {
         key: rng.normal(key.endswith("norm.weight"), 0.7, part.shape)
         for key, part in gsa_parts(model).items()
     }
+    for key in [key for key in state if key.endswith("running_var")]:
+        state[key] = np.abs(state[key]) + 0.1
+    return state
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("group", "norm"), [("p4m", "layer"), ("p8", "layer"), ("p4", "batch")]
+)
+def test_other_groups_agree_with_the_formula(group, norm):
+    dtype = "float64" if HAS_FLOAT64 else "float32"
+    keras.config.set_dtype_policy(dtype)
+    model = network_on(group, norm=norm)
+    state = random_state(model)
+    held = buffers(group)
+    for module in ("lifting_self_attention", "transformer.0.attention.2"):
+        state |= {f"{module}.{key}": held[key] for key in held}
+    del state["lifting_self_attention.g_indices"]
+    if norm == "batch":
+        state["transformer.0.mlp.1.num_batches_tracked"] = np.array(7)
     convert.g_selfatt(model, state)
+    rng = np.random.default_rng(1)
     # The whole network takes images in float32 under every policy.
     x = rng.normal(size=(2, 2, 4, 4)).astype("float32").astype("float64")
     inverse = groups.get(group).inverse
@@ -205,3 +246,112 @@ def test_other_groups_agree_with_the_formula(group):
     )(ours(x))
     for y, (name, theirs) in zip(outputs, expected.items(), strict=True):
         assert relative_difference(as_array(y), ours(theirs)) < limit, name
+
+
+# --- What tells group and window --------------------------------------------
+
+KINDS = {
+    "local_z2": ("z2", 5),
+    "local_mz2": ("z2m", 5),
+    "local_p4": ("p4", 5),
+    "global_p4": ("p4", None),
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffers_are_those_of_their_code(kind):
+    model = GSANet(
+        *KINDS[kind],
+        filters=6,
+        block_sizes=(1,),
+        crops=0,
+        num_heads=1,
+        input_shape=(5, 5, 1),
+    )
+    found = gsa_buffers(model)
+    theirs = within(
+        {
+            k.replace("/", "."): x
+            for k, x in load_vectors("gsa_buffers").items()
+        },
+        kind,
+    )
+    names = {"group._identity", *theirs}
+    lift = within(found, "lifting_self_attention")
+    block = within(found, "transformer.0.attention.2")
+    assert set(block) == names
+    assert set(lift) == names - {"g_indices"}
+    assert set(found) == {
+        *(f"lifting_self_attention.{name}" for name in lift),
+        *(f"transformer.0.attention.2.{name}" for name in block),
+        *(name for name in names if name.startswith("group.")),
+    }
+    for held in (lift, block):
+        for name, value in held.items():
+            expected = theirs.get(name)
+            if name == "group._identity":
+                expected = theirs["group._elements"][0]
+            if name == "g_indices":  # elsewhere theirs is not equivariant
+                value, expected = value[0], expected[0]
+            np.testing.assert_allclose(value, expected, atol=1e-7)
+
+
+@pytest.mark.once
+def test_maps_of_the_whole_image_shrink():
+    model = GSANet(
+        "p4",
+        None,
+        filters=6,
+        block_sizes=(1, 1),
+        crops=(1, 0),
+        num_heads=1,
+        input_shape=(10, 10, 1),
+    )
+    found = gsa_buffers(model)
+    for module, size in (
+        ("lifting_self_attention", 10),
+        ("transformer.0.attention.2", 10),
+        ("transformer.2.attention.2", 4),
+    ):
+        rows = found[f"{module}.row_indices"]
+        assert rows.shape == (4, *4 * (size,))
+        assert rows.max() == 1
+        assert rows[0, 1, 0, 3, 0] == 2 / (size - 1)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("group", "window", "message"),
+    [
+        ("p2m", WINDOW, "'p2m' with kernel_size=3: .*row_indices has other v"),
+        (
+            "p4",
+            5,
+            r"kernel_size=5: .*row_indices is \(4, 3, 3\), must be \(4, 5",
+        ),
+        ("p4", None, r"=None: .*row_indices is \(4, 3, 3\), must be \(4, 4, 4"),
+    ],
+)
+def test_another_group_or_window_is_refused(group, window, message):
+    """Their weights have the same names and shapes."""
+    model = network_on(group, window)
+    state = random_state(model)
+    before = model.get_weights()
+    held = gsa_buffers(network_on("p4"))
+    with pytest.raises(ValueError, match=f"another group or window.*{message}"):
+        convert.g_selfatt(model, {**state, **held})
+    assert all(map(np.array_equal, before, model.get_weights()))
+    convert.g_selfatt(model, {**state, **gsa_buffers(model)})
+    convert.g_selfatt(model, state)
+    assert not any(map(np.array_equal, before, model.get_weights()))
+
+
+@pytest.mark.once
+def test_another_index_is_refused():
+    model = network_on("p4")
+    key = "transformer.0.attention.2.g_indices"
+    index = np.array(groups.get("p4").product_table)
+    state = {**random_state(model), key: np.stack(4 * [index])}
+    with pytest.raises(ValueError, match=f"{key} has other values"):
+        convert.g_selfatt(model, state)

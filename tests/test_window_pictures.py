@@ -10,6 +10,7 @@ from keras_equiattn import layers
 from keras_equiattn.ops import group_action
 from keras_equiattn.visualization import attention_maps
 from keras_equiattn.visualization import pixel_attention
+from keras_equiattn.visualization import plot_attention_maps
 from keras_equiattn.visualization import plot_window_attention
 
 
@@ -82,6 +83,40 @@ def test_a_pixel_of_a_smaller_map():
     values = panel.images[-1].get_array()
     np.testing.assert_allclose(values, weights[1, 0], rtol=1e-5)
     assert not values[2].any()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("size", [(10, 12), (11, 12)])
+def test_a_pixel_outside_of_a_smaller_map(size):
+    """Maps lie centred; of 11 rows, 9 and the halves of two are covered."""
+    inputs = keras.Input((*size, 1))
+    x = keras.layers.Cropping2D((0, 2))(inputs)
+    x = keras.layers.MaxPooling2D(2)(x)
+    x = layers.LiftingSelfAttention2D(2, 2, 1, 3, "z2", name="near")(x)
+    model, (image,) = keras.Model(inputs, x), images(1, (*size, 1))
+    covered = rf"'near' covers: rows 0 to {size[0] - 1} and columns 2 to 9 of"
+    for column in (1, 10):
+        with pytest.raises(ValueError, match=covered):
+            pixel_attention(model, image, (0, column))
+    maps = attention_maps(model, image[None])["near"]["window"][0]
+    last = size[0] - 1
+    for pixel, query in (((0, 2), (0, 0)), ((last, 9), (4, 3))):
+        found = pixel_attention(model, image, pixel)
+        np.testing.assert_allclose(found, maps[query], rtol=1e-5)
+
+
+@pytest.mark.once
+def test_pixels_that_crops_cut_off():
+    inputs = keras.Input((8, 8, 1))
+    x = layers.LiftingSelfAttention2D(3, 2, 1, 3, "p4", name="lift")(inputs)
+    x = keras.layers.Cropping3D((2, 1, 0))(x)
+    x = layers.GroupSelfAttention2D(2, 3, 1, None, "p4", name="far")(x)
+    model, (image,) = keras.Model(inputs, x), images(1, (8, 8, 1))
+    plot_window_attention(model, image, (0, 0), "lift")
+    plot_window_attention(model, image, (2, 1), "far")
+    message = r"'far' covers: rows 2 to 5 and columns 1 to 6 of .*\(1, 1\)"
+    with pytest.raises(ValueError, match=message):
+        plot_window_attention(model, image, (1, 1), "far")
 
 
 @pytest.mark.once
@@ -174,6 +209,15 @@ def test_a_pixel_that_sees_the_whole_image():
     assert weights.shape == (4, 1, 4, 3, 3)
     np.testing.assert_allclose(drawn.get_array(), weights.sum(2)[2, 0])
     np.testing.assert_allclose(weights.sum((2, 3, 4)), 4, rtol=1e-5)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("layer", [None, "near", "far"])
+def test_what_draws_windows_is_said(layer):
+    model, (image,) = group_network(), images(1, (6, 6, 2))
+    message = '"effective" .*`plot_window_attention` draws what a pixel attends'
+    with pytest.raises(ValueError, match=message):
+        plot_attention_maps(model, image, layer)
 
 
 @pytest.mark.once

@@ -14,7 +14,7 @@ from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_attention_weights
 from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.pair_tiles import SEEDS
 from keras_equiattn.ops.position_encoding import image_offsets
@@ -165,7 +165,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         if query is not None:
             query = self.check_query(query, (height, width))
         scored = self._scored(x)
-        weights = attention_weights(
+        weights = group_attention_weights(
             *scored, local=self.kernel_size is not None, pixel=query
         )
         seen = (self.kernel_size,) * 2 if self.kernel_size else (height, width)
@@ -291,7 +291,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             image. Offsets are divided by `kernel_size // 2`, or by the longer
             side of the image less one, along both axes.
         group: a group or its name, see `keras_equiattn.groups.get`.
-        attention_dropout: rate at which weights are dropped in training.
+        attention_dropout: rate at which weights are dropped in training:
+            those of an offset, for all output elements together.
         epsilon: of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in tiles. False
             computes and keeps the weights of all elements at once, and can be
@@ -351,7 +352,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
           section 5. As in the authors' code the scores are divided by the root
           of the channels of the input, not of a head. Their group axis is ours
-          with every element inverted.
+          with every element inverted, and their dropout is of each `(v, o)` by
+          itself.
     """
 
     takes = "image"

@@ -15,7 +15,7 @@ from keras_equiattn.ops.attentive_convolution import response_attention
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.exactness import is_exact
-from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_attention_weights
 from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.kernels import kernel_orbit
 from keras_equiattn.ops.pooling import group_pool
@@ -31,11 +31,11 @@ __all__ = [
     "AttentionKernels",
     "Window",
     "affine_map",
-    "attention_weights",
     "attentive_group_conv",
     "attentive_lifting_conv",
     "co_attention",
     "group_action",
+    "group_attention_weights",
     "group_conv",
     "group_linear",
     "group_pool",

@@ -26,6 +26,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_tiles import attend_in_tiles
 from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import MASKED
+from keras_equiattn.ops.statistics import softmax
 
 
 def group_self_attention(
@@ -110,7 +111,7 @@ def plain_attention(
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local)
     content, position = _scores(query, keys, encoding, embedding, seen)
     scores = content[:, :, None] + position[:, :, :, :, :, None]
-    weights = _softmax(scores, (-2, -1))
+    weights = softmax(scores, (-2, -1))
     if seed is not None:
         shape = ops.shape(content)
         keep = backend.dropout_factors(shape, dropout, seed, content.dtype)
@@ -119,7 +120,7 @@ def plain_attention(
     return ops.reshape(y, (*ops.shape(query)[:3], *ops.shape(y)[2:]))
 
 
-def attention_weights(
+def group_attention_weights(
     query: Float[Tensor, "batch height width query_order heads channels"],
     keys: Float[Tensor, "batch height width key_order heads channels"],
     encoding: Float[Tensor, "rows columns order encoded"],
@@ -149,9 +150,9 @@ def attention_weights(
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
     # The same two factors as in `ops.pair_attention`.
-    of_elements = _softmax(content, (-2,))
+    of_elements = softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
-    of_neighbours = _softmax(logits, (-1,))
+    of_neighbours = softmax(logits, (-1,))
     y = ops.einsum("btigmo,btvigo->bivtmo", of_elements, of_neighbours)
     return y if count != 0 else y[:0]
 
@@ -300,13 +301,6 @@ def _scores(
     lowest = ops.cast(MASKED, position.dtype)
     inside = ops.convert_to_tensor(seen.inside)[:, None]
     return content, ops.where(inside, position, lowest)
-
-
-def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Over several axes; TensorFlow's own takes no more than five axes."""
-    top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
-    x = ops.exp(x - top)
-    return x / ops.sum(x, axis=axes, keepdims=True)
 
 
 def _with_an_image(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import MASKED
+from keras_equiattn.ops.statistics import softmax
 
 
 def partition(
@@ -103,7 +104,7 @@ def partitioned_attention(
     if seen is not None:
         visible = ops.convert_to_tensor(seen)[:, :, None]
         scores = ops.where(visible, scores, ops.cast(MASKED, scores.dtype))
-    weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
+    weights = ops.cast(softmax(scores, (-1,)), dtype)
     y = ops.einsum("zabnpq,zabqnc->zabpnc", dropout(weights), values)
     y = ops.reshape(y, (*ops.shape(y)[:4], -1))
     return join(y, window), weights

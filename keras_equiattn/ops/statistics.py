@@ -29,3 +29,10 @@ def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
     known = all(isinstance(size, int) for size in sizes)
     count = math.prod(sizes) if known else ops.prod(ops.stack(sizes))
     return ops.cast(total / ops.cast(count, total.dtype), dtype)
+
+
+def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Over several axes; TensorFlow's own takes no more than five axes."""
+    top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
+    x = ops.exp(x - top)
+    return x / ops.sum(x, axis=axes, keepdims=True)

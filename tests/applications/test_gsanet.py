@@ -1,5 +1,7 @@
 """The networks of group self-attention."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -174,6 +176,45 @@ def test_sizes_of_maps(network, options, sizes, widths):
 
 
 @pytest.mark.once
+def test_expansion_of_a_stage_of_none_is_not_used():
+    options = {**TINY, "block_sizes": (0, 1), "crops": 0}
+    for expansion in ((5, 1), (1, 1)):
+        model = GSANet("p4", **{**options, "expansion": expansion})
+        assert model.get_layer("logits").kernel.shape == (6, 3)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("norm", gsanet.NORMS)
+@pytest.mark.parametrize(
+    ("network", "others"),
+    [
+        (GSANetRotMNIST, {}),
+        (
+            GSANetCIFAR10,
+            {"image_dropout": {0.2}, "stage_dropout": {0.3}},
+        ),
+        (GSANetPCam, {}),
+    ],
+)
+def test_dropout_and_epsilon_of_the_presets(network, others, norm):
+    model = network(norm=norm)
+    rates, epsilons = {}, set()
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            kind = re.sub(r"\d", "", layer.name)
+            rates.setdefault(kind, set()).add(layer.rate)
+        if hasattr(layer, "attention_dropout"):
+            rates.setdefault("attention", set()).add(layer.attention_dropout)
+            epsilons.add(("positions", layer.positions.epsilon))
+        if "norm" in layer.name:
+            epsilons.add(("norm", layer.epsilon))
+    blocks = {"attention": {0.1}, "stage_block_dropout": {0.1}}
+    assert rates == {**blocks, **others}
+    of_norm = 1e-5 if norm == "batch" else 1e-3
+    assert epsilons == {("positions", 1e-3), ("norm", of_norm)}
+
+
+@pytest.mark.once
 def test_names_of_models():
     assert GSANet("p4m", **TINY).name == "gsanet_p4m"
     assert GSANet(name="mine", **TINY).name == "mine"
@@ -183,7 +224,8 @@ def test_names_of_models():
 
 
 @pytest.mark.once
-def test_weights_start_as_those_of_the_authors():
+def test_kernels_start_with_the_variance_of_the_authors_class():
+    """Which is twice that of their training script."""
     model = GSANetCIFAR10("p4")
     for name, fan_in in (
         ("stage2_block1_shortcut", 96),
@@ -235,32 +277,45 @@ def test_invariance_with_strong_attention(group, options):
     strong_attention(model)
     # One turn, and one turn after a mirror.
     elements = [1, 5] if group == "p4m" else [1]
-    assert invariance_error(model, elements=elements) < 1e-4
+    assert invariance_error(model, elements=elements) < 1e-5
     assert_images_matter(model)
     if group == "p4":  # a mirror is not of the group
         assert invariance_error(model, "p4m", elements=[4]) > 1e-4
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="Keras' dense layers are in float32 on PyTorch, all is on JAX",
+)
+@pytest.mark.parametrize("norm", gsanet.NORMS)
+def test_invariance_float64(norm):
+    keras.config.set_dtype_policy("float64")
+    model = GSANet("p4", **BLOCK, norm=norm)
+    strong_attention(model)
+    assert invariance_error(model, elements=[1]) < 1e-12
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("network", "group", "options"),
+    ("network", "group", "options", "limit"),
     [
-        (GSANetRotMNIST, "p4", {}),
-        (GSANetRotMNIST, "p8", NARROW),
-        (GSANetRotMNIST, "p4m", NARROW),
-        (GSANetCIFAR10, "z2m", NARROW),
-        (GSANetCIFAR10, "p4", NARROW),
-        (GSANetPCam, "p4", {}),
-        (GSANetPCam, "p4m", NARROW),
+        (GSANetRotMNIST, "p4", {}, 1e-5),
+        (GSANetRotMNIST, "p8", NARROW, 1e-5),
+        (GSANetRotMNIST, "p4m", NARROW, 1e-5),
+        # On many pixels, or in many channels, rounding adds up.
+        (GSANetCIFAR10, "z2m", NARROW, 1e-4),
+        (GSANetCIFAR10, "p4", NARROW, 1e-4),
+        (GSANetPCam, "p4", {}, 1e-4),
+        (GSANetPCam, "p4m", NARROW, 1e-5),
     ],
 )
-def test_invariance_at_full_size(network, group, options):
+def test_invariance_at_full_size(network, group, options, limit):
     model = network(group, **options)
     strong_attention(model)
     elements = (
         [1, 5] if group == "p4m" else [groups.get(group).grid_elements[1]]
     )
-    assert invariance_error(model, elements=elements) < 1e-4
+    assert invariance_error(model, elements=elements) < limit
     assert_images_matter(model)
 
 
@@ -274,7 +329,7 @@ def test_crops_of_the_authors_are_approximate():
         )
         strong_attention(model)
         error = invariance_error(model, elements=[1])
-        assert error < 1e-4 if exact else error > 1e-3
+        assert error < 1e-5 if exact else error > 1e-3
 
 
 @pytest.mark.once

@@ -267,6 +267,16 @@ def test_the_turned_picture_shows_turned_windows(example):
     [
         (tiny_network, ("--pixel", "14", "9"), "no layer that attends"),
         (windowed_network, (), "choose a pixel with --pixel ROW COLUMN"),
+        (
+            windowed_network,
+            ("--pixel", "0", "9"),
+            "'window' covers: rows 1 to 26 and columns 1 to 26 of the image",
+        ),
+        (
+            windowed_network,
+            ("--pixel", "14", "9", "--layer=windw"),
+            "Did you mean 'window'",
+        ),
     ],
 )
 def test_networks_that_cannot_be_drawn_are_not_trained(
@@ -302,5 +312,6 @@ def test_weights_of_the_authors_of_group_self_attention(
             *("--pixel", "9", "20"),
         ]
     )
-    assert example.load(options).name == "attending"
+    image = np.zeros((28, 28, 1))
+    assert example.load(options, image).name == "attending"
     assert built == [1e-12]

@@ -8,7 +8,11 @@ import oracles
 import pytest
 from layer_contract import as_array
 from layer_contract import check_config
+from layer_contract import check_golden
+from layer_contract import check_keras_contract
 from layer_contract import FLOAT64_BACKENDS
+from layer_contract import KerasTestCase
+from layer_contract import LayerCase
 
 from keras_equiattn import groups
 from keras_equiattn.layers import GroupSelfAttention2D
@@ -17,6 +21,16 @@ from keras_equiattn.testing import relative_difference
 
 DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
 TOLERANCE = 1e-11 if DTYPE == "float64" else 1e-4
+
+
+CASE = LayerCase(
+    RelativePositionEncoding,
+    {"channels": 3, "group": "p4"},
+    (5, 2),
+    (5, 4, 6),
+    weights=12,
+    group="p4",
+)
 
 
 def random_encoding(**arguments):
@@ -50,6 +64,15 @@ class TestRelativePositionEncoding:
             "bias_initializer": keras.initializers.Constant(0.5),
         }
         check_config(RelativePositionEncoding, (arguments,))
+
+    @pytest.mark.skipif(
+        KerasTestCase is None, reason="this version of Keras has no layer test"
+    )
+    def test_keras_own_contract(self):
+        check_keras_contract(CASE)
+
+    def test_golden_weights(self, request):
+        check_golden(CASE, request.config.getoption("--update-golden"))
 
     @pytest.mark.parametrize("group", ["z2m", "p4m", "p8m"])
     def test_elements_permute_under_the_group(self, group):

@@ -11,7 +11,7 @@ from keras import ops
 from layer_contract import as_array
 
 from keras_equiattn.ops import pair_tiles
-from keras_equiattn.ops.group_self_attention import attention_weights
+from keras_equiattn.ops.group_self_attention import group_attention_weights
 from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.group_self_attention import plain_attention
 from keras_equiattn.ops.pair_windows import Planes
@@ -298,7 +298,7 @@ def test_weights_give_the_output(local, elements):
     arrays = arguments(3 if local else None, (3, 4), elements, 2)
     tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
     query, keys, values, *rest = tensors
-    weights = as_array(attention_weights(query, keys, *rest, local=local))
+    weights = as_array(group_attention_weights(query, keys, *rest, local=local))
     encoding = rest[0]
     seen = module.neighbourhood((3, 4), encoding, local)
     near = as_array(seen.of(values))
@@ -306,7 +306,7 @@ def test_weights_give_the_output(local, elements):
     expected = as_array(group_self_attention(*tensors, local=local))
     y = y.reshape(expected.shape)
     assert relative_difference(y, expected) < max(RTOL, 1e-12)
-    one = attention_weights(query, keys, *rest, local=local, pixel=(2, 1))
+    one = group_attention_weights(query, keys, *rest, local=local, pixel=(2, 1))
     expected = weights[:, [2 * 4 + 1]]
     assert relative_difference(as_array(one), expected) < RTOL
 
@@ -338,7 +338,7 @@ def test_elements_see_offsets_turned_back():
 def test_masked_weights_are_zero():
     arrays = arguments(5, (2, 2), 2, 2)
     query, keys, _, *rest = (ops.convert_to_tensor(a, DTYPE) for a in arrays)
-    weights = as_array(attention_weights(query, keys, *rest))
+    weights = as_array(group_attention_weights(query, keys, *rest))
     inside = module.neighbourhood((2, 2), rest[0], True).inside
     assert inside.sum(axis=1).tolist() == [4] * 4
     outside = np.moveaxis(weights, (1, -1), (0, 1))[~inside]
@@ -408,7 +408,7 @@ def test_shapes_that_do_not_fit(index, shape, message):
     if index != 2:
         del arrays[2]
         with pytest.raises(ValueError, match=message):
-            inspect.unwrap(attention_weights)(*arrays)
+            inspect.unwrap(group_attention_weights)(*arrays)
 
 
 @pytest.mark.torch_first
@@ -449,4 +449,4 @@ def test_rates_that_are_none(rate):
 def test_pixels_outside_of_the_image(pixel):
     query, keys, _, *rest = arguments(3, (3, 4), 2, 2)
     with pytest.raises(ValueError, match=r"`pixel` must be .*\(3, 4\)"):
-        inspect.unwrap(attention_weights)(query, keys, *rest, pixel=pixel)
+        inspect.unwrap(group_attention_weights)(query, keys, *rest, pixel=pixel)
