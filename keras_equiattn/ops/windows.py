@@ -11,7 +11,6 @@ import itertools
 import math
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -23,6 +22,7 @@ from keras_equiattn.ops import window_products
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import MASKED
 from keras_equiattn.ops.window_form import Form
 from keras_equiattn.ops.window_form import Neighbour
@@ -194,7 +194,7 @@ def window_scores(
     order, channels = query.shape[3], keys.shape[-1]
     expected = (keys.shape[0], height, width, order, channels)
     _check_shape("query", query, expected, window, keys)
-    query, keys, weight, bias = map(_full, (query, keys, weight, bias))
+    query, keys, weight, bias = map(_tensor, (query, keys, weight, bias))
     heads = num_heads
     if weight is None:
         query, keys, bias = map(_as_channels, (query, keys, bias))
@@ -230,7 +230,7 @@ def window_softmax(
     Raises:
         ValueError: if the scores do not belong to the window.
     """
-    scores = _full(scores)
+    scores = _tensor(scores)
     if window is not None and window.border == "mask":
         if size is None:
             raise ValueError(
@@ -287,7 +287,9 @@ def window_sum(
     expected = (len(window.offsets), values.shape[0], order, heads, *size)
     _check_shape("weights", weights, expected, window, values)
     dtype, channels = values.dtype, values.shape[-1]
-    weights, values, weight, bias = map(_full, (weights, values, weight, bias))
+    weights, values, weight, bias = map(
+        _tensor, (weights, values, weight, bias)
+    )
     if weight is None:
         values, bias = map(_as_channels, (values, bias))
         heads = order * heads
@@ -449,12 +451,9 @@ def _as_channels(x: Tensor | None) -> Tensor | None:
     return ops.reshape(x, (*outer, 1, order * channels))
 
 
-def _full(x: Tensor | None) -> Tensor | None:
-    """Half precision as float32."""
-    if x is None:
-        return None
-    half = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
-    return ops.cast(x, "float32") if half else ops.convert_to_tensor(x)
+def _tensor(x: Tensor | None) -> Tensor | None:
+    """What there is as a tensor, at least in single precision."""
+    return None if x is None else in_full_precision(ops.convert_to_tensor(x))
 
 
 def _check_rank(name: str, tensor: Tensor, rank: int = 5) -> None:
