@@ -187,6 +187,7 @@ def window_scores(
         ValueError: for shapes that do not fit.
     """
     num_heads = _checks.integer(num_heads, "num_heads")
+    _check_kind(window)
     _check_rank("query", query)
     _check_rank("keys", keys)
     _check(window, num_heads, keys, weight, bias, order=query.shape[3])
@@ -220,7 +221,8 @@ def window_softmax(
         scores: of `window_scores`, or several of them joined along the first
             axis, such as those against several key elements: whatever lies
             along it shares the weight of one.
-        window: for border "mask", the window the scores are of.
+        window: for border "mask", the window the scores are of. With other
+            borders it is only checked.
         size: for border "mask", height and width of the keys.
         recompute: see `window_scores`.
 
@@ -230,19 +232,13 @@ def window_softmax(
     Raises:
         ValueError: if the scores do not belong to the window.
     """
+    _check_rank("scores", scores, 6)
+    if window is not None:
+        _check_kind(window)
+        _check_scores(scores, window, size)
     scores = _tensor(scores)
     if window is not None and window.border == "mask":
-        if size is None:
-            raise ValueError(
-                "`size`, height and width of the keys, says what a window "
-                'with border="mask" leaves out. Received: size=None'
-            )
-        pairs, rest = divmod(scores.shape[0], len(window.offsets))
-        if rest:
-            raise ValueError(
-                f"Scores of {scores.shape[0]} neighbours are none of {window}, "
-                f"which has {len(window.offsets)}, or of several such windows."
-            )
+        pairs = scores.shape[0] // len(window.offsets)
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
         inside = inside[:, None, None, None]
         scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
@@ -279,6 +275,7 @@ def window_sum(
     Raises:
         ValueError: for shapes that do not fit.
     """
+    _check_kind(window)
     _check_rank("weights", weights, 6)
     _check_rank("values", values)
     count, batch, order, heads, height, width = ops.shape(weights)
@@ -454,6 +451,38 @@ def _as_channels(x: Tensor | None) -> Tensor | None:
 def _tensor(x: Tensor | None) -> Tensor | None:
     """What there is as a tensor, at least in single precision."""
     return None if x is None else in_full_precision(ops.convert_to_tensor(x))
+
+
+def _check_kind(window: Any) -> None:
+    if not isinstance(window, Window):
+        raise ValueError(
+            "`window` must be a `keras_equiattn.ops.Window`. "
+            f"Received: window={window!r}"
+        )
+
+
+def _check_scores(scores: Tensor, window: Window, size: Any) -> None:
+    """Whether scores may be those of a window on keys of this size."""
+    count, shape = len(window.offsets), tuple(scores.shape)
+    if shape[0] % count or not shape[0]:
+        raise ValueError(
+            f"Scores of {shape[0]} neighbours are none of {window}, "
+            f"which has {count}, or of several such windows."
+        )
+    if size is None:
+        if window.border == "mask":
+            raise ValueError(
+                "`size`, height and width of the keys, says what a window "
+                'with border="mask" leaves out. Received: size=None'
+            )
+        return
+    pair = isinstance(size, (tuple, list)) and len(size) == 2
+    known = [n if isinstance(n, int) else None for n in size] if pair else []
+    if not pair or not _checks.fits(shape[4:], window.output_size(known)):
+        raise ValueError(
+            "`size` must be (height, width) of the keys that the scores of "
+            f"{window} are of. Received: size={size}, scores.shape={shape}"
+        )
 
 
 def _check_rank(name: str, tensor: Tensor, rank: int = 5) -> None:

@@ -1,5 +1,7 @@
 """Attention over windows: contract, oracle, vectors, limits, maps."""
 
+import inspect
+
 import keras
 import numpy as np
 import oracles
@@ -552,6 +554,41 @@ def test_affine_map_refuses_what_does_not_turn():
     psi, beta = np.zeros((4, 3, 5, 2)), np.zeros((3, 5, 2))
     with pytest.raises(ValueError, match="square"):
         affine_map(psi, beta, "p4")
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("psi", "beta", "message"),
+    [
+        ((8, 3, 3, 2), (3, 3, 2), r"`psi`.*4 elements of 'p4'.*\(8, 3, 3, 2"),
+        ((4, 3, 3), (3, 3), r"`psi`.*\(order, .* axis 0.*\(4, 3, 3\)"),
+        ((4, 3, 3, 2), (5, 5, 2), r"`beta`.*\(5, 5, 2\), psi.shape=\(4, 3, 3"),
+        ((4, 3, 3, 2), (3, 3, 4), r"`beta`.*\(3, 3, 4\), psi.shape=\(4, 3, 3"),
+        ((4, 3, 3, 2), (3, 3), r"`beta`.*\(3, 3\), psi.shape=\(4, 3, 3, 2\)"),
+    ],
+)
+def test_affine_map_refuses_what_does_not_fit(psi, beta, message):
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(affine_map)(np.zeros(psi), np.zeros(beta), "p4")
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("rows", "columns", "heads", "message"),
+    [
+        ((3, 4), (3, 6), 2, r"`rows` and `columns`.*\(3, 4\), .*\(3, 6\)"),
+        ((3,), (3,), 1, r"`rows` and `columns`.*\(3,\), .*\(3,\)"),
+        ((3, 4), (3, 4), 3, r"divisible by num_heads=3.*\(3, 4\)"),
+        ((3, 4), (3, 4), 0, "`num_heads`.*0"),
+    ],
+)
+def test_relative_positions_refuse_what_does_not_fit(
+    rows, columns, heads, message
+):
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(relative_positions)(
+            np.zeros(rows), np.zeros(columns), heads, "z2"
+        )
 
 
 @pytest.mark.torch_first

@@ -1,6 +1,8 @@
 """Window primitives against the neighbours written out."""
 
+import inspect
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -297,8 +299,6 @@ def test_softmax_over_pairs_with_key_elements():
     p = np.where(inside, np.exp(scores), 0)
     expected = p / p.sum(0)
     assert relative_difference(as_array(weights), expected) < max(RTOL, 1e-6)
-    with pytest.raises(ValueError, match=r"10 neighbours.*9"):
-        window_softmax(scores[:10], window, (4, 5))
 
 
 @pytest.mark.torch_first
@@ -421,8 +421,42 @@ def test_bad_windows(arguments, message):
 
 
 @pytest.mark.torch_first
+@pytest.mark.parametrize("border", ["mask", "zeros"])
+@pytest.mark.parametrize(
+    ("shape", "size", "message"),
+    [
+        ((10, 1, 1, 1, 2, 3), (4, 5), "10 neighbours.*9"),
+        ((0, 1, 1, 1, 2, 3), (4, 5), "0 neighbours.*9"),
+        ((9, 1, 1, 2, 3), (4, 5), r"`scores` must have 6 axes.*\(9, 1, 1, 2"),
+        ((9, 1, 1, 1, 2, 3), (5, 5), r"`size` must be.*size=\(5, 5\), scores"),
+        ((9, 1, 1, 1, 2, 3), (4, 4), r"`size` must be.*size=\(4, 4\), scores"),
+        ((9, 1, 1, 1, 2, 3), (4,), r"`size` must be.*size=\(4,\), scores"),
+        ((9, 1, 1, 1, 2, 3), 4, "`size` must be.*size=4, scores"),
+    ],
+)
+def test_scores_of_another_window(border, shape, size, message):
+    window = Window((3, 3), strides=(2, 2), border=border)
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(window_softmax)(np.zeros(shape), window, size)
+
+
+@pytest.mark.torch_first
 def test_mask_needs_the_size():
+    scores = np.zeros((9, 1, 1, 1, 2, 2))
     with pytest.raises(ValueError, match=r"`size`.*None"):
-        window_softmax(
-            np.zeros((9, 1, 1, 1, 2, 2)), Window((3, 3), border="mask")
-        )
+        window_softmax(scores, Window((3, 3), border="mask"))
+    window_softmax(scores, Window((3, 3)))
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("window", [(3, 3), 3, None])
+def test_windows_that_are_none(window):
+    x, scores = np.zeros((1, 4, 4, 1, 4)), np.zeros((9, 1, 1, 1, 4, 4))
+    message = rf"`window` must be .*Window.*{re.escape(repr(window))}"
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(window_scores)(x, x, window)
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(window_sum)(scores, x, window)
+    if window is not None:
+        with pytest.raises(ValueError, match=message):
+            inspect.unwrap(window_softmax)(scores, window)
