@@ -396,7 +396,8 @@ def _plain_softmax(scores: Tensor) -> Tensor:
     # Flat: TensorFlow's own takes no more than five axes.
     count = scores.shape[0]
     if count == 1:  # Keras warns of it
-        return ops.ones_like(scores)
+        # Ones, through which a gradient of zeros still passes.
+        return 0 * scores + 1
     weights = ops.softmax(ops.reshape(scores, (count, -1)), axis=0)
     return ops.reshape(weights, ops.shape(scores))
 

@@ -534,6 +534,46 @@ def test_many_offsets_and_a_window_larger_than_the_image():
 
 
 @pytest.mark.torch_first
+def test_many_offsets_on_images_of_any_size():
+    layer = random_layer(
+        StandAloneSelfAttention2D,
+        filters=4,
+        num_heads=2,
+        kernel_size=11,
+        dtype="float32",
+    )
+    model = keras.Sequential([keras.Input((None, None, 3)), layer])
+    for size in ((5, 6), (4, 7)):
+        x = np.random.default_rng(1).normal(size=(2, *size, 1, 3))
+        expected, _ = oracle(layer, x)
+        y = model.predict(x[:, :, :, 0].astype("float32"), verbose=0)
+        assert relative_difference(y, expected[:, :, :, 0]) < 1e-5
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_one_pixel_is_weighed_with_one(layer, recompute):
+    """Whatever queries and keys are: their gradients are zeros, not missing."""
+    made = random_layer(
+        layer,
+        filters=4,
+        num_heads=2,
+        kernel_size=1,
+        group="p4",
+        recompute=recompute,
+    )
+    x = np.random.default_rng(1).normal(size=(2, 3, 4, 4, 3))
+    expected, _ = oracle(made, x)
+    x = x.astype(DTYPE)
+    assert relative_difference(as_array(made(x)), expected) < tolerance()
+    _, *found = gradients(made, x, np.ones((2, 3, 4, 4, 4), DTYPE))
+    for variable, gradient in zip(made.trainable_variables, found, strict=True):
+        of_scores = variable.name.startswith(("query", "key", "row", "column"))
+        assert gradient.any() != of_scores, variable.name
+
+
+@pytest.mark.torch_first
 def test_dilation():
     layer = random_layer(
         AffineSelfConv2D, filters=4, num_heads=2, group="p4", dilation_rate=2
