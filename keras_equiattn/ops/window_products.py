@@ -1,9 +1,9 @@
 """The window form without a compiler: few passes, and matrix products.
 
 For each neighbour one pass over the pixels, and one product with a small matrix
-that holds the weights and adds up the channels of each head. A few images at a
-time, so that the next pass finds in the cache what this one wrote. Sizes may be
-unknown. `ops.window_form` says what the functions compute.
+that holds the weights and adds up the channels of each head. On a CPU a few
+images at a time, so that the next pass finds in the cache what this one wrote.
+Sizes may be unknown. `ops.window_form` says what the functions compute.
 """
 
 import math
@@ -157,7 +157,8 @@ def _on_channels(a: Tensor, matrix: Tensor, k: Tensor) -> Tensor:
 
 def _correlation(a: Tensor, products: Tensor) -> Tensor:
     """`(query elements, heads, key elements * channels)`, over the pixels."""
-    a = ops.reshape(a, (*ops.shape(a)[:3], -1))
+    batch, order, heads, height, width = ops.shape(a)
+    a = ops.reshape(a, (batch, order, heads, height * width))
     return ops.sum(a @ products, axis=0)
 
 
@@ -240,8 +241,8 @@ def bias_gradient(
     if bias is None:
         return ()
     x = ops.moveaxis(x, 3, 1)
-    batch, order, *_, channels = ops.shape(x)
-    x = ops.reshape(x, (batch, order, -1, channels))
+    batch, order, height, width, channels = ops.shape(x)
+    x = ops.reshape(x, (batch, order, height * width, channels))
     found = ops.sum(_by_head(a) @ x, axis=0)
     shape = (order, len(form.neighbours), form.heads, channels)
     found = ops.swapaxes(ops.reshape(found, shape), 0, 1)
@@ -308,7 +309,7 @@ def _over_images(
     joined: tuple[int, ...],
     size: int | None,
 ) -> tuple[Tensor, ...]:
-    """The function on `size` images at a time.
+    """The function on `size` images at a time, on a CPU without a compiler.
 
     Args:
         function: of the tensors.
@@ -319,7 +320,8 @@ def _over_images(
     """
     first, axis = tensors[0]
     images = first.shape[axis]
-    if backend.compiles() or images is None or size is None or images <= size:
+    tiles = backend.on_cpu() and not backend.compiles()
+    if not tiles or images is None or size is None or images <= size:
         return function(*(x for x, _ in tensors))
     parts = [
         function(

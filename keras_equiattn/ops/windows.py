@@ -41,7 +41,8 @@ class Window:
 
     Attributes:
         size: rows and columns, odd.
-        strides: of the queries: query `i` sits on pixel `strides * i`.
+        strides: of the queries: query `i` sits on pixel `strides * i`. Above
+            1 they need images whose size is known before run time.
         dilation_rate: distance of adjacent neighbours.
         border: what lies outside of the image. "zeros": keys and values are
             zero there (before a bias); "mask": what lies outside is left out
@@ -98,6 +99,13 @@ class Window:
         Frame `(i, j)` holds the pixels that lie `(i, j)` from a multiple of
         the strides, counted from the first neighbour of the first query.
         """
+        for size, stride in zip(x.shape[1:3], self.strides, strict=True):
+            if size is None and stride > 1:
+                raise ValueError(
+                    "A window with strides above 1 needs a size that is known "
+                    f"before run time. Received: shape={tuple(x.shape)}, "
+                    f"strides={self.strides}"
+                )
         for axis in (0, 1):
             x = self._with_surroundings(x, axis)
         if self.strides == (1, 1):
@@ -114,12 +122,6 @@ class Window:
         reach = self.dilation_rate[axis] * (self.size[axis] // 2)
         if stride == 1:
             after = reach
-        elif size is None:
-            raise ValueError(
-                "A window with strides above 1 needs a size that is known "
-                f"before run time. Received: shape={tuple(x.shape)}, "
-                f"strides={self.strides}"
-            )
         else:
             steps = math.ceil(size / stride) + 2 * reach // stride
             after = steps * stride - size - reach

@@ -268,6 +268,57 @@ def test_unusual_sizes(window, size):
 
 
 @pytest.mark.torch_first
+def test_strides_need_a_known_size():
+    window = Window((3, 3), strides=(1, 2))
+    window.frames(np.zeros((1, 4, 5, 1, 2)))
+    keys = keras.KerasTensor((None, 4, None, 1, 2))
+    with pytest.raises(ValueError, match=r"known.*\(None, 4, None, 1, 2\)"):
+        window.frames(keys)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("weighted", [False, True])
+def test_empty_batches(weighted, realisation):
+    kind = (2, 2, weighted, True)
+    skip_weighted_bands(realisation, kind)
+    window = WINDOWS[1]
+    x, k, rest = arguments(window, *kind)
+
+    def attend(x, k, *rest):
+        maps = unpack(rest, weighted, True)
+        scores = window_scores(x, k, window, 2, *maps)
+        weights = window_softmax(scores, window, k.shape[1:3])
+        return window_sum(weights, k, window, *maps)
+
+    arrays = [x[:0], k[:0], *rest]
+    y, gradients = value_and_gradients(attend, arrays, x[:0])
+    assert y.shape == x[:0].shape
+    assert [g.shape for g in gradients] == [a.shape for a in arrays]
+    assert not any(g.any() for g in gradients)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("on_cpu", "compiles", "expected"),
+    [(True, False, [2, 2, 1]), (False, False, [5]), (True, True, [5])],
+)
+def test_few_images_at_a_time(on_cpu, compiles, expected, monkeypatch):
+    """Where there is a cache to fill, and no compiler that sees to it."""
+    monkeypatch.setattr(window_products.backend, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(window_products.backend, "compiles", lambda: compiles)
+    x, found = np.arange(10.0).reshape(5, 2), []
+
+    def double(x):
+        found.append(len(x))
+        return 2 * x, ops.sum(x, axis=0)
+
+    y, total = window_products._over_images(double, [(x, 0)], (0,), 2)
+    assert found == expected
+    np.testing.assert_array_equal(as_array(y), 2 * x)
+    np.testing.assert_array_equal(as_array(total), x.sum(axis=0))
+
+
+@pytest.mark.torch_first
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_counts_in_float32(dtype):
     window = Window((3, 3), border="mask")
