@@ -671,6 +671,9 @@ def test_bad_shapes():
         layer.build((None, 6, 6, 8, 3))
     with pytest.raises(ValueError, match="feature maps on 'p4'"):
         layer.build((None, 6, 6, 3))
+    for shape in ((None, 4, 4, 0), (None, 4, 4, None)):
+        with pytest.raises(ValueError, match=rf"channels.*{shape[-1]}\)"):
+            AffineSelfConv2D(8).build(shape)
 
 
 @pytest.mark.torch_first
