@@ -93,7 +93,7 @@ def test_a_pixel_of_a_smaller_map():
         ({"pixel": 3}, r"`pixel`.*3"),
         (
             {"layer": "other"},
-            "layer with a window 'other'.*The layers with a window are: fine, c",
+            "layer with a window 'other'.*The layers with a window are: fine",
         ),
         ({"elements": [4]}, "4"),
         ({"elements": []}, "`elements`.*none"),
