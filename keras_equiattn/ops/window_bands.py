@@ -23,7 +23,8 @@ def scores(
 ) -> Tensor:
     """The derivative of the form with respect to `a`."""
     queries, keys = _by_head(form, x), _by_head(form, k)
-    numbers, planes = [], []
+    numbers: list[int] = []
+    planes = []
     for row in _rows(form):
         seen = _key_rows(keys[row.frame], row, queries)
         band = diagonals(queries @ ops.swapaxes(seen, -1, -2))

@@ -240,6 +240,11 @@ def window_softmax(
         _check_scores(scores, window, size)
     scores = _tensor(scores)
     if window is not None and window.border == "mask":
+        if size is None:
+            raise ValueError(
+                "`size`, height and width of the keys, says what a window "
+                'with border="mask" leaves out. Received: size=None'
+            )
         pairs = scores.shape[0] // len(window.offsets)
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
         inside = inside[:, None, None, None]
@@ -473,11 +478,6 @@ def _check_scores(scores: Tensor, window: Window, size: Any) -> None:
             f"which has {count}, or of several such windows."
         )
     if size is None:
-        if window.border == "mask":
-            raise ValueError(
-                "`size`, height and width of the keys, says what a window "
-                'with border="mask" leaves out. Received: size=None'
-            )
         return
     pair = isinstance(size, (tuple, list)) and len(size) == 2
     known = [n if isinstance(n, int) else None for n in size] if pair else []
