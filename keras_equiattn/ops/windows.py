@@ -479,9 +479,13 @@ def _check_scores(scores: Tensor, window: Window, size: Any) -> None:
         )
     if size is None:
         return
-    pair = isinstance(size, (tuple, list)) and len(size) == 2
-    known = [n if isinstance(n, int) else None for n in size] if pair else []
-    if not pair or not _checks.fits(shape[4:], window.output_size(known)):
+    try:
+        known = [n if isinstance(n, int) else None for n in size]
+    except TypeError:  # no sequence
+        known = []
+    if len(known) != 2 or not _checks.fits(
+        shape[4:], window.output_size(known)
+    ):
         raise ValueError(
             "`size` must be (height, width) of the keys that the scores of "
             f"{window} are of. Received: size={size}, scores.shape={shape}"

@@ -287,7 +287,7 @@ def test_empty_batches(weighted, realisation):
     def attend(x, k, *rest):
         maps = unpack(rest, weighted, True)
         scores = window_scores(x, k, window, 2, *maps)
-        weights = window_softmax(scores, window, k.shape[1:3])
+        weights = window_softmax(scores, window, (7, 6))
         return window_sum(weights, k, window, *maps)
 
     arrays = [x[:0], k[:0], *rest]
