@@ -73,6 +73,7 @@ bench: .venv/.dev
 	done
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/windows.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
