@@ -29,13 +29,18 @@ test: .venv/.dev
 	done
 
 # Compiled as for users; sweeps, as the fast tests, without optimisation.
+# TensorFlow keeps all that it compiles, so no process runs all of them.
 test-slow: users = XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
 test-slow: .venv/.dev test-floor
-	$(users) KERAS_BACKEND=tensorflow $(PYTEST) -m "slow and not sweep"
+	$(users) KERAS_BACKEND=tensorflow $(PYTEST) tests/applications \
+	  -m "slow and not sweep"
+	$(users) KERAS_BACKEND=tensorflow $(PYTEST) \
+	  --ignore=tests/applications -m "slow and not sweep"
 	$(users) KERAS_BACKEND=jax $(PYTEST) \
 	  -m "slow and every_backend and not sweep"
 	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
-	KERAS_BACKEND=tensorflow $(PYTEST) -m sweep
+	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m sweep
+	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers -m sweep
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
 
 # The oldest Keras that pyproject.toml allows.
@@ -73,6 +78,7 @@ bench: .venv/.dev
 	done
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/windows.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory

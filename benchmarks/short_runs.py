@@ -14,7 +14,8 @@ The learning rate rises over the first epoch and then follows a cosine;
 decoupled weight decay 1e-4, no augmentation: not the recipe. Writes
 `short_runs-<dataset>-<backend>-<policy>-<images>x<epochs>x<batch>-<date>.json`
 in `benchmarks/results` after each network; what other networks reached under
-the same settings stays.
+the same settings stays. A file with other settings (the name does not hold all
+of them) is never written over: it has to be moved away first.
 """
 
 import argparse
@@ -122,14 +123,30 @@ def run(name: str, data: dict, options: argparse.Namespace) -> dict:
     }
 
 
-def others(path: Path, settings: dict, result: dict) -> list[dict]:
-    """The runs in the file that the new result does not replace."""
+def runs(path: Path, settings: dict) -> list[dict]:
+    """The runs in the file, if there is one; it must have these settings."""
     if not path.exists():
         return []
     before = json.loads(path.read_text())
-    if before["settings"] != settings:
-        return []
-    return [run for run in before["runs"] if run["model"] != result["model"]]
+    found = before["settings"]
+    if found != settings:
+        names = [n for n in settings if found.get(n) != settings[n]]
+        names += [n for n in found if n not in settings]
+        raise SystemExit(
+            f"{path} holds runs with other settings: "
+            + ", ".join(f"{n}={found.get(n)}" for n in names)
+            + ". Received: "
+            + ", ".join(f"{n}={settings.get(n)}" for n in names)
+            + ". Move it away to make a new one."
+        )
+    return before["runs"]
+
+
+def others(path: Path, settings: dict, result: dict) -> list[dict]:
+    """The runs in the file that the new result does not replace."""
+    return [
+        run for run in runs(path, settings) if run["model"] != result["model"]
+    ]
 
 
 def main() -> None:
@@ -147,10 +164,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     keras.config.set_dtype_policy(options.policy)
-    data = {
-        "train": images(options.dataset, "train", options.images),
-        "test": images(options.dataset, "test", options.test_images),
-    }
     date = datetime.date.today().isoformat()
     backend = keras.backend.backend()
     size = f"{options.images}x{options.epochs}x{options.batch}"
@@ -158,7 +171,13 @@ def main() -> None:
     path = RESULTS / f"short_runs-{kind}.json"
     RESULTS.mkdir(exist_ok=True)
     settings = vars(options)
-    for name in settings.pop("models"):
+    models = settings.pop("models")
+    runs(path, settings)
+    data = {
+        "train": images(options.dataset, "train", options.images),
+        "test": images(options.dataset, "test", options.test_images),
+    }
+    for name in models:
         result = run(name, data, options)
         losses = result["training_loss"]
         if not np.isfinite(losses).all():

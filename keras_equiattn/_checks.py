@@ -133,11 +133,16 @@ def choice(value: Any, name: str, known: Iterable[Any]) -> Any:
 
 
 def known_name(
-    value: Any, what: str, known: Iterable[str], also: str = ""
+    value: Any,
+    what: str,
+    known: Iterable[str],
+    also: str = "",
+    plural: str | None = None,
 ) -> str:
     """One of many names; a near miss is told what it came near to.
 
-    `also` says in words what else would do.
+    `also` says in words what else would do; `plural` is of `what`, None for
+    one with an s.
     """
     known = list(known)
     if value not in known:
@@ -145,7 +150,7 @@ def known_name(
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise ValueError(
             f"Unknown {what} '{value}'.{hint} "
-            f"The {what}s are: {', '.join(known)}{also}."
+            f"The {plural or what + 's'} are: {', '.join(known)}{also}."
         )
     return str(value)
 

@@ -138,10 +138,13 @@ class Place:
             # At the border of a map that leaves over an odd number of pixels
             # half of a pixel is covered.
             n = int((place[axis] + 0.5 - start) // pitch)
-            query.append(min(max(n, 0), count - 1))
-            middle.append(start + (query[axis] + 0.5) * pitch - 0.5)
-            halves.append(pitch / 2)
+            n = min(max(n, 0), count - 1)
             window = layer.window
+            stride = 1 if window is None else window.strides[axis]
+            # With strides the query sits on the first of its pixels.
+            query.append(n // stride)
+            middle.append(start + (n - n % stride + 0.5) * pitch - 0.5)
+            halves.append(pitch / 2)
             if window is None:
                 centres.append((size[axis] - 1) / 2)
                 reaches.append(count * pitch / 2)

@@ -210,6 +210,7 @@ class _PixelAttention:
             windowed[0] if layer is None else layer,
             "layer with a window",
             windowed,
+            plural="layers with a window",
         )
         sites = _attention_sites.select(sites, layer)
         site = _attention_sites.leaves(sites)[layer]

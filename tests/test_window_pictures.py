@@ -126,7 +126,10 @@ def test_pixels_that_crops_cut_off():
         ({"pixel": (8, 0)}, r"`pixel`.*\(8, 8\).*\(8, 0\)"),
         ({"pixel": (1,)}, r"`pixel`.*\(1,\)"),
         ({"pixel": 3}, r"`pixel`.*3"),
-        ({"layer": "other"}, r"layer with a window 'other'.*fine, coarse"),
+        (
+            {"layer": "other"},
+            "layer with a window 'other'.*The layers with a window are: fine",
+        ),
         ({"elements": [4]}, "4"),
         ({"elements": []}, "`elements`.*none"),
         ({"size": 0}, "`size`.*0"),

@@ -252,8 +252,11 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         every element of the group, to rounding, on every input. The map
         "window" goes with it: pixels and windows are turned and elements
         permuted. For groups that do not act on the grid (p8, p12, p16) this
-        holds for the turns by 90 degrees and the mirrors that go with them; in
-        between the window is interpolated.
+        holds for the turns by 90 degrees and the mirrors that go with them. In
+        between the window is interpolated, which is approximate: with the
+        weights it starts with the output was off by about 0.1 of its size. The
+        embeddings are zero at corners outside of the largest disc in the
+        window (from 5 x 5 on), whose neighbours stay in the softmax.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -369,8 +372,11 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
         every element of the group, to rounding, on every input. The map
         "window" goes with it: pixels and windows are turned and elements
         permuted. For groups that do not act on the grid (p8, p12, p16) this
-        holds for the turns by 90 degrees and the mirrors that go with them; in
-        between the window is interpolated.
+        holds for the turns by 90 degrees and the mirrors that go with them. In
+        between the window is interpolated, which is approximate: with the
+        weights it starts with the output was off by about half of its size.
+        `psi` and `beta` are zero at corners outside of the largest disc in the
+        window (from 5 x 5 on), whose neighbours stay in the softmax.
 
     Variables:
         `input_kernel (order, channels, filters)`, `input_bias (filters,)`;
@@ -474,8 +480,11 @@ class AffineSelfConv2D(BaseWindowAttention2D):
         every element of the group, to rounding, on every input. The map
         "window" goes with it: pixels and windows are turned and elements
         permuted. For groups that do not act on the grid (p8, p12, p16) this
-        holds for the turns by 90 degrees and the mirrors that go with them; in
-        between the window is interpolated.
+        holds for the turns by 90 degrees and the mirrors that go with them. In
+        between the window is interpolated, which is approximate: with the
+        weights it starts with the output was off by about its own size. `psi`
+        and `beta` are zero at corners outside of the largest disc in the
+        window (from 5 x 5 on), whose neighbours stay in the softmax.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,

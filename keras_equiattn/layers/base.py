@@ -107,10 +107,10 @@ class GroupLayer(keras.layers.Layer):
                 f"has size {last[3]}, group '{self.group.name}' has "
                 f"{self.group.order} elements. Received: input_shape={shape}"
             )
-        if last[-1] is None:
+        if not last[-1]:
             raise ValueError(
-                f"{self._label()} needs a known number of channels. "
-                f"Received: input_shape={shape}"
+                f"{self._label()} needs a known number of channels, at least "
+                f"one. Received: input_shape={shape}"
             )
         if self._planar(shape):
             last = (*last[:3], 1, *last[3:])

@@ -27,9 +27,9 @@ INITIAL_RATE = 0.5
 class ConvolutionPath(LinearMapsLayer):
     """Base of layers with a convolution from queries, keys and values.
 
-    Subclasses set `kernel_size`, `outputs`, `mixing_initializer` and what `LinearMapsLayer` asks
-    for, and call `choose` in `__init__`, `add_convolution` and `add_rates` in
-    `build`.
+    Subclasses set `kernel_size`, `outputs`, `mixing_initializer` and what
+    `LinearMapsLayer` asks for, and call `choose` in `__init__`,
+    `add_convolution` and `add_rates` in `build`.
 
     Attributes:
         outputs: how many output channels there are for each channel of the

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._types import Float
@@ -108,7 +109,33 @@ def affine_map(
     beta: Float[Tensor, "rows columns channels"],
     group: str | Group,
 ) -> AffineMap:
-    """The affine maps of all group elements, `L_p psi` and `L_p beta`."""
+    """The affine maps of all group elements, `L_p psi` and `L_p beta`.
+
+    Args:
+        psi: weights of the neighbours, for each group element of the keys.
+        beta: bias of the neighbours.
+        group: a group or its name.
+
+    Returns:
+        The maps, for `window_scores` and `window_sum`.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    group = groups.get(group)
+    shape = tuple(psi.shape)
+    if len(shape) != 4 or shape[0] != group.order:
+        raise ValueError(
+            "`psi` must have shape (order, rows, columns, channels) with the "
+            f"{group.order} elements of '{group.name}' on axis 0. "
+            f"Received: psi.shape={shape}"
+        )
+    if tuple(beta.shape) != shape[1:]:
+        raise ValueError(
+            "`beta` must have shape (rows, columns, channels), those of "
+            f"`psi`. Received: beta.shape={tuple(beta.shape)}, "
+            f"psi.shape={shape}"
+        )
     psi = kernel_orbit(ops.moveaxis(psi, 0, 2), group, group_axis=True)
     beta = kernel_orbit(beta, group, group_axis=False)
     return AffineMap(ops.moveaxis(psi, 0, 2), ops.moveaxis(beta, 0, 2))
@@ -125,7 +152,32 @@ def relative_positions(
     The first half of the channels of each head depends on the row alone, the
     second on the column. A group element sees the embedding of the offset
     that it takes there: `E(p^-1 d)`.
+
+    Args:
+        rows, columns: embeddings for each row and each column of the window,
+            with half of the channels each.
+        num_heads: number of heads, contiguous blocks of the channels.
+        group: a group or its name.
+
+    Returns:
+        What is added to the keys, for `window_scores`.
+
+    Raises:
+        ValueError: for shapes that do not fit.
     """
+    num_heads = _checks.integer(num_heads, "num_heads")
+    shapes = tuple(rows.shape), tuple(columns.shape)
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1]:
+        raise ValueError(
+            "`rows` and `columns` must have shapes (rows, half) and (columns, "
+            "half), half of the channels each. Received: "
+            f"rows.shape={shapes[0]}, columns.shape={shapes[1]}"
+        )
+    if shapes[0][1] % num_heads:
+        raise ValueError(
+            f"Half of the channels must be divisible by num_heads={num_heads}. "
+            f"Received: rows.shape={shapes[0]}, columns.shape={shapes[1]}"
+        )
     height, width = rows.shape[0], columns.shape[0]
     size = (height, width, num_heads, rows.shape[1] // num_heads)
     halves = (

@@ -94,7 +94,7 @@ def partitioned_attention(
     Returns:
         The weighted sums, and the weights before dropout.
     """
-    dtype = values.dtype
+    dtype, channels = values.dtype, values.shape[-1]
     query, keys, values = (
         _by_head(partition(x, window), num_heads) for x in (query, keys, values)
     )
@@ -106,7 +106,7 @@ def partitioned_attention(
         scores = ops.where(visible, scores, ops.cast(MASKED, scores.dtype))
     weights = ops.cast(softmax(scores, (-1,)), dtype)
     y = ops.einsum("zabnpq,zabqnc->zabpnc", dropout(weights), values)
-    y = ops.reshape(y, (*ops.shape(y)[:4], -1))
+    y = ops.reshape(y, (*ops.shape(y)[:4], channels))
     return join(y, window), weights
 
 

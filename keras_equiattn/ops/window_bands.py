@@ -2,15 +2,17 @@
 
 All queries of a row meet all keys of a row in one product, and a band of it is
 what their windows hold: more arithmetic than needed, in the form that is
-computed fastest. For keys as they are, without weights; sizes may be unknown.
+computed fastest. The number of operators grows with the rows of the window
+alone. For keys as they are, without weights; sizes may be unknown.
 `ops.window_form` says what the functions compute.
 """
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
 
+from keras_equiattn.ops import backend
 from keras_equiattn.ops import window_products
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.window_form import Form
@@ -21,14 +23,18 @@ def scores(
 ) -> Tensor:
     """The derivative of the form with respect to `a`."""
     queries, keys = _by_head(form, x), _by_head(form, k)
-    numbers, planes = [], []
-    for frame, row, places in _rows(form):
-        seen = _key_rows(keys[frame], row, queries)
+    numbers: list[int] = []
+    planes = []
+    for row in _rows(form):
+        seen = _key_rows(keys[row.frame], row, queries)
         band = diagonals(queries @ ops.swapaxes(seen, -1, -2))
-        numbers += [n for n, _ in places]
+        band = ops.moveaxis(band[..., row.columns], -1, 0)
+        numbers += range(len(form.neighbours))[row.numbers]
         # A copy: a view would keep the whole product.
-        planes.append(ops.stack([band[..., column] for _, column in places]))
-    a = ops.take(ops.concatenate(planes), np.argsort(numbers), axis=0)
+        planes.append(backend.contiguous(band))
+    a = ops.concatenate(planes)
+    if numbers != sorted(numbers):
+        a = ops.take(a, np.argsort(numbers), axis=0)
     return window_products.with_bias_scores(form, a[:, :, None], x, bias)
 
 
@@ -38,9 +44,9 @@ def weighted_sums(
     """The derivative of the form with respect to `x`."""
     keys = _by_head(form, k)
     total = 0.0
-    for frame, row, places in _rows(form):
-        band = _band(form, a, places)
-        total = total + band @ _key_rows(keys[frame], row, band)
+    for row in _rows(form):
+        band = _band(form, a, row)
+        total = total + band @ _key_rows(keys[row.frame], row, band)
     return window_products.with_bias_sums(form, _pixels(total), a, bias)
 
 
@@ -51,13 +57,13 @@ def spread(form: Form, a: Tensor, x: Tensor) -> Tensor:
     batch, heads, height, width, channels = ops.shape(queries)
     frame_shape = (batch, heads, height + down, width + along, channels)
     totals = [ops.zeros(frame_shape, x.dtype) for _ in range(form.frames)]
-    for frame, row, places in _rows(form):
-        band = ops.swapaxes(_band(form, a, places), -1, -2)
-        around = (row, down - row)
+    for row in _rows(form):
+        band = ops.swapaxes(_band(form, a, row), -1, -2)
+        around = (row.place, down - row.place)
         moved = ops.pad(
             band @ queries, ((0, 0), (0, 0), around, (0, 0), (0, 0))
         )
-        totals[frame] = totals[frame] + moved
+        totals[row.frame] = totals[row.frame] + moved
     return ops.stack([_pixels(total) for total in totals])
 
 
@@ -83,13 +89,39 @@ def sum_gradients(
     )
 
 
-def _rows(form: Form) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Frame, row, and the neighbours there: number and column."""
+class _Row(NamedTuple):
+    """The neighbours in one row of a frame, as far apart as the dilation says.
+
+    Attributes:
+        frame: the frame.
+        place: which row of it.
+        numbers: of the neighbours.
+        columns: where they lie in the row.
+    """
+
+    frame: int
+    place: int
+    numbers: slice
+    columns: slice
+
+
+def _rows(form: Form) -> list[_Row]:
+    """All rows that hold neighbours."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for n, place in enumerate(form.neighbours):
         found.setdefault((place.frame, place.row), []).append((n, place.column))
+    rows = []
     for (frame, row), places in found.items():
-        yield frame, row, places
+        numbers, columns = zip(*places, strict=True)
+        rows.append(_Row(frame, row, _as_slice(numbers), _as_slice(columns)))
+    return rows
+
+
+def _as_slice(numbers: tuple[int, ...]) -> slice:
+    """Numbers that grow by equal steps, as a slice."""
+    first, last = numbers[0], numbers[-1]
+    step = numbers[1] - first if len(numbers) > 1 else 1
+    return slice(first, last + 1, step)
 
 
 def _by_head(form: Form, x: Tensor) -> Tensor:
@@ -108,9 +140,9 @@ def _pixels(x: Tensor) -> Tensor:
     return ops.reshape(x, (*outer, 1, heads * channels))
 
 
-def _key_rows(keys: Tensor, row: int, like: Tensor) -> Tensor:
+def _key_rows(keys: Tensor, row: _Row, like: Tensor) -> Tensor:
     """The row of keys that each row of queries meets."""
-    return keys[:, :, row : row + ops.shape(like)[2]]
+    return keys[:, :, row.place : row.place + ops.shape(like)[2]]
 
 
 def diagonals(x: Tensor) -> Tensor:
@@ -125,19 +157,18 @@ def diagonals(x: Tensor) -> Tensor:
     return x[..., : columns - rows + 1]
 
 
-def _band(form: Form, a: Tensor, places: list[tuple[int, int]]) -> Tensor:
+def _band(form: Form, a: Tensor, row: _Row) -> Tensor:
     """Matrices with weights at `(i, i + c)`: undoes `diagonals`."""
-    numbers = {column: n for n, column in places}
-    nothing = ops.zeros_like(a[0])
-    band = ops.stack(
-        [
-            a[numbers[column]] if column in numbers else nothing
-            for column in range(form.reach[1] + 1)
-        ],
-        axis=-1,
-    )
-    *outer, rows, count = ops.shape(band[:, 0])
-    band = ops.pad(band[:, 0], ((0, 0),) * (len(outer) + 1) + ((0, rows),))
-    columns = rows + count - 1
+    band = ops.moveaxis(a[row.numbers, :, 0], 0, -1)
+    *outer, rows, count = ops.shape(band)
+    before = ((0, 0),) * (len(outer) + 1)
+    first, end, step = row.columns.start, row.columns.stop, row.columns.step
+    if step > 1:  # zeros between them
+        band = ops.pad(band[..., None], (*before, (0, 0), (0, step - 1)))
+        band = ops.reshape(band, (*outer, rows, count * step))
+        band = band[..., : end - first]
+    reach = form.reach[1]
+    band = ops.pad(band, (*before, (first, reach + 1 - end + rows)))
+    columns = rows + reach
     band = ops.reshape(band, (*outer, rows * (columns + 1)))
     return ops.reshape(band[..., : rows * columns], (*outer, rows, columns))

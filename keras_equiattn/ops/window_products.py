@@ -1,9 +1,9 @@
 """The window form without a compiler: few passes, and matrix products.
 
 For each neighbour one pass over the pixels, and one product with a small matrix
-that holds the weights and adds up the channels of each head. A few images at a
-time, so that the next pass finds in the cache what this one wrote. Sizes may be
-unknown. `ops.window_form` says what the functions compute.
+that holds the weights and adds up the channels of each head. On a CPU a few
+images at a time, so that the next pass finds in the cache what this one wrote.
+Sizes may be unknown. `ops.window_form` says what the functions compute.
 """
 
 import math
@@ -33,10 +33,10 @@ def scores(
     def images(x: Tensor, k: Tensor) -> tuple[Tensor]:
         queries = ops.moveaxis(x, 3, 1)
         of_a = [
-            matrix @ _turned(_products(queries, _window(k, place, size)))
+            matrix @ _transposed(_products(queries, _window(k, place, size)))
             for matrix, place in zip(matrices, form.neighbours, strict=True)
         ]
-        return (with_bias_scores(form, _planes(of_a, size), x, bias),)
+        return (with_bias_scores(form, _stacked(of_a, size), x, bias),)
 
     return _over_images(images, [(x, 0), (k, 1)], (1,), _size(x.shape[3], k))[0]
 
@@ -51,7 +51,7 @@ def weighted_sums(
     def images(a: Tensor, k: Tensor) -> tuple[Tensor]:
         of_x = _nothing(a, k)
         for n, place in enumerate(form.neighbours):
-            weights = _spread(a[n], matrices[n], k)
+            weights = _on_channels(a[n], matrices[n], k)
             of_x = _add_to_queries(of_x, weights, _window(k, place, size))
         of_x = ops.moveaxis(of_x, 1, 3)
         return (with_bias_sums(form, of_x, a, bias),)
@@ -78,7 +78,7 @@ def score_gradients(
         of_w = []
         for n, place in enumerate(form.neighbours):
             seen = _window(k, place, size)
-            weights = _spread(d[n], matrices[n], k)
+            weights = _on_channels(d[n], matrices[n], k)
             of_x = _add_to_queries(of_x, weights, seen)
             _add_to_keys(of_k, form, place, weights, queries)
             if w is not None:
@@ -113,13 +113,13 @@ def sum_gradients(
         of_a, of_w = [], []
         for n, place in enumerate(form.neighbours):
             products = _products(cotangent, _window(k, place, size))
-            of_a.append(matrices[n] @ _turned(products))
-            weights = _spread(a[n], matrices[n], k)
+            of_a.append(matrices[n] @ _transposed(products))
+            weights = _on_channels(a[n], matrices[n], k)
             _add_to_keys(of_k, form, place, weights, cotangent)
             if w is not None:
                 of_w.append(_correlation(a[n], products))
         return (
-            with_bias_scores(form, _planes(of_a, size), d, bias),
+            with_bias_scores(form, _stacked(of_a, size), d, bias),
             ops.stack(of_k),
             *_weight_gradient(form, of_w, w),
             *bias_gradient(form, a, d, bias),
@@ -146,18 +146,19 @@ def _products(x: Tensor, seen: Tensor) -> Tensor:
     )
 
 
-def _spread(a: Tensor, matrix: Tensor, k: Tensor) -> Tensor:
+def _on_channels(a: Tensor, matrix: Tensor, k: Tensor) -> Tensor:
     """Weights of the heads, for every channel of every key element."""
     batch, order, heads, height, width = ops.shape(a)
     a = ops.reshape(a, (batch, order, heads, height * width))
     return ops.reshape(
-        _turned(a) @ matrix, (batch, order, height, width, *k.shape[4:])
+        _transposed(a) @ matrix, (batch, order, height, width, *k.shape[4:])
     )
 
 
 def _correlation(a: Tensor, products: Tensor) -> Tensor:
     """`(query elements, heads, key elements * channels)`, over the pixels."""
-    a = ops.reshape(a, (*ops.shape(a)[:3], -1))
+    batch, order, heads, height, width = ops.shape(a)
+    a = ops.reshape(a, (batch, order, heads, height * width))
     return ops.sum(a @ products, axis=0)
 
 
@@ -184,7 +185,7 @@ def _add_to_keys(
         )
 
 
-def _planes(of_a: list[Tensor], size: tuple[Any, Any]) -> Tensor:
+def _stacked(of_a: list[Tensor], size: tuple[Any, Any]) -> Tensor:
     """Neighbours along the first axis, and rows and columns apart."""
     planes = ops.stack(of_a)
     return ops.reshape(planes, (*ops.shape(planes)[:4], *size))
@@ -216,7 +217,7 @@ def with_bias_scores(
     x = ops.moveaxis(x, 3, 1)
     batch, order, height, width, channels = ops.shape(x)
     x = ops.reshape(x, (batch, order, height * width, channels))
-    more = _bias_matrix(form, bias) @ _turned(x)
+    more = _bias_matrix(form, bias) @ _transposed(x)
     shape = (batch, order, len(form.neighbours), form.heads, height, width)
     return a + ops.moveaxis(ops.reshape(more, shape), 2, 0)
 
@@ -227,7 +228,7 @@ def with_bias_sums(
     """What the bias adds to the weighted sums, and the sums."""
     if bias is None:
         return y
-    more = _turned(_by_head(a)) @ _bias_matrix(form, bias)
+    more = _transposed(_by_head(a)) @ _bias_matrix(form, bias)
     batch, height, width, order, channels = ops.shape(y)
     more = ops.reshape(more, (batch, order, height, width, channels))
     return y + ops.moveaxis(more, 1, 3)
@@ -240,8 +241,8 @@ def bias_gradient(
     if bias is None:
         return ()
     x = ops.moveaxis(x, 3, 1)
-    batch, order, *_, channels = ops.shape(x)
-    x = ops.reshape(x, (batch, order, -1, channels))
+    batch, order, height, width, channels = ops.shape(x)
+    x = ops.reshape(x, (batch, order, height * width, channels))
     found = ops.sum(_by_head(a) @ x, axis=0)
     shape = (order, len(form.neighbours), form.heads, channels)
     found = ops.swapaxes(ops.reshape(found, shape), 0, 1)
@@ -289,7 +290,7 @@ def _bias_matrix(form: Form, bias: Tensor) -> Tensor:
     return ops.reshape(bias, (order, count * heads, channels))
 
 
-def _turned(x: Tensor) -> Tensor:
+def _transposed(x: Tensor) -> Tensor:
     return ops.swapaxes(x, -1, -2)
 
 
@@ -308,7 +309,7 @@ def _over_images(
     joined: tuple[int, ...],
     size: int | None,
 ) -> tuple[Tensor, ...]:
-    """The function on `size` images at a time.
+    """The function on `size` images at a time, on a CPU without a compiler.
 
     Args:
         function: of the tensors.
@@ -319,7 +320,8 @@ def _over_images(
     """
     first, axis = tensors[0]
     images = first.shape[axis]
-    if backend.compiles() or images is None or size is None or images <= size:
+    tiles = backend.on_cpu() and not backend.compiles()
+    if not tiles or images is None or size is None or images <= size:
         return function(*(x for x, _ in tensors))
     parts = [
         function(

@@ -11,7 +11,6 @@ import itertools
 import math
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -23,6 +22,7 @@ from keras_equiattn.ops import window_products
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import MASKED
 from keras_equiattn.ops.window_form import Form
 from keras_equiattn.ops.window_form import Neighbour
@@ -41,7 +41,8 @@ class Window:
 
     Attributes:
         size: rows and columns, odd.
-        strides: of the queries: query `i` sits on pixel `strides * i`.
+        strides: of the queries: query `i` sits on pixel `strides * i`. Above
+            1 they need images whose size is known before run time.
         dilation_rate: distance of adjacent neighbours.
         border: what lies outside of the image. "zeros": keys and values are
             zero there (before a bias); "mask": what lies outside is left out
@@ -98,6 +99,13 @@ class Window:
         Frame `(i, j)` holds the pixels that lie `(i, j)` from a multiple of
         the strides, counted from the first neighbour of the first query.
         """
+        for size, stride in zip(x.shape[1:3], self.strides, strict=True):
+            if size is None and stride > 1:
+                raise ValueError(
+                    "A window with strides above 1 needs a size that is known "
+                    f"before run time. Received: shape={tuple(x.shape)}, "
+                    f"strides={self.strides}"
+                )
         for axis in (0, 1):
             x = self._with_surroundings(x, axis)
         if self.strides == (1, 1):
@@ -114,12 +122,6 @@ class Window:
         reach = self.dilation_rate[axis] * (self.size[axis] // 2)
         if stride == 1:
             after = reach
-        elif size is None:
-            raise ValueError(
-                "A window with strides above 1 needs a size that is known "
-                f"before run time. Received: shape={tuple(x.shape)}, "
-                f"strides={self.strides}"
-            )
         else:
             steps = math.ceil(size / stride) + 2 * reach // stride
             after = steps * stride - size - reach
@@ -187,6 +189,7 @@ def window_scores(
         ValueError: for shapes that do not fit.
     """
     num_heads = _checks.integer(num_heads, "num_heads")
+    _check_kind(window)
     _check_rank("query", query)
     _check_rank("keys", keys)
     _check(window, num_heads, keys, weight, bias, order=query.shape[3])
@@ -194,7 +197,7 @@ def window_scores(
     order, channels = query.shape[3], keys.shape[-1]
     expected = (keys.shape[0], height, width, order, channels)
     _check_shape("query", query, expected, window, keys)
-    query, keys, weight, bias = map(_full, (query, keys, weight, bias))
+    query, keys, weight, bias = map(_tensor, (query, keys, weight, bias))
     heads = num_heads
     if weight is None:
         query, keys, bias = map(_as_channels, (query, keys, bias))
@@ -220,7 +223,8 @@ def window_softmax(
         scores: of `window_scores`, or several of them joined along the first
             axis, such as those against several key elements: whatever lies
             along it shares the weight of one.
-        window: for border "mask", the window the scores are of.
+        window: for border "mask", the window the scores are of. With other
+            borders it is only checked.
         size: for border "mask", height and width of the keys.
         recompute: see `window_scores`.
 
@@ -230,19 +234,18 @@ def window_softmax(
     Raises:
         ValueError: if the scores do not belong to the window.
     """
-    scores = _full(scores)
+    _check_rank("scores", scores, 6)
+    if window is not None:
+        _check_kind(window)
+        _check_scores(scores, window, size)
+    scores = _tensor(scores)
     if window is not None and window.border == "mask":
         if size is None:
             raise ValueError(
                 "`size`, height and width of the keys, says what a window "
                 'with border="mask" leaves out. Received: size=None'
             )
-        pairs, rest = divmod(scores.shape[0], len(window.offsets))
-        if rest:
-            raise ValueError(
-                f"Scores of {scores.shape[0]} neighbours are none of {window}, "
-                f"which has {len(window.offsets)}, or of several such windows."
-            )
+        pairs = scores.shape[0] // len(window.offsets)
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
         inside = inside[:, None, None, None]
         scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
@@ -279,6 +282,7 @@ def window_sum(
     Raises:
         ValueError: for shapes that do not fit.
     """
+    _check_kind(window)
     _check_rank("weights", weights, 6)
     _check_rank("values", values)
     count, batch, order, heads, height, width = ops.shape(weights)
@@ -287,7 +291,9 @@ def window_sum(
     expected = (len(window.offsets), values.shape[0], order, heads, *size)
     _check_shape("weights", weights, expected, window, values)
     dtype, channels = values.dtype, values.shape[-1]
-    weights, values, weight, bias = map(_full, (weights, values, weight, bias))
+    weights, values, weight, bias = map(
+        _tensor, (weights, values, weight, bias)
+    )
     if weight is None:
         values, bias = map(_as_channels, (values, bias))
         heads = order * heads
@@ -397,7 +403,8 @@ def _plain_softmax(scores: Tensor) -> Tensor:
     # Flat: TensorFlow's own takes no more than five axes.
     count = scores.shape[0]
     if count == 1:  # Keras warns of it
-        return ops.ones_like(scores)
+        # Ones, through which a gradient of zeros still passes.
+        return 0 * scores + 1
     weights = ops.softmax(ops.reshape(scores, (count, -1)), axis=0)
     return ops.reshape(weights, ops.shape(scores))
 
@@ -449,12 +456,40 @@ def _as_channels(x: Tensor | None) -> Tensor | None:
     return ops.reshape(x, (*outer, 1, order * channels))
 
 
-def _full(x: Tensor | None) -> Tensor | None:
-    """Half precision as float32."""
-    if x is None:
-        return None
-    half = keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
-    return ops.cast(x, "float32") if half else ops.convert_to_tensor(x)
+def _tensor(x: Tensor | None) -> Tensor | None:
+    """What there is as a tensor, at least in single precision."""
+    return None if x is None else in_full_precision(ops.convert_to_tensor(x))
+
+
+def _check_kind(window: Any) -> None:
+    if not isinstance(window, Window):
+        raise ValueError(
+            "`window` must be a `keras_equiattn.ops.Window`. "
+            f"Received: window={window!r}"
+        )
+
+
+def _check_scores(scores: Tensor, window: Window, size: Any) -> None:
+    """Whether scores may be those of a window on keys of this size."""
+    count, shape = len(window.offsets), tuple(scores.shape)
+    if shape[0] % count or not shape[0]:
+        raise ValueError(
+            f"Scores of {shape[0]} neighbours are none of {window}, "
+            f"which has {count}, or of several such windows."
+        )
+    if size is None:
+        return
+    try:
+        known = [n if isinstance(n, int) else None for n in size]
+    except TypeError:  # no sequence
+        known = []
+    if len(known) != 2 or not _checks.fits(
+        shape[4:], window.output_size(known)
+    ):
+        raise ValueError(
+            "`size` must be (height, width) of the keys that the scores of "
+            f"{window} are of. Received: size={size}, scores.shape={shape}"
+        )
 
 
 def _check_rank(name: str, tensor: Tensor, rank: int = 5) -> None:

@@ -192,6 +192,29 @@ def test_invariance_at_full_size(group, mixer, small):
     assert_images_matter(model)
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("group", "mixer", "heads"),
+    [
+        ("z2m", "conv", 2),
+        ("z2m", "sasa", 1),
+        ("z2m", "simple_asc", 2),
+        ("z2m", "asc", 2),
+        ("p4m", "sasa", 2),
+        ("p4m", "simple_asc", 1),
+    ],
+)
+def test_invariance_under_groups_that_the_paper_lacks(
+    group, mixer, heads, small
+):
+    arguments = {**SMALL, "num_heads": heads, "input_shape": (16, 16, 3)}
+    model = ResNet29(group, mixer, **arguments)
+    randomize(model)
+    elements = [1, 5] if group == "p4m" else [1]
+    assert invariance_error(model, elements=elements) < 2e-6
+    assert_images_matter(model)
+
+
 @pytest.mark.parametrize(
     ("mixer", "size", "exact"),
     [

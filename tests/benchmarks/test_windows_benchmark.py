@@ -1,4 +1,4 @@
-"""The forms that the benchmark compares compute the same."""
+"""What the benchmark compares is what it says."""
 
 import argparse
 from pathlib import Path
@@ -9,12 +9,17 @@ from layer_contract import as_array
 from keras_equiattn.testing import relative_difference
 
 
-@pytest.mark.parametrize("kind", ["asc", "sasa"])
-def test_both_forms_agree(kind, monkeypatch):
+@pytest.fixture
+def windows(monkeypatch):
     folder = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(folder)
     import windows
 
+    return windows
+
+
+@pytest.mark.parametrize("kind", ["asc", "sasa"])
+def test_both_forms_agree(kind, windows):
     options = argparse.Namespace(
         batch=2, size=5, width=8, heads=2, kernel_size=3
     )
@@ -24,3 +29,22 @@ def test_both_forms_agree(kind, monkeypatch):
         for form in windows.FORMS
     )
     assert relative_difference(first, second) < 1e-5
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    "name", ["AffineSelfConv2D", "StandAloneSelfAttention2D", "GroupConv2D"]
+)
+def test_quarter_turns_leave_no_error(name, windows):
+    error, size, spread = windows.turn(name, 5, 2, 0)
+    assert error < 1e-5 * size
+    assert spread > 0.1 * size
+    error, _, _ = windows.turn(name, 5, 1, 0)
+    assert error > 1e-2 * size
+
+
+@pytest.mark.torch_first
+def test_a_window_of_one_pixel_leaves_no_error(windows):
+    """There is nothing to turn but the group."""
+    error, size, _ = windows.turn("AffineSelfConv2D", 1, 1, 0)
+    assert error < 1e-5 * size

@@ -1,5 +1,7 @@
 """Attention over windows: contract, oracle, vectors, limits, maps."""
 
+import inspect
+
 import keras
 import numpy as np
 import oracles
@@ -532,6 +534,46 @@ def test_many_offsets_and_a_window_larger_than_the_image():
 
 
 @pytest.mark.torch_first
+def test_many_offsets_on_images_of_any_size():
+    layer = random_layer(
+        StandAloneSelfAttention2D,
+        filters=4,
+        num_heads=2,
+        kernel_size=11,
+        dtype="float32",
+    )
+    model = keras.Sequential([keras.Input((None, None, 3)), layer])
+    for size in ((5, 6), (4, 7)):
+        x = np.random.default_rng(1).normal(size=(2, *size, 1, 3))
+        expected, _ = oracle(layer, x)
+        y = model.predict(x[:, :, :, 0].astype("float32"), verbose=0)
+        assert relative_difference(y, expected[:, :, :, 0]) < 1e-5
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_one_pixel_is_weighed_with_one(layer, recompute):
+    """Whatever queries and keys are: their gradients are zeros, not missing."""
+    made = random_layer(
+        layer,
+        filters=4,
+        num_heads=2,
+        kernel_size=1,
+        group="p4",
+        recompute=recompute,
+    )
+    x = np.random.default_rng(1).normal(size=(2, 3, 4, 4, 3))
+    expected, _ = oracle(made, x)
+    x = x.astype(DTYPE)
+    assert relative_difference(as_array(made(x)), expected) < tolerance()
+    _, *found = gradients(made, x, np.ones((2, 3, 4, 4, 4), DTYPE))
+    for variable, gradient in zip(made.trainable_variables, found, strict=True):
+        of_scores = variable.name.startswith(("query", "key", "row", "column"))
+        assert gradient.any() != of_scores, variable.name
+
+
+@pytest.mark.torch_first
 def test_dilation():
     layer = random_layer(
         AffineSelfConv2D, filters=4, num_heads=2, group="p4", dilation_rate=2
@@ -552,6 +594,41 @@ def test_affine_map_refuses_what_does_not_turn():
     psi, beta = np.zeros((4, 3, 5, 2)), np.zeros((3, 5, 2))
     with pytest.raises(ValueError, match="square"):
         affine_map(psi, beta, "p4")
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("psi", "beta", "message"),
+    [
+        ((8, 3, 3, 2), (3, 3, 2), r"`psi`.*4 elements of 'p4'.*\(8, 3, 3, 2"),
+        ((4, 3, 3), (3, 3), r"`psi`.*\(order, .* axis 0.*\(4, 3, 3\)"),
+        ((4, 3, 3, 2), (5, 5, 2), r"`beta`.*\(5, 5, 2\), psi.shape=\(4, 3, 3"),
+        ((4, 3, 3, 2), (3, 3, 4), r"`beta`.*\(3, 3, 4\), psi.shape=\(4, 3, 3"),
+        ((4, 3, 3, 2), (3, 3), r"`beta`.*\(3, 3\), psi.shape=\(4, 3, 3, 2\)"),
+    ],
+)
+def test_affine_map_refuses_what_does_not_fit(psi, beta, message):
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(affine_map)(np.zeros(psi), np.zeros(beta), "p4")
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("rows", "columns", "heads", "message"),
+    [
+        ((3, 4), (3, 6), 2, r"`rows` and `columns`.*\(3, 4\), .*\(3, 6\)"),
+        ((3,), (3,), 1, r"`rows` and `columns`.*\(3,\), .*\(3,\)"),
+        ((3, 4), (3, 4), 3, r"divisible by num_heads=3.*\(3, 4\)"),
+        ((3, 4), (3, 4), 0, "`num_heads`.*0"),
+    ],
+)
+def test_relative_positions_refuse_what_does_not_fit(
+    rows, columns, heads, message
+):
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(relative_positions)(
+            np.zeros(rows), np.zeros(columns), heads, "z2"
+        )
 
 
 @pytest.mark.torch_first
@@ -594,6 +671,9 @@ def test_bad_shapes():
         layer.build((None, 6, 6, 8, 3))
     with pytest.raises(ValueError, match="feature maps on 'p4'"):
         layer.build((None, 6, 6, 3))
+    for shape in ((None, 4, 4, 0), (None, 4, 4, None)):
+        with pytest.raises(ValueError, match=rf"channels.*{shape[-1]}\)"):
+            AffineSelfConv2D(8).build(shape)
 
 
 @pytest.mark.torch_first

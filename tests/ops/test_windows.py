@@ -1,6 +1,8 @@
 """Window primitives against the neighbours written out."""
 
+import inspect
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -130,7 +132,7 @@ WINDOWS = [
     Window((3, 5), border="mask"),
     Window((3, 3), border="reflect", dilation_rate=(2, 1)),
     Window((5, 3), strides=(2, 2), border="reflect"),
-    Window((3, 3), strides=(2, 3)),
+    Window((3, 3), strides=(2, 3), border="mask"),
     Window((1, 3), strides=(3, 1), border="mask", dilation_rate=(1, 2)),
 ]
 # Order of queries and keys, transformed or not, with a bias or not.
@@ -173,8 +175,7 @@ def realisation(request, monkeypatch):
     """Each of them, also where another would be chosen."""
     name = request.param
     if name == "planes":
-        if keras.backend.backend() == "torch":
-            pytest.skip("what XLA is written for, XLA alone runs")
+        monkeypatch.setattr(windows, "_realisation", lambda *_: window_planes)
         monkeypatch.setattr(window_planes, "TERMS", 2)
         monkeypatch.setattr(window_planes, "ROWS", 3)
     if name == "products":
@@ -205,7 +206,6 @@ def realisation(request, monkeypatch):
 )
 def test_choice(xla, size, count, weighted, expected, monkeypatch):
     monkeypatch.setattr(windows.backend, "in_xla", lambda: xla)
-    monkeypatch.setattr(windows.backend, "compiles", lambda: xla)
     side = round(count**0.5)
     form = Form(Window((side, side)).neighbours, 1)
     x = keras.KerasTensor((None, size, size, 1, 4))
@@ -268,6 +268,57 @@ def test_unusual_sizes(window, size):
 
 
 @pytest.mark.torch_first
+def test_strides_need_a_known_size():
+    window = Window((3, 3), strides=(1, 2))
+    window.frames(np.zeros((1, 4, 5, 1, 2)))
+    keys = keras.KerasTensor((None, 4, None, 1, 2))
+    with pytest.raises(ValueError, match=r"known.*\(None, 4, None, 1, 2\)"):
+        window.frames(keys)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("weighted", [False, True])
+def test_empty_batches(weighted, realisation):
+    kind = (2, 2, weighted, True)
+    skip_weighted_bands(realisation, kind)
+    window = WINDOWS[1]
+    x, k, rest = arguments(window, *kind)
+
+    def attend(x, k, *rest):
+        maps = unpack(rest, weighted, True)
+        scores = window_scores(x, k, window, 2, *maps)
+        weights = window_softmax(scores, window, (7, 6))
+        return window_sum(weights, k, window, *maps)
+
+    arrays = [x[:0], k[:0], *rest]
+    y, gradients = value_and_gradients(attend, arrays, x[:0])
+    assert y.shape == x[:0].shape
+    assert [g.shape for g in gradients] == [a.shape for a in arrays]
+    assert not any(g.any() for g in gradients)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("on_cpu", "compiles", "expected"),
+    [(True, False, [2, 2, 1]), (False, False, [5]), (True, True, [5])],
+)
+def test_few_images_at_a_time(on_cpu, compiles, expected, monkeypatch):
+    """Where there is a cache to fill, and no compiler that sees to it."""
+    monkeypatch.setattr(window_products.backend, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(window_products.backend, "compiles", lambda: compiles)
+    x, found = np.arange(10.0).reshape(5, 2), []
+
+    def double(x):
+        found.append(len(x))
+        return 2 * x, ops.sum(x, axis=0)
+
+    y, total = window_products._over_images(double, [(x, 0)], (0,), 2)
+    assert found == expected
+    np.testing.assert_array_equal(as_array(y), 2 * x)
+    np.testing.assert_array_equal(as_array(total), x.sum(axis=0))
+
+
+@pytest.mark.torch_first
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_counts_in_float32(dtype):
     window = Window((3, 3), border="mask")
@@ -299,8 +350,6 @@ def test_softmax_over_pairs_with_key_elements():
     p = np.where(inside, np.exp(scores), 0)
     expected = p / p.sum(0)
     assert relative_difference(as_array(weights), expected) < max(RTOL, 1e-6)
-    with pytest.raises(ValueError, match=r"10 neighbours.*9"):
-        window_softmax(scores[:10], window, (4, 5))
 
 
 @pytest.mark.torch_first
@@ -371,11 +420,11 @@ def check(ours, oracle, arrays):
 
 
 @pytest.mark.torch_first
-@pytest.mark.parametrize("window", WINDOWS[:3], ids=str)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("recompute", [True, False])
 def test_softmax(window, recompute):
-    size = (4, 5)
-    shape = (len(window.offsets), 2, 3, 2, *size)
+    size = (5, 4)
+    shape = (len(window.offsets), 2, 3, 2, *window.output_size(size))
     check(
         lambda s: window_softmax(s, window, size, recompute=recompute),
         lambda s: softmax_oracle(s, window, size),
@@ -423,8 +472,42 @@ def test_bad_windows(arguments, message):
 
 
 @pytest.mark.torch_first
+@pytest.mark.parametrize("border", ["mask", "zeros"])
+@pytest.mark.parametrize(
+    ("shape", "size", "message"),
+    [
+        ((10, 1, 1, 1, 2, 3), (4, 5), "10 neighbours.*9"),
+        ((0, 1, 1, 1, 2, 3), (4, 5), "0 neighbours.*9"),
+        ((9, 1, 1, 2, 3), (4, 5), r"`scores` must have 6 axes.*\(9, 1, 1, 2"),
+        ((9, 1, 1, 1, 2, 3), (5, 5), r"`size` must be.*size=\(5, 5\), scores"),
+        ((9, 1, 1, 1, 2, 3), (4, 4), r"`size` must be.*size=\(4, 4\), scores"),
+        ((9, 1, 1, 1, 2, 3), (4,), r"`size` must be.*size=\(4,\), scores"),
+        ((9, 1, 1, 1, 2, 3), 4, "`size` must be.*size=4, scores"),
+    ],
+)
+def test_scores_of_another_window(border, shape, size, message):
+    window = Window((3, 3), strides=(2, 2), border=border)
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(window_softmax)(np.zeros(shape), window, size)
+
+
+@pytest.mark.torch_first
 def test_mask_needs_the_size():
+    scores = np.zeros((9, 1, 1, 1, 2, 2))
     with pytest.raises(ValueError, match=r"`size`.*None"):
-        window_softmax(
-            np.zeros((9, 1, 1, 1, 2, 2)), Window((3, 3), border="mask")
-        )
+        window_softmax(scores, Window((3, 3), border="mask"))
+    window_softmax(scores, Window((3, 3)))
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("window", [(3, 3), 3, None])
+def test_windows_that_are_none(window):
+    x, scores = np.zeros((1, 4, 4, 1, 4)), np.zeros((9, 1, 1, 1, 4, 4))
+    message = rf"`window` must be .*Window.*{re.escape(repr(window))}"
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(window_scores)(x, x, window)
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(window_sum)(scores, x, window)
+    if window is not None:
+        with pytest.raises(ValueError, match=message):
+            inspect.unwrap(window_softmax)(scores, window)

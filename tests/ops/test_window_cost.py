@@ -1,0 +1,117 @@
+"""What attention over windows keeps, builds and runs, seen by PyTorch."""
+
+import functools
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_equiattn.ops.affine_self_convolution import AffineMap
+from keras_equiattn.ops.affine_self_convolution import window_attention
+from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.windows import window_sum
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="counts what PyTorch runs"
+)
+SIZE, CHANNELS, HEADS = (12, 12), 32, 2
+
+
+def watch(function):
+    """What it returns, and what it computed on the way.
+
+    Returns:
+        The result, bytes of the results that outlive the call, the largest
+        number of values that was built at once, and the number of operators.
+    """
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    built, largest, count = {}, [0], [0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            result = operator(*args, **(kwargs or {}))
+            count[0] += 1
+            for tensor in keras.tree.flatten(result):
+                if hasattr(tensor, "untyped_storage"):
+                    storage = tensor.untyped_storage()
+                    reference = StorageWeakRef(storage)
+                    built[reference.cdata] = reference, storage.nbytes()
+                    values = storage.nbytes() // tensor.element_size()
+                    largest[0] = max(largest[0], values)
+            return result
+
+    with Watch():
+        result = function()
+    kept = sum(n for reference, n in built.values() if not reference.expired())
+    return result, kept, largest[0], count[0]
+
+
+def random(*shape, seed=0):
+    values = np.random.default_rng(seed).normal(size=shape).astype("float32")
+    return ops.convert_to_tensor(values).requires_grad_()
+
+
+def attention(kernel_size, weighted, recompute):
+    """A function that attends, and its arguments."""
+    window = Window((kernel_size, kernel_size))
+    shape = (1, *SIZE, 1, CHANNELS)
+    tensors = [random(*shape, seed=seed) for seed in range(3)]
+    if weighted:
+        tensors.append(random(*window.size, 1, 1, CHANNELS))
+    tensors.append(random(*window.size, 1, CHANNELS))
+
+    def attend():
+        query, keys, values, *rest = tensors
+        affine = AffineMap(*rest) if weighted else AffineMap(None, *rest)
+        return window_attention(
+            *(query, keys, values, window, HEADS, affine, affine, recompute)
+        )[0]
+
+    return attend, tensors
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "weighted"), [(7, True), (7, False), (15, False)]
+)
+def test_neighbours_of_all_pixels_are_never_held(kernel_size, weighted):
+    """Neither for the backward pass, nor within one of the passes."""
+    import torch
+
+    weights = kernel_size**2 * HEADS * math.prod(SIZE)
+    neighbours = weights // HEADS * CHANNELS
+    kept = {}
+    for recompute in (True, False):
+        attend, tensors = attention(kernel_size, weighted, recompute)
+        y, kept[recompute], largest, _ = watch(attend)
+        if recompute:
+            assert largest < neighbours / 4
+            gradients, _, largest, _ = watch(
+                functools.partial(torch.autograd.grad, y.sum(), tensors)
+            )
+            assert all(gradient.any() for gradient in gradients)
+            assert largest < neighbours / 4
+    # In bytes: the weights, keys and values with their surroundings, and some
+    # feature maps.
+    maps = math.prod(SIZE) * CHANNELS
+    around = math.prod(n + kernel_size - 1 for n in SIZE) * CHANNELS
+    assert kept[True] < 4 * (weights + 2 * around + 8 * maps)
+    assert kept[True] < kept[False] / 4
+
+
+def test_operators_grow_with_the_rows_of_large_windows_alone():
+    counts = []
+    for size in ((3, 61), (3, 81), (5, 61)):
+        window = Window(size)
+        values = random(1, *SIZE, 1, CHANNELS)
+        weights = random(math.prod(size), 1, 1, HEADS, *SIZE)
+        y, _, _, forward = watch(
+            functools.partial(window_sum, weights, values, window)
+        )
+        _, _, _, backward = watch(y.sum().backward)
+        counts.append((forward, backward))
+    assert counts[0] == counts[1]
+    assert counts[2] > counts[0]
