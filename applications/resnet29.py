@@ -63,16 +63,11 @@ def ResNet29(
     shortcut, and that of the second and third stage halves the size.
     Convolutions have no bias.
 
-<<<<<<< HEAD
-    The mixer is a 3 x 3 convolution, or attention over 5 x 5 pixels, or both
-    in one ("acmix"). With attention the last batch normalisation of each block
-    starts with gains of zero: blocks start as their shortcuts.
-=======
     The mixer is a 3 x 3 convolution, or attention over 5 x 5 pixels with
-    border "zeros": what lies outside of the image takes part in the softmax.
-    With attention the last batch normalisation of each block starts with gains
-    of zero: blocks start as their shortcuts.
->>>>>>> main
+    border "zeros": what lies outside of the image takes part in the softmax. Or
+    it is both in one ("acmix"), with border "reflect". With attention the last
+    batch normalisation of each block starts with gains of zero: blocks start
+    as their shortcuts.
 
     Trainable parameters for 10 classes, SE with Squeeze-and-Excitation; those
     of z2m and p4m, and of p4 with "sasa", "simple_asc" or "asc" and SE, are
@@ -184,17 +179,6 @@ def ResNet83(
     Trainable parameters for 10 classes of the networks that are registered, SE
     with Squeeze-and-Excitation:
 
-<<<<<<< HEAD
-    | mixer | z2 | p4 |
-    |---|---|---|
-    | `"conv"` | 869,530 | 861,522 |
-    | `"conv"` and SE | 970,582 | 960,810 |
-    | `"sasa"` | 635,674 | |
-    | `"simple_asc"` | 582,250 | |
-    | `"asc"` | 733,450 | 749,634 |
-    | `"asc"` and SE | 834,502 | 848,922 |
-    | `"acmix"` | 667,624 | 616,902 |
-=======
     | mixer | z2 | p4 | p4m |
     |---|---|---|---|
     | `"conv"` | 869,530 | 861,522 | 875,936 |
@@ -203,7 +187,7 @@ def ResNet83(
     | `"simple_asc"` | 582,250 | 586,338 | |
     | `"asc"` | 733,450 | 749,634 | 801,410 |
     | `"asc"` and SE | 834,502 | 848,922 | |
->>>>>>> main
+    | `"acmix"` | 667,624 | 616,902 | 652,966 |
 
     Layers are called as in `ResNet29`, up to `stage3_block9_relu3`.
 

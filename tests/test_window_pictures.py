@@ -247,3 +247,18 @@ def test_bad_key_elements():
         plot_window_attention(model, image, (0, 0), "lift", key_element=0)
     with pytest.raises(ValueError, match=r"from 0 to 3.*4"):
         plot_window_attention(model, image, (0, 0), "far", key_element=4)
+
+
+def test_strided_attention():
+    """The query of a pixel is that of the last place that strides met."""
+    inputs = keras.Input((8, 8, 2))
+    x = layers.ACmix2D(4, 3, 3, 2, strides=2, name="strided")(inputs)
+    model, (image,) = randomize(keras.Model(inputs, x)), images(1, (8, 8, 2))
+    weights = attention_maps(model, image[None])["strided"]["window"]
+    assert weights.shape == (1, 4, 4, 1, 2, 3, 3)
+    for pixel in ((2, 4), (3, 5)):
+        found = pixel_attention(model, image, pixel)
+        np.testing.assert_allclose(found[:, :, 0], weights[0, 1, 2], rtol=1e-5)
+    figure = plot_window_attention(model, image, (3, 5))
+    drawn = figure.axes[1].images[-1]
+    assert drawn.get_extent() == [2.5, 5.5, 3.5, 0.5]
