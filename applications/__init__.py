@@ -102,13 +102,6 @@ _PRESETS: dict[str, Callable[..., keras.Model]] = {
 for _preset, _network in _PRESETS.items():
     for _group in gsanet.VARIANTS:
         _MODELS[f"gsanet_{_preset}_{_group}"] = (_network, {"group": _group})
-for _network in (ACmixResNet26, ACmixResNet38, ACmixResNet50):
-    _depth = _network.__name__.removeprefix("ACmixResNet")
-    _MODELS[f"acmix_resnet{_depth}"] = (_network, {})
-    _MODELS[f"resnet{_depth}"] = (_network, {"mixer": "conv"})
-for _size, _network in {"tiny": ACmixSwinTiny, "small": ACmixSwinSmall}.items():
-    _MODELS[f"acmix_swin_{_size}"] = (_network, {})
-    _MODELS[f"swin_{_size}"] = (_network, {"mixer": "attention"})
 
 
 def list_models() -> list[str]:

@@ -68,6 +68,9 @@ PARAMETERS = {
     "resnet29_p4_asc_se": 304_938,  # not in the paper
     "resnet29_p4m": 313_280,  # not in the paper
     "resnet29_p4m_asc": 282_146,  # not in the paper
+    "resnet29_z2_acmix": 245_812,  # ours
+    "resnet29_p4_acmix": 227_598,
+    "resnet29_p4m_acmix": 239_158,
     "resnet44_z2": 2_636_064,
     "resnet44_p4m": 2_621_683,
     "resnet44_p4m_input": 2_693_911,
@@ -82,6 +85,9 @@ PARAMETERS = {
     "resnet83_p4_se": 960_810,
     "resnet83_p4_sasa": 719_322,
     "resnet83_p4_simple_asc": 586_338,
+    "resnet83_z2_acmix": 667_624,  # ours
+    "resnet83_p4_acmix": 616_902,
+    "resnet83_p4m_acmix": 652_966,
     "resnet83_p4_asc": 749_634,
     "resnet83_p4_asc_se": 848_922,
     "resnet83_p4m": 875_936,
