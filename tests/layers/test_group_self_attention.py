@@ -342,7 +342,8 @@ def test_the_authors_index_is_not_equivariant(group):
     right = equivariance_error(
         lambda x: oracle(layer, as_array(x))[0], group, x
     )
-    assert right.max() < 1e-12
+    # JAX acts in float32.
+    assert right.max() < (1e-12 if DTYPE == "float64" else 1e-6)
     assert_equivariant(layer, group, x.astype(DTYPE), rtol=tolerance())
 
 
