@@ -23,6 +23,8 @@ from keras_equiattn._attention_sites import Maps
 from keras_equiattn._attention_sites import Pitch
 from keras_equiattn._attention_sites import Site
 from keras_equiattn._drawing import element_name
+from keras_equiattn._path_rates import path_rates
+from keras_equiattn._path_rates import plot_path_rates
 from keras_equiattn._window_pictures import pixel_attention
 from keras_equiattn._window_pictures import plot_window_attention
 from keras_equiattn.ops.action import group_action
@@ -30,8 +32,10 @@ from keras_equiattn.ops.action import group_action
 __all__ = [
     "attention_maps",
     "element_name",
+    "path_rates",
     "pixel_attention",
     "plot_attention_maps",
+    "plot_path_rates",
     "plot_window_attention",
 ]
 

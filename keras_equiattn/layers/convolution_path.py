@@ -101,9 +101,14 @@ class ConvolutionPath(LinearMapsLayer):
             autocast=False,
         )
 
+    @property
+    def learns_rates(self) -> bool:
+        """Whether there are two paths, and rates of theirs to learn."""
+        return self.paths == "both" and self.rates == "learned"
+
     def add_rates(self) -> None:
-        """Creates the rates, where both paths are there and learn theirs."""
-        if self.paths != "both" or self.rates == "fixed":
+        """Creates the rates, where they are learned."""
+        if not self.learns_rates:
             return
         self.attention_rate, self.convolution_rate = (
             self.add_weight(
@@ -147,7 +152,7 @@ class ConvolutionPath(LinearMapsLayer):
 
     def rates_of_paths(self) -> tuple[Any, Any]:
         """What attention and convolution are multiplied by; None for one."""
-        if self.paths != "both" or self.rates == "fixed":
+        if not self.learns_rates:
             return None, None
         return (
             ops.convert_to_tensor(self.attention_rate),
