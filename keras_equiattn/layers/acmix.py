@@ -9,11 +9,11 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
-from keras_equiattn.layers.base import LinearMapsLayer
 from keras_equiattn.layers.convolution_path import ConvolutionPath
 from keras_equiattn.layers.convolution_path import MAPS
 from keras_equiattn.layers.convolution_path import PATHS
 from keras_equiattn.layers.convolution_path import times
+from keras_equiattn.layers.convolution_path import TwoPaths
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import Convolution
@@ -28,7 +28,7 @@ from keras_equiattn.ops.windows import Window
 BORDERS = ("reflect", "mask")
 
 
-class BaseACmix2D(LinearMapsLayer):
+class BaseACmix2D(TwoPaths):
     """What `ACmix2D` and `FoldedACmix2D` share; see there.
 
     Subclasses say in `convolution` what the path of convolution is, and in
@@ -185,14 +185,6 @@ class BaseACmix2D(LinearMapsLayer):
             convolved = times(convolved, rate_of_convolution)
             y = convolved if y is None else y + convolved
         return self.activation(y)
-
-    @property
-    def attends(self) -> bool:
-        return self.paths != "convolution"
-
-    @property
-    def convolves(self) -> bool:
-        return self.paths != "attention"
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -24,7 +24,21 @@ SHIFT_KERNELS = ("learned", "fixed", "random")
 INITIAL_RATE = 0.5
 
 
-class ConvolutionPath(LinearMapsLayer):
+class TwoPaths(LinearMapsLayer):
+    """Base of layers with a path of attention, one of convolution, or both."""
+
+    paths: str
+
+    @property
+    def attends(self) -> bool:
+        return self.paths != "convolution"
+
+    @property
+    def convolves(self) -> bool:
+        return self.paths != "attention"
+
+
+class ConvolutionPath(TwoPaths):
     """Base of layers with a convolution from queries, keys and values.
 
     Subclasses set `kernel_size`, `outputs`, `mixing_initializer` and what
@@ -61,14 +75,6 @@ class ConvolutionPath(LinearMapsLayer):
                 f"`kernel_groups` must divide {self.outputs}, the outputs of a "
                 f"channel. Received: kernel_groups={kernel_groups}"
             )
-
-    @property
-    def attends(self) -> bool:
-        return self.paths != "convolution"
-
-    @property
-    def convolves(self) -> bool:
-        return self.paths != "attention"
 
     def add_convolution(self, use_bias: bool = False) -> None:
         """Creates the mixing kernel, and the shift kernels where learned."""
