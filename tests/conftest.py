@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items):
         return
     for item in items:
         has = item.get_closest_marker
+        if has("every_backend") and not has("slow"):
+            continue
         # Whole networks compile longest under JAX; there a step of each does.
         network = "applications/test_" in item.nodeid and backend == "jax"
         late = network and "fit" not in item.name and "bad" not in item.name

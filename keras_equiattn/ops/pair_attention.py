@@ -32,7 +32,6 @@ from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.statistics import MASKED
 
 
 class Positions(NamedTuple):
@@ -255,7 +254,7 @@ def _top(x: Tensor) -> Tensor:
     """The maximum over the neighbours, with an axis of size one for them."""
     if not backend.in_xla():
         return ops.max(x, axis=0, keepdims=True)
-    lowest = ops.full_like(x[0], MASKED)
-    return backend.scan(lambda t, x: (ops.maximum(t, x), ()), lowest, x)[0][
-        None
-    ]
+    # From the first on: a lowest number of its own might be above the numbers
+    # of pixels that see nothing.
+    top = backend.scan(lambda t, x: (ops.maximum(t, x), ()), x[0], x)[0]
+    return top[None]
