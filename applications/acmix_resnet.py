@@ -1,6 +1,7 @@
 """Residual networks for ImageNet with ACmix, and the plain ones."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -185,52 +186,33 @@ class _Design:
 
 
 def _network(
-    depth: int,
-    *,
-    include_top: bool,
-    weights: str | Path | None,
-    input_shape: tuple[int, int, int],
-    pooling: str | None,
-    classes: int,
-    classifier_activation: str | None,
-    name: str | None,
-    mixer: str,
-    stem: str,
-    num_heads: int,
-    normalization: building.Statistics | None,
-    features_only: bool,
+    depth: int, *, mixer: str, stem: str, num_heads: int, **options: Any
 ) -> keras.Model:
     design = _Design(mixer, stem, num_heads)
     kind = "ACmixResNet" if mixer == "acmix" else "ResNet"
-    end = building.End(
-        include_top, pooling, classes, classifier_activation, features_only
-    )
-    shape = building.check_image_shape(input_shape)
-    building.check_weights(weights, {}, f"{kind}{depth}", shape, end.classes)
-    statistics = building.check_normalization(normalization, shape[-1])
-    inputs = keras.Input(shape, name="image")
-    x = building.normalize(inputs, statistics)
-    if stem == "imagenet":
+    stages = functools.partial(_stages, design, BLOCKS[depth])
+    return building.imagenet_network(f"{kind}{depth}", stages, **options)
+
+
+def _stages(
+    design: _Design, depths: tuple[int, ...], x: Any
+) -> tuple[list[Any]]:
+    if design.stem == "imagenet":
         x = _convolution(x, WIDTHS[0], 7, 2, name="conv1")
     else:
         x = _convolution(x, WIDTHS[0], 3, 1, name="conv1")
     x = _norm(x, "bn1", relu="relu1")
-    if stem == "imagenet":
+    if design.stem == "imagenet":
         x = keras.layers.ZeroPadding2D(1, name="pool1_pad")(x)
         x = keras.layers.MaxPooling2D(3, 2, name="pool1")(x)
     features = []
-    for stage, (width, count) in enumerate(
-        zip(WIDTHS, BLOCKS[depth], strict=True), 1
-    ):
+    for stage, (width, count) in enumerate(zip(WIDTHS, depths, strict=True), 1):
         for index in range(1, count + 1):
             strides = 2 if index == 1 and stage > 1 else 1
             block = f"stage{stage}_block{index}"
             x = _block(design, x, width, strides, index == 1, block)
         features.append(x)
-    outputs = end(features)
-    model = keras.Model(inputs, outputs, name=name or f"{kind.lower()}{depth}")
-    building.load_weights(model, weights, {})
-    return model
+    return (features,)
 
 
 def _block(

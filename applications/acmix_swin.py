@@ -147,67 +147,56 @@ class _Stage:
 def _network(
     kind: str,
     *,
-    include_top: bool,
-    weights: str | Path | None,
     input_shape: tuple[int, int, int],
-    pooling: str | None,
-    classes: int,
-    classifier_activation: str | None,
-    name: str | None,
     mixer: str,
     patch_size: int,
     window_size: int,
     drop_path: float,
-    normalization: building.Statistics | None,
-    features_only: bool,
+    **options: Any,
 ) -> keras.Model:
     _checks.choice(mixer, "mixer", MIXERS)
     title = f"ACmixSwin{kind}" if mixer == "acmix" else f"Swin{kind}"
-    end = building.End(
-        include_top, pooling, classes, classifier_activation, features_only
-    )
     shape = building.check_image_shape(input_shape)
-    building.check_weights(weights, {}, title, shape, end.classes)
-    statistics = building.check_normalization(normalization, shape[-1])
     drop_path = _checks.rate(drop_path, "drop_path")
     patch = _checks.integer(patch_size, "patch_size")
     window = _checks.integer(window_size, "window_size")
-    stages = _stages(title, shape, patch, window)
+    designs = _designs(title, shape, patch, window)
 
-    inputs = keras.Input(shape, name="image")
-    x = building.normalize(inputs, statistics)
-    x = keras.layers.Conv2D(
-        stages[0].dim,
-        patch,
-        patch,
-        data_format="channels_last",
-        name="patches",
-    )(x)
-    x = _norm(x, "patches_norm")
-    rates = iter(np.linspace(0, drop_path, sum(DEPTHS[kind])).tolist())
-    features = []
-    for number, (stage, depth) in enumerate(
-        zip(stages, DEPTHS[kind], strict=True), 1
-    ):
-        if number > 1:
-            x = _merge(x, f"stage{number}_merge")
-        for index in range(depth):
-            x = _block(
-                x,
-                stage,
-                mixer,
-                stage.shift if index % 2 else 0,
-                next(rates),
-                f"stage{number}_block{index + 1}",
-            )
-        features.append(x)
-    features[-1] = _norm(x, "norm")
-    model = keras.Model(inputs, end(features), name=name or title.lower())
-    building.load_weights(model, weights, {})
-    return model
+    def stages(x: Any) -> tuple[list[Any]]:
+        x = keras.layers.Conv2D(
+            designs[0].dim,
+            patch,
+            patch,
+            data_format="channels_last",
+            name="patches",
+        )(x)
+        x = _norm(x, "patches_norm")
+        rates = iter(np.linspace(0, drop_path, sum(DEPTHS[kind])).tolist())
+        features = []
+        for number, (stage, depth) in enumerate(
+            zip(designs, DEPTHS[kind], strict=True), 1
+        ):
+            if number > 1:
+                x = _merge(x, f"stage{number}_merge")
+            for index in range(depth):
+                x = _block(
+                    x,
+                    stage,
+                    mixer,
+                    stage.shift if index % 2 else 0,
+                    next(rates),
+                    f"stage{number}_block{index + 1}",
+                )
+            features.append(x)
+        features[-1] = _norm(x, "norm")
+        return (features,)
+
+    return building.imagenet_network(
+        title, stages, input_shape=shape, **options
+    )
 
 
-def _stages(
+def _designs(
     title: str, shape: tuple[int, int, int], patch: int, window: int
 ) -> list[_Stage]:
     stages = []

@@ -426,25 +426,75 @@ class End:
                 f"include_top={self.include_top}, pooling={self.pooling!r}"
             )
 
-    def __call__(self, features: Sequence[Any]) -> Any:
-        """The outputs, from the feature maps of the stages."""
+    def __call__(self, features: Sequence[Any], summary: Any = None) -> Any:
+        """The outputs.
+
+        Args:
+            features: maps of the stages.
+            summary: what the classifier takes; None for the mean over space
+                of the last map.
+        """
         if self.features_only:
             return list(features)
         *_, x = features
-        if not self.include_top and self.pooling is None:
+        if self.include_top:
+            x = self._pooled(x, "mean") if summary is None else summary
+            x = logits(x, self.classes)
+            return predictions(x, self.classifier_activation)
+        if self.pooling is None:
             return x
-        layer = keras.layers.GlobalAveragePooling2D
-        if self.pooling == "max" and not self.include_top:
-            layer = keras.layers.GlobalMaxPooling2D
-        x = layer(
+        return self._pooled(x, "max" if self.pooling == "max" else "mean")
+
+    def _pooled(self, x: Any, kind: str) -> Any:
+        layer = {
+            "mean": keras.layers.GlobalAveragePooling2D,
+            "max": keras.layers.GlobalMaxPooling2D,
+        }[kind]
+        return layer(
             data_format="channels_last",
             dtype=_end_dtype(),
-            name="global_max" if "Max" in layer.__name__ else "global_mean",
+            name=f"global_{kind}",
         )(x)
-        if not self.include_top:
-            return x
-        x = logits(x, self.classes)
-        return predictions(x, self.classifier_activation)
+
+
+def imagenet_network(
+    title: str,
+    stages: Callable[[Any], Any],
+    *,
+    include_top: bool,
+    weights: str | Path | None,
+    input_shape: tuple[int, int, int],
+    pooling: str | None,
+    classes: int,
+    classifier_activation: str | None,
+    name: str | None,
+    normalization: Statistics | None,
+    features_only: bool,
+) -> keras.Model:
+    """A network with the arguments of those of `keras.applications`.
+
+    Args:
+        title: what to call it in messages and, in lower case, by default.
+        stages: from normalised images to the feature maps of the stages, and
+            what else an `End` takes, as a tuple.
+        include_top, pooling, classes: see `End`.
+        classifier_activation, features_only: see `End`.
+        weights: None or the path of a weights file.
+        input_shape: `(height, width, channels)`.
+        name: of the model; None for the title.
+        normalization: see `check_normalization`.
+    """
+    end = End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    shape = check_image_shape(input_shape)
+    check_weights(weights, {}, title, shape, end.classes)
+    statistics = check_normalization(normalization, shape[-1])
+    inputs = keras.Input(shape, name="image")
+    outputs = end(*stages(normalize(inputs, statistics)))
+    model = keras.Model(inputs, outputs, name=name or title.lower())
+    load_weights(model, weights, {})
+    return model
 
 
 def check_image_shape(input_shape: Any) -> tuple[int, int, int]:

@@ -63,3 +63,19 @@ def invariance_error(model, group=None, elements=None):
 def assert_images_matter(model):
     y = model.predict_on_batch(images((2, *model.input_shape[1:])))
     assert relative_difference(y[:1], y[1:]) > 1e-2
+
+
+def unmoved_by_a_step(model, x, labels):
+    """Paths of the variables that a step of training leaves as they were."""
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    before = [as_array(v).copy() for v in model.trainable_variables]
+    assert np.isfinite(model.train_on_batch(x, labels))
+    return [
+        variable.path
+        for variable, start in zip(
+            model.trainable_variables, before, strict=True
+        )
+        if np.array_equal(as_array(variable), start)
+    ]
