@@ -1,6 +1,7 @@
 """What attention over windows keeps, builds and runs, seen by PyTorch."""
 
 import functools
+import gc
 import math
 
 import keras
@@ -46,6 +47,7 @@ def watch(function):
 
     with Watch():
         result = function()
+    gc.collect()
     kept = sum(n for reference, n in built.values() if not reference.expired())
     return result, kept, largest[0], count[0]
 
