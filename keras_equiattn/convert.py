@@ -11,6 +11,10 @@ import keras
 import numpy as np
 
 from keras_equiattn import layers
+from keras_equiattn._acmix_weights import acmix_buffers
+from keras_equiattn._acmix_weights import acmix_kind
+from keras_equiattn._acmix_weights import acmix_parts
+from keras_equiattn._acmix_weights import split_maps
 from keras_equiattn._foreign_weights import assign
 from keras_equiattn._foreign_weights import BATCH_NORMALIZATION
 from keras_equiattn._foreign_weights import check
@@ -22,7 +26,7 @@ from keras_equiattn._gsa_weights import gsa_buffers
 from keras_equiattn._gsa_weights import gsa_kind
 from keras_equiattn._gsa_weights import gsa_parts
 
-__all__ = ["att_gconvs", "g_selfatt"]
+__all__ = ["acmix", "att_gconvs", "g_selfatt"]
 
 # What the authors call a layer of ours; other layers have the same name there.
 # They count blocks from 0, and name the stages of a ResNet by their sizes.
@@ -201,6 +205,51 @@ def g_selfatt(
     buffers = gsa_buffers(model)
     check(model, parts, arrays, looks, kind, buffers)
     check_buffers(model, buffers, arrays)
+    assign(parts, arrays)
+    return model
+
+
+def acmix(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Pan et al. 2022 into an `ACmixSwin`, in place.
+
+    For the Swin transformers of "On the Integration of Self-Attention and
+    Convolution", trained with the authors' PyTorch code, and with
+    `mixer="attention"` for those of Swin itself. The model must have the same
+    architecture: depths, patches, windows, classes. It then computes the same
+    function, to rounding.
+
+    Images must be scaled as in their training: pass `normalization` to the
+    network, `((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))` for ImageNet.
+    Layers find their weights by name, as `ACmixSwinTiny` names them. The size
+    of images may be another one if windows stay the same.
+
+    Args:
+        model: an `ACmixSwinTiny` or `ACmixSwinSmall`; without the top, the
+            classifier of the file is left out.
+        state: a mapping or a file, see `att_gconvs`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, and for weights that
+            are missing, not used, or of another shape. The model is then as
+            it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556) and the
+          authors' code, https://github.com/LeapLabTHU/ACmix
+    """
+    parts = acmix_parts(model)
+    arrays = split_maps(read(state))
+    looks = None
+    if any(".attn.query." in key for key in arrays):
+        looks = acmix_kind(any(".dep_conv." in key for key in arrays))
+    kind = acmix_kind(any(".dep_conv." in key for key in parts))
+    check(model, parts, arrays, looks, kind, acmix_buffers(model, arrays))
     assign(parts, arrays)
     return model
 
