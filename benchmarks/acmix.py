@@ -1,0 +1,283 @@
+"""ACmix: time beside a convolution, memory, and what its two stages cost.
+
+    KERAS_BACKEND=torch python benchmarks/acmix.py time
+    KERAS_BACKEND=jax python benchmarks/acmix.py memory
+    KERAS_BACKEND=torch python benchmarks/acmix.py stages
+
+"ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
+paths. In "grouped" the path of convolution mixes the maps of each channel by
+one convolution with as many groups, instead of being put together with the
+linear maps to one dense convolution. "unfold" is the form of the authors: the
+neighbours of all pixels side by side, mixed maps of all pixels and a grouped
+convolution of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3
+convolution of the same width. All give the same numbers, which is checked.
+
+`time` alternates training steps (outputs and all gradients) in one process, in
+the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
+temporaries of such a step off the compiler. `stages` counts the parameters of
+the layers and their multiply-adds for each pixel. Writes
+`benchmarks/results/acmix-<what>-<backend>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import functools
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+
+import keras
+import numpy as np
+import timing
+from keras import ops
+
+from keras_equiattn import layers
+from keras_equiattn.applications import reporting
+from keras_equiattn.ops.acmix import image_coordinates
+from keras_equiattn.ops.acmix import position_keys
+
+RESULTS = Path(__file__).parent / "results"
+# Channels, and rows and columns of the image.
+SIZES = ((64, 32), (256, 14))
+
+
+class GroupedACmix2D(layers.ACmix2D):
+    """Each channel of the heads is mixed and convolved by itself."""
+
+    def _joined(self, x, attention):
+        maps = self._maps(x)
+        mixed = ops.einsum(
+            "mt,xyto->xymo",
+            ops.convert_to_tensor(self.mixing_kernel),
+            ops.convert_to_tensor(self.shift_kernel),
+        )
+        y = ops.conv(maps, mixed, padding="same")[:, :, :, None]
+        return self.attention_rate * attention + self.convolution_rate * y
+
+    def _maps(self, x):
+        """`(batch, height, width, channels of all heads)`, heads fastest."""
+        size = self.filters // self.num_heads
+        maps = [self._linear(x, name) for name in ("query", "key", "value")]
+        maps = ops.concatenate(maps, axis=-1)
+        maps = ops.reshape(maps, (*maps.shape[:3], -1, size))
+        return ops.reshape(ops.swapaxes(maps, -1, -2), (*maps.shape[:3], -1))
+
+
+class UnfoldedACmix2D(GroupedACmix2D):
+    """As the authors have it."""
+
+    def _joined(self, x, attention):
+        maps = self._maps(x)
+        count = self.mixing_kernel.shape[0]
+        maps = ops.reshape(maps, (*maps.shape[:3], -1, count))
+        mixed = ops.matmul(maps, ops.convert_to_tensor(self.mixing_kernel))
+        mixed = ops.reshape(mixed, (*mixed.shape[:3], -1))
+        y = ops.conv(
+            mixed, ops.convert_to_tensor(self.shift_kernel), padding="same"
+        )[:, :, :, None]
+        return self.attention_rate * attention + self.convolution_rate * y
+
+    def _attend(self, x):
+        size = self.filters // self.num_heads
+        batch, height, width = x.shape[:3]
+        heads = (batch, height, width, self.num_heads, size)
+        query = ops.reshape(self._linear(x, "query"), heads) * size**-0.5
+        positions = position_keys(
+            image_coordinates(height, width, self.compute_dtype),
+            ops.convert_to_tensor(self.position_kernel),
+            ops.convert_to_tensor(self.position_bias),
+            "z2",
+        )
+        keys = ops.reshape(self._linear(x, "key"), heads) - positions
+        values = ops.reshape(self._linear(x, "value"), heads)
+        keys, values = (self._neighbours(x) for x in (keys, values))
+        scores = ops.sum(query * keys, axis=-1)
+        weights = ops.softmax(scores, axis=0)
+        y = ops.sum(weights[..., None] * values, axis=0)
+        return ops.reshape(y, (*y.shape[:3], 1, self.filters)), weights
+
+    def _neighbours(self, x):
+        rows, columns = self.attention_kernel_size
+        height, width, *rest = x.shape[1:]
+        around = [(n // 2, n // 2) for n in (rows, columns)]
+        x = ops.reshape(x, (*x.shape[:3], -1))  # PyTorch pads up to rank 4
+        x = ops.pad(x, [(0, 0), *around, (0, 0)], mode="reflect")
+        x = ops.reshape(x, (*x.shape[:3], *rest))
+        places = itertools.product(range(rows), range(columns))
+        return ops.stack(
+            [x[:, i : i + height, j : j + width] for i, j in places]
+        )
+
+
+FORMS = {
+    "ACmix2D": layers.ACmix2D,
+    "attention": functools.partial(layers.ACmix2D, paths="attention"),
+    "convolution": functools.partial(layers.ACmix2D, paths="convolution"),
+    "grouped": GroupedACmix2D,
+    "unfold": UnfoldedACmix2D,
+    "Conv2D": functools.partial(
+        keras.layers.Conv2D, kernel_size=3, padding="same"
+    ),
+}
+SAME = ("ACmix2D", "grouped", "unfold")
+
+
+def image(width: int, size: int, batch: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(batch, size, size, width)).astype("float32")
+
+
+def make(form: str, width: int, x: np.ndarray) -> keras.layers.Layer:
+    """A built layer; those of one kind have the same weights."""
+    layer = FORMS[form](width, data_format="channels_last")
+    layer.build(x.shape)
+    rng = np.random.default_rng(1)
+    for variable in layer.weights:
+        scale = math.prod(variable.shape[:-1]) ** -0.5
+        variable.assign(scale * rng.normal(size=variable.shape))
+    return layer
+
+
+def check_same(width: int, size: int) -> None:
+    """That the forms differ in nothing but cost."""
+    x = image(width, size, 1)
+    first, *others = (
+        ops.convert_to_numpy(make(form, width, x)(x)) for form in SAME
+    )
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=0, atol=1e-4)
+
+
+def time(options: argparse.Namespace) -> dict:
+    """Ratios to a convolution of the same width."""
+    found = {}
+    for width, size in SIZES:
+        check_same(width, size)
+        x = image(width, size, options.batch)
+        steps = {
+            form: timing.training_step(make(form, width, x), x)
+            for form in FORMS
+        }
+        seconds = timing.alternate(steps, options.repeats, warm_up=3)
+        median = {form: statistics.median(s) for form, s in seconds.items()}
+        found[f"{width} channels, {size} x {size}"] = {
+            "ratio": {
+                form: round(value / median["Conv2D"], 2)
+                for form, value in median.items()
+            },
+            "seconds_median": {
+                form: round(value, 5) for form, value in median.items()
+            },
+        }
+    return {
+        "benchmark": "training steps of forms and paths of ACmix over one of "
+        "Conv2D, in turns in one process: ratios of medians",
+        "sizes": found,
+    }
+
+
+def memory(options: argparse.Namespace) -> dict:
+    """Temporaries of compiled steps, in MiB."""
+    import jax
+
+    found = {}
+    for width, size in SIZES:
+        check_same(width, size)
+        x = image(width, size, options.batch)
+        row = {}
+        for form in FORMS:
+            layer = make(form, width, x)
+            values = [variable.value for variable in layer.trainable_variables]
+
+            def loss(x, *values, layer=layer):
+                return (layer.stateless_call(values, [], x)[0] ** 2).sum()
+
+            count = range(1 + len(values))
+            step = jax.jit(jax.grad(loss, argnums=count))
+            analysis = step.lower(x, *values).compile().memory_analysis()
+            row[form] = round(analysis.temp_size_in_bytes / 2**20, 1)
+        row["ACmix2D / unfold"] = round(row["ACmix2D"] / row["unfold"], 3)
+        found[f"{width} channels, {size} x {size}"] = row
+    return {
+        "benchmark": "temporaries of a training step by XLA, MiB",
+        "mib": found,
+    }
+
+
+def stages(options: argparse.Namespace) -> dict:
+    """Parameters, and multiply-adds for each pixel, of the two stages."""
+    found = {}
+    for width, size in SIZES:
+        layer = make("ACmix2D", width, image(width, size, 1))
+        parameters = {"projection": 0, "aggregation": 0}
+        for variable in layer.trainable_variables:
+            first = variable.name.split("_")[0] in ("query", "key", "value")
+            stage = "projection" if first else "aggregation"
+            parameters[stage] += math.prod(variable.shape)
+        maps, neighbours = layer.mixing_kernel.shape
+        seen = math.prod(layer.attention_kernel_size)
+        per_head = width // layer.num_heads
+        attention = 2 * seen * width + 2 * per_head
+        mixing = maps * neighbours * per_head
+        shifting = neighbours**2 * width
+        found[f"{width} channels"] = {
+            "parameters": with_shares(parameters),
+            "multiply-adds": with_shares(
+                {
+                    "projection": 3 * width**2,
+                    "aggregation": attention + mixing + shifting,
+                }
+            ),
+            "aggregation": {
+                "attention": attention,
+                "mixing": mixing,
+                "shift kernels": shifting,
+                "mixing and shift kernels in one, grouped": maps
+                * neighbours
+                * width,
+                "with the projections in one, dense": neighbours * width**2,
+            },
+            "convolution of the same width": neighbours * width**2,
+        }
+    return {
+        "benchmark": "parameters of ACmix2D and multiply-adds for a pixel: "
+        "linear maps (projection) and what follows (aggregation), as the paper "
+        "counts; the layer puts all of the second path into one convolution",
+        "stages": found,
+    }
+
+
+def with_shares(counts: dict[str, int]) -> dict[str, float]:
+    share = counts["aggregation"] / sum(counts.values())
+    return {**counts, "share of aggregation": round(share, 3)}
+
+
+MEASURES = {"time": time, "memory": memory, "stages": stages}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=tuple(MEASURES))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    backend = keras.backend.backend()
+    if options.what == "memory" and backend != "jax":
+        parser.error("memory needs KERAS_BACKEND=jax")
+    results = {
+        **MEASURES[options.what](options),
+        "settings": vars(options),
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    print(json.dumps(results, indent=2))
+    date = datetime.date.today().isoformat()
+    name = f"acmix-{options.what}-{backend}-{date}.json"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
