@@ -90,6 +90,7 @@ class TestACmix2D(LayerContract):
             12,
             kernel_size=(1, 3),
         ),
+        case(ACmix2D, "p8", (2, 4, 4, 8, 3), (2, 4, 4, 8, 4), 12, num_heads=1),
     )
     arguments = (
         {**OWN_ARGUMENTS, "strides": (2, 2), "dilation_rate": (1, 1)},
