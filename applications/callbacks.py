@@ -168,7 +168,7 @@ class EpochLog(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Writes the rows of the completed epochs anew."""
-        self._write()
+        _write_rows(self.path, self.rows)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts the clock."""
@@ -189,28 +189,78 @@ class EpochLog(keras.callbacks.Callback):
                 "wall_time": self.wall_time,
             }
         )
-        self._write()
+        _write_rows(self.path, self.rows)
 
-    def _write(self) -> None:
-        partial = self.path.with_name(self.path.name + ".partial")
-        with partial.open("w", newline="") as file:
-            if self.rows:
-                writer = csv.DictWriter(file, list(self.rows[0]))
-                writer.writeheader()
-                writer.writerows(self.rows)
-        os.replace(partial, self.path)
+
+class StepLog(keras.callbacks.Callback):
+    """CSV file with one row for every so many steps, for long epochs.
+
+    A row holds the means of the training metrics over these steps. Its
+    "epoch" is a fraction: 0.5 is in the middle of the first epoch.
+
+    Args:
+        path: The file.
+        every: Number of steps of a row. What is left of an epoch makes none.
+        completed: Epochs of the run that is resumed. Later rows are removed.
+    """
+
+    def __init__(
+        self, path: pathlib.Path, every: int, completed: int = 0
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.every = every
+        self.rows = [row for row in read_log(path) if row["epoch"] <= completed]
+        self._epoch = 0
+        self._before: Row = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Writes the rows of the completed epochs anew."""
+        _write_rows(self.path, self.rows)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Metrics start anew."""
+        self._epoch = epoch
+        self._before = {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds a row, where one is complete."""
+        step = batch + 1
+        if step % self.every:
+            return
+        # Keras gives means over the epoch so far.
+        sums = {name: step * float(x) for name, x in (logs or {}).items()}
+        row = {"epoch": self._epoch + step / self.params["steps"]}
+        for name, total in sums.items():
+            row[name] = (total - self._before.get(name, 0.0)) / self.every
+        self._before = sums
+        self.rows.append(row)
+        _write_rows(self.path, self.rows)
 
 
 def read_log(path: pathlib.Path) -> list[Row]:
-    """Rows of a file of `EpochLog`; none where it is missing."""
+    """Rows of a file of `EpochLog` or `StepLog`; none where it is missing."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
         return [
-            {name: float(value) for name, value in row.items()}
-            | {"epoch": int(row["epoch"])}
+            {
+                name: int(value) if value.isdecimal() else float(value)
+                for name, value in row.items()
+            }
             for row in csv.DictReader(file)
         ]
+
+
+def _write_rows(path: pathlib.Path, rows: list[Row]) -> None:
+    """Writes a file that is complete at any time."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", newline="") as file:
+        if rows:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    os.replace(partial, path)
 
 
 class Plateau(keras.callbacks.ReduceLROnPlateau):

@@ -141,9 +141,19 @@ def result_line(results: dict[str, Any]) -> str:
 
 
 def plot_curves(
-    rows: Sequence[dict[str, float]], path: pathlib.Path, title: str
+    rows: Sequence[dict[str, float]],
+    path: pathlib.Path,
+    title: str,
+    steps: Sequence[dict[str, float]] = (),
 ) -> None:
-    """Draws loss and error rate per epoch; needs matplotlib."""
+    """Draws loss and error rate; needs matplotlib.
+
+    Args:
+        rows: of each epoch.
+        path: of the picture.
+        title: above it.
+        steps: of parts of epochs, whose "epoch" is a fraction.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -152,13 +162,18 @@ def plot_curves(
     # A figure by itself takes the Agg canvas and leaves pyplot alone.
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     loss, error = figure.subplots(1, 2)
-    epochs = [row["epoch"] for row in rows]
-    for prefix, label in (("", "training"), ("val_", "validation")):
-        if f"{prefix}loss" not in rows[0]:
+    for prefix, label, of in (
+        ("", "training", steps or rows),
+        ("val_", "validation", rows),
+    ):
+        if f"{prefix}loss" not in of[0]:
             continue
-        loss.plot(epochs, [row[f"{prefix}loss"] for row in rows], label=label)
-        rates = [100 * (1 - row[f"{prefix}accuracy"]) for row in rows]
-        error.plot(epochs, rates, label=label)
+        epochs = [row["epoch"] for row in of]
+        marker = "o" if len(of) == 1 else None  # a line of one point is none
+        values = [row[f"{prefix}loss"] for row in of]
+        loss.plot(epochs, values, label=label, marker=marker)
+        rates = [100 * (1 - row[f"{prefix}accuracy"]) for row in of]
+        error.plot(epochs, rates, label=label, marker=marker)
     for axes, name in ((loss, "cross-entropy"), (error, "error (%)")):
         values = [
             value

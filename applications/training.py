@@ -67,6 +67,10 @@ class TrainOptions:
             validation metrics and no best epoch then.
         test: Evaluate on the test set at the end. Choices between settings
             are made without.
+        test_size: Evaluate on the first so many test examples alone, a
+            multiple of the batch size, where all of them take too long.
+        log_steps: Also log the mean of every so many steps, in `steps.csv`,
+            and draw it.
         dtype_policy: Keras' dtype policy.
         weights: Weights to start from, as the network takes them.
         resume: Go on with the run in `out`, or start it where there is none.
@@ -89,6 +93,8 @@ class TrainOptions:
     seed: int = 0
     train_on_all: bool = False
     test: bool = True
+    test_size: int | None = None
+    log_steps: int | None = None
     dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16"] = (
         "float32"
     )
@@ -137,6 +143,9 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
         elif options.plateau_patience is not None:
             given["milestones"] = ()
         recipe = dataclasses.replace(recipe, **given)
+        if options.log_steps is not None:
+            _checks.integer(options.log_steps, "log_steps")
+        _check_test_size(options, recipe)
         if recipe.plateau_patience is not None and options.train_on_all:
             raise ValueError(
                 "--train-on-all leaves no validation accuracy to lower the "
@@ -147,6 +156,21 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
     except (datasets.DatasetNotPreparedError, ValueError) as error:
         raise OptionsError(str(error)) from None
     return recipe
+
+
+def _check_test_size(options: TrainOptions, recipe: recipes.Recipe) -> None:
+    if options.test_size is None:
+        return
+    size = _checks.integer(options.test_size, "test_size")
+    if not options.test:
+        raise ValueError(
+            f"--test-size {size} has no meaning with --no-test: leave one out."
+        )
+    if size % recipe.batch_size:
+        raise ValueError(
+            "`test_size` must be a multiple of the batch size, "
+            f"{recipe.batch_size}. Received: {size}"
+        )
 
 
 def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
@@ -399,12 +423,17 @@ def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
 
 
 def evaluate_test(
-    model: keras.Model, data: Data, verbose: int
+    model: keras.Model, data: Data, options: TrainOptions, batch_size: int
 ) -> Summary | None:
     """Metrics on the test set; None where it is left alone."""
     if data.test is None:
         return None
-    metrics = model.evaluate(data.test, verbose=verbose, return_dict=True)
+    steps = None
+    if options.test_size is not None:
+        steps = min(options.test_size // batch_size, len(data.test))
+    metrics = model.evaluate(
+        data.test, verbose=options.verbose, steps=steps, return_dict=True
+    )
     return _summary(metrics["loss"], metrics["accuracy"])
 
 

@@ -8,7 +8,8 @@ the validation examples too, and the last epoch is what is tested. The backend
 is that of the environment variable `KERAS_BACKEND`.
 
 The folder of a run holds `log.csv`, `last.keras`, `best.keras` (best
-validation accuracy), `last.weights.h5`, `results.json` and `curves.png`.
+validation accuracy), `last.weights.h5`, `results.json` and `curves.png`, with
+`--log-steps` also `steps.csv`.
 """
 
 import dataclasses
@@ -57,6 +58,11 @@ def train(options: training.TrainOptions) -> None:
             else f"Nothing to resume in {options.out}: starting at epoch 1."
         )
     log = callbacks.EpochLog(options.out / "log.csv", completed)
+    steps_log = None
+    if options.log_steps is not None:
+        steps_log = callbacks.StepLog(
+            options.out / "steps.csv", options.log_steps, completed
+        )
     with training.claimed_out(options):
         model = training.build_model(options, recipe)
         print(reporting.model_line(model), flush=True)
@@ -73,6 +79,8 @@ def train(options: training.TrainOptions) -> None:
             recipe.plateau_factor,
         )
         actions.insert(1, plateau)  # the backup keeps the lowered rate
+    if steps_log is not None:
+        actions.append(steps_log)
     if completed < recipe.epochs:
         model.fit(
             data.train,
@@ -88,7 +96,8 @@ def train(options: training.TrainOptions) -> None:
             action.set_model(model)
             action.on_train_begin()
     training.save_weights(model, options.out / "last.weights.h5")
-    report(options, recipe, data, model, log)
+    steps = [] if steps_log is None else steps_log.rows
+    report(options, recipe, data, model, log, steps)
     shutil.rmtree(backup.directory)
 
 
@@ -98,6 +107,7 @@ def report(
     data: training.Data,
     model: keras.Model,
     log: callbacks.EpochLog,
+    steps: Sequence[callbacks.Row] = (),
 ) -> None:
     """Writes `curves.png` and `results.json`, the latter last."""
     results: dict[str, Any] = {
@@ -115,18 +125,21 @@ def report(
         "best": None,
     }
     results["validation"] = training.validation_metrics(log.rows[-1])
-    results["test"] = training.evaluate_test(model, data, options.verbose)
+    evaluated = (data, options, recipe.batch_size)
+    results["test"] = training.evaluate_test(model, *evaluated)
     if log.best is not None:
         best = keras.saving.load_model(options.out / "best.keras")
         results["best"] = {
             "epoch": log.best["epoch"],
             "validation": training.validation_metrics(log.best),
-            "test": training.evaluate_test(best, data, options.verbose),
+            "test": training.evaluate_test(best, *evaluated),
         }
     results["equivariance"] = training.equivariance(model, data)
     results["seconds_per_epoch"] = log.seconds_per_epoch
     results["wall_time_seconds"] = log.wall_time
-    reporting.plot_curves(log.rows, options.out / "curves.png", options.model)
+    reporting.plot_curves(
+        log.rows, options.out / "curves.png", options.model, steps
+    )
     training.write_json(options.out / "results.json", results)
     if reporting.diverged(results):
         print("The run diverged: its loss or its outputs are not finite.")

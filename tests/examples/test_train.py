@@ -18,6 +18,7 @@ from training_run import SCRIPT
 from training_run import subprocess_command
 
 from keras_equiattn import applications
+from keras_equiattn.applications import callbacks
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import reporting
 from keras_equiattn.applications import training
@@ -84,6 +85,29 @@ def test_checkpoints_are_the_last_and_the_best_epoch(train, whole_run, npz):
     last = keras.saving.load_model(whole_run / "last.keras")
     for a, b in zip(bare.get_weights(), last.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_steps_of_long_epochs(train, npz, tmp_path):
+    """Logged by themselves, beside tests on a part of the test set."""
+    out = tmp_path / "run"
+    more = ("--log-steps=2", "--test-size=16")
+    train.main(arguments(npz, out, *more, epochs=2))
+    epochs, steps = (
+        callbacks.read_log(out / name) for name in ("log.csv", "steps.csv")
+    )
+    assert [row["epoch"] for row in steps] == [0.5, 1.0, 1.5, 2.0]
+    for name in ("loss", "accuracy"):
+        values = np.array([row[name] for row in steps])
+        expected = [row[name] for row in epochs]
+        means = values.reshape(2, 2).mean(axis=1)
+        np.testing.assert_allclose(means, expected, rtol=1e-5)
+        assert steps[0][name] != steps[1][name]
+    images, labels = datasets.load_pydataset(npz, "test", 16)[0]
+    found = keras.saving.load_model(out / "last.keras").evaluate(
+        images, labels, verbose=0, return_dict=True
+    )
+    tested = results_of(out)["test"]["accuracy"]
+    assert tested == pytest.approx(found["accuracy"])
 
 
 def test_train_on_all_selects_nothing(train, npz, tmp_path, capfd):

@@ -54,6 +54,9 @@ def refusal(train, command, capsys) -> str:
         ("--seed=-1", "`seed` must be a non-negative integer. Received: -1"),
         ("--seed=4294967296", "`seed` must be less than 2**32"),
         ("--dtype-policy=float8", "float8"),
+        ("--log-steps=0", "`log_steps` must be a positive integer"),
+        ("--test-size=12", "`test_size` must be a multiple of the batch size"),
+        ("--test-size=0", "`test_size` must be a positive integer"),
         ("--nonsense=1", "nonsense"),
     ],
 )
