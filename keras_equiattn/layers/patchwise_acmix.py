@@ -133,9 +133,9 @@ class PatchwiseACmix2D(ConvolutionPath):
         (2, 9, 9, 16)
 
     References:
-        - [Zhao et al., 2020](https://arxiv.org/abs/2004.13621), eq. 4 with the
-          relation "clique product" replaced by concatenation, and the authors'
-          code, https://github.com/hszhao/SAN.
+        - [Zhao et al., 2020](https://arxiv.org/abs/2004.13621), patchwise
+          self-attention with concatenation, and the authors' code,
+          https://github.com/hszhao/SAN.
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), appendix C,
           which says how values are split. They published no code for it: that
           the attention is patchwise, without positions, and that strides and

@@ -45,8 +45,8 @@ def patch_moments(
     query, keys = (
         in_full_precision(ops.convert_to_tensor(x)) for x in (query, keys)
     )
-    # Means of neighbours are about that of all keys. Without it little is lost
-    # in the difference of the mean square and the square of the mean.
+    # What neighbours have on average is close to that of all keys. Without it
+    # the difference of mean square and squared mean is not lost in rounding.
     centre = mean(keys, (0, 1, 2, 3))
     rest = keys - centre
     seen = [
@@ -54,11 +54,7 @@ def patch_moments(
         for axis in (0, 1)
     ]
     first, second = (
-        ops.reshape(
-            ops.einsum("mi,nj,ijc->mnc", *seen, mean(x, (0, 3))),
-            (-1, keys.shape[-1]),
-        )
-        for x in (rest, rest * rest)
+        _neighbour_means(*seen, mean(x, (0, 3))) for x in (rest, rest * rest)
     )
     of_query = moments(query, (0, 1, 2, 3))
     means = ops.concatenate([of_query[0][None], first + centre])
@@ -66,12 +62,23 @@ def patch_moments(
     return means, backend.maximum(variances, ops.zeros_like(variances))
 
 
+def _neighbour_means(
+    rows: Float[Tensor, "offset_rows height"],
+    columns: Float[Tensor, "offset_columns width"],
+    image: Float[Tensor, "height width channels"],
+) -> Float[Tensor, "neighbours channels"]:
+    """Means of what each neighbour sees, by how often it sees each pixel."""
+    of_rows = ops.einsum("mi,ijc->mjc", rows, image)
+    means = ops.einsum("nj,mjc->mnc", columns, of_rows)
+    return ops.reshape(means, (-1, image.shape[-1]))
+
+
 def _seen(
     window: Window, axis: int, size: Any, dtype: Any
 ) -> Float[Tensor, "offsets pixels"]:
-    """How often an offset along one axis shows each row, or column.
+    """How often each offset along one axis shows each row, or column.
 
-    Of all positions of the window: the sum over the pixels is one.
+    As a part of all positions of the window: over the pixels it adds up to one.
     """
     extent, stride = window.size[axis], window.strides[axis]
     offsets = (ops.arange(extent) - extent // 2) * window.dilation_rate[axis]
