@@ -200,25 +200,25 @@ class ConvolutionPath(TwoPaths):
     def convolution(self) -> Convolution:
         size = self.filters // self.outputs
         kernels, biases = zip(*map(self._map, MAPS), strict=True)
-        maps = [split_maps(_full(kernel), size) for kernel in kernels]
+        maps = [split_maps(full(kernel), size) for kernel in kernels]
         if self.shift_kernels == "fixed":
             shift = shifts(*self.kernel_size)[..., None]
             shift = ops.convert_to_tensor(shift, dtype=maps[0].dtype)
             shift = ops.tile(shift, (1, 1, 1, size))
         else:
-            shift = _full(self.shift_kernel)
+            shift = full(self.shift_kernel)
         bias = None
         if biases[0] is not None:
             bias = ops.concatenate(
-                [ops.reshape(_full(bias), (-1, size)) for bias in biases]
+                [ops.reshape(full(bias), (-1, size)) for bias in biases]
             )
         joint = joint_convolution(
             ops.concatenate(maps),
             bias,
-            _full(self.mixing_kernel),
+            full(self.mixing_kernel),
             shift,
             self.outputs,
-            None if self.mixing_bias is None else _full(self.mixing_bias),
+            None if self.mixing_bias is None else full(self.mixing_bias),
         )
         return Convolution(
             *(
@@ -250,7 +250,8 @@ def times(x: Tensor, rate: Any) -> Tensor:
     return x if rate is None else x * rate
 
 
-def _full(x: Any) -> Tensor:
+def full(x: Any) -> Tensor:
+    """A variable as a tensor, at least in single precision."""
     return in_full_precision(ops.convert_to_tensor(x))
 
 

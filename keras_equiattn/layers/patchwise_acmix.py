@@ -11,6 +11,7 @@ from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
 from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.layers.convolution_path import ConvolutionPath
+from keras_equiattn.layers.convolution_path import full
 from keras_equiattn.layers.convolution_path import MAPS
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -19,7 +20,6 @@ from keras_equiattn.ops.patchwise import patch_features
 from keras_equiattn.ops.patchwise import patch_moments
 from keras_equiattn.ops.patchwise import patch_weights
 from keras_equiattn.ops.patchwise import shared_window_sum
-from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import moments
 from keras_equiattn.ops.windows import Window
 
@@ -205,7 +205,7 @@ class PatchwiseACmix2D(ConvolutionPath):
         self.recompute = _checks.flag(recompute, "recompute")
         if self.attends:
             self.patch_norm, self.feature_norm = (
-                Normalization(name=name, dtype=self.dtype_policy)
+                BatchNorm(name=name, dtype=self.dtype_policy)
                 for name in ("patch_norm", "feature_norm")
             )
 
@@ -335,7 +335,7 @@ class PatchwiseACmix2D(ConvolutionPath):
         }
 
 
-class Normalization(keras.layers.Layer):
+class BatchNorm(keras.layers.Layer):
     """Batch normalisation by the moments that it is given.
 
     As `keras.layers.BatchNormalization`, for what never is one tensor. What
@@ -379,30 +379,25 @@ class Normalization(keras.layers.Layer):
             self._remember(self.moving_variance, variance)
         else:
             mean, variance = (
-                _full(self.moving_mean),
-                _full(self.moving_variance),
+                full(self.moving_mean),
+                full(self.moving_variance),
             )
-        scale = _full(self.gamma) / ops.sqrt(variance + EPSILON)
-        return scale, _full(self.beta) - mean * scale
+        scale = full(self.gamma) / ops.sqrt(variance + EPSILON)
+        return scale, full(self.beta) - mean * scale
 
     def _remember(self, moving: Any, statistic: Tensor) -> None:
-        new = _full(moving) * MOMENTUM + statistic * (1 - MOMENTUM)
+        new = full(moving) * MOMENTUM + statistic * (1 - MOMENTUM)
         moving.assign(ops.cast(ops.stop_gradient(new), moving.dtype))
-
-
-def _full(x: Any) -> Tensor:
-    return in_full_precision(ops.convert_to_tensor(x))
 
 
 def _key_filters(key_filters: int | None, filters: int) -> int:
     """The channels of queries and keys."""
-    if key_filters is None and filters % 4 == 0:
-        return filters // 4
-    if key_filters is None or filters % _checks.integer(
-        key_filters, "key_filters"
-    ):
+    size = max(1, filters // 4)
+    if key_filters is not None:
+        size = _checks.integer(key_filters, "key_filters")
+    if filters % size or (key_filters is None and filters % 4):
         raise ValueError(
             f"`key_filters` must divide filters={filters}; None is a quarter. "
             f"Received: key_filters={key_filters}"
         )
-    return key_filters
+    return size

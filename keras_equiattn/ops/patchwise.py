@@ -49,12 +49,13 @@ def patch_moments(
     # the difference of mean square and squared mean is not lost in rounding.
     centre = mean(keys, (0, 1, 2, 3))
     rest = keys - centre
-    seen = [
+    rows, columns = (
         _seen(window, axis, ops.shape(keys)[axis + 1], keys.dtype)
         for axis in (0, 1)
-    ]
+    )
     first, second = (
-        _neighbour_means(*seen, mean(x, (0, 3))) for x in (rest, rest * rest)
+        _neighbour_means(rows, columns, mean(x, (0, 3)))
+        for x in (rest, rest * rest)
     )
     of_query = moments(query, (0, 1, 2, 3))
     means = ops.concatenate([of_query[0][None], first + centre])

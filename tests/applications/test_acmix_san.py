@@ -18,11 +18,11 @@ SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
 
 @pytest.fixture
 def small(monkeypatch):
-    """Narrow, one block a stage, and a window that is compiled sooner."""
+    """Narrow, two blocks, and windows that are compiled sooner."""
     monkeypatch.setattr(acmix_san, "WIDTHS", WIDTHS)
     monkeypatch.setattr(acmix_san, "WINDOWS", (3,) * 5)
     monkeypatch.setattr(acmix_san, "SHARE", 2)
-    monkeypatch.setattr(acmix_san, "BLOCKS", {10: (1,) * 5})
+    monkeypatch.setattr(acmix_san, "BLOCKS", {10: (1, 0, 0, 1, 0)})
 
 
 @pytest.mark.once
