@@ -12,6 +12,9 @@ from keras_equiattn.applications import resnet29
 from keras_equiattn.applications.acmix_resnet import ACmixResNet26
 from keras_equiattn.applications.acmix_resnet import ACmixResNet38
 from keras_equiattn.applications.acmix_resnet import ACmixResNet50
+from keras_equiattn.applications.acmix_san import ACmixSAN10
+from keras_equiattn.applications.acmix_san import ACmixSAN15
+from keras_equiattn.applications.acmix_san import ACmixSAN19
 from keras_equiattn.applications.acmix_swin import ACmixSwinSmall
 from keras_equiattn.applications.acmix_swin import ACmixSwinTiny
 from keras_equiattn.applications.allcnn import AllCNNC
@@ -29,6 +32,9 @@ __all__ = [
     "ACmixResNet26",
     "ACmixResNet38",
     "ACmixResNet50",
+    "ACmixSAN10",
+    "ACmixSAN15",
+    "ACmixSAN19",
     "ACmixSwinSmall",
     "ACmixSwinTiny",
     "AllCNNC",

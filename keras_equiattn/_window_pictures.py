@@ -74,10 +74,10 @@ def plot_window_attention(
     There is a row for each group element `h` of the layer, and in it a panel
     for each head. It shows the window of the pixel, drawn where its neighbours
     lie in the image, in the colours of their weights. They add up to one, in
-    `GroupSelfAttention2D` to the order of the group. The pixel itself has a
-    frame. After pooling it is the one of the smaller map that covers the given
-    pixel, and the window is larger. Where pixels attend to the whole image,
-    that is the window.
+    `GroupSelfAttention2D` to the order of the group; in `PatchwiseACmix2D` they
+    are of any sign and size. The pixel itself has a frame. After pooling it is
+    the one of the smaller map that covers the given pixel, and the window is
+    larger. Where pixels attend to the whole image, that is the window.
 
     Args:
         model: see `attention_maps`.
@@ -141,7 +141,9 @@ def plot_window_attention(
         title += f", input at {_drawing.element_name(group, key_element)}"
     figure.suptitle(title)
     grid = figure.subplots(len(shown), 1 + heads, squeeze=False)
-    colors = {"cmap": colormap, "norm": normalize(0, float(weights.max()))}
+    lowest = min(0.0, float(weights.min()))
+    norm = normalize(lowest, float(weights.max()))
+    colors = {"cmap": colormap, "norm": norm}
     pixels = _drawing.displayed(pixels[None])[0]
     grey = pixels.mean(-1, keepdims=True)  # colours are left to the weights
     drawn = None

@@ -43,6 +43,7 @@ class LayerCase:
             None where none does, since the layer looks at the whole image.
         unknown_size: whether height and width may be None.
         seed_generators: number of seed generators that the layer owns.
+        statistics: number of variables that are not trained.
     """
 
     layer: type[keras.layers.Layer]
@@ -55,6 +56,7 @@ class LayerCase:
     reach: int | None = 0
     unknown_size: bool = True
     seed_generators: int = 0
+    statistics: int = 0
 
     @property
     def name(self):
@@ -83,7 +85,9 @@ class LayerCase:
         rng = np.random.default_rng(1)
         for variable in layer.weights:
             values = rng.uniform(0.2, 0.7, variable.shape)
-            variable.assign(values * rng.choice([-1, 1], variable.shape))
+            signs = rng.choice([-1, 1], variable.shape)
+            positive = variable.name == "moving_variance"
+            variable.assign(values if positive else values * signs)
         return layer
 
     def sample(self, shape=None, dtype="float32", seed=0):
@@ -172,7 +176,7 @@ def check_keras_contract(case):
         input_shape=case.input_shape,
         expected_output_shape=case.output_shape,
         expected_num_trainable_weights=case.weights,
-        expected_num_non_trainable_weights=0,
+        expected_num_non_trainable_weights=case.statistics,
         expected_num_seed_generators=case.seed_generators,
         expected_num_losses=None,
         supports_masking=False,
@@ -362,8 +366,14 @@ def as_array(x):
     return np.asarray(ops.convert_to_numpy(x))
 
 
-def gradients(layer, x, cotangent):
+def gradients(layer, x, cotangent, **options):
     """Gradients of `sum(layer(x) * cotangent)` with respect to x and weights.
+
+    Args:
+        layer: the layer.
+        x: its input.
+        cotangent: like its output.
+        **options: more arguments of the call.
 
     Returns:
         A list of arrays: for x, then for `layer.trainable_variables`.
@@ -376,17 +386,18 @@ def gradients(layer, x, cotangent):
         x = tf.convert_to_tensor(x)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(layer(x) * cotangent)
+            loss = tf.reduce_sum(layer(x, **options) * cotangent)
         sources = [x, *(variable.value for variable in variables)]
         return [as_array(grad) for grad in tape.gradient(loss, sources)]
     if backend == "jax":
         import jax
 
         def loss_of(x, values):
-            y, _ = layer.stateless_call(values, [], x)
+            y, _ = layer.stateless_call(values, others, x, **options)
             return (y * cotangent).sum()
 
         values = [variable.value for variable in variables]
+        others = [v.value for v in layer.non_trainable_variables]
         of_x, of_values = jax.grad(loss_of, argnums=(0, 1))(
             ops.convert_to_tensor(x), values
         )
@@ -394,7 +405,7 @@ def gradients(layer, x, cotangent):
     import torch
 
     x = torch.tensor(x, requires_grad=True)
-    loss = (layer(x) * torch.tensor(cotangent)).sum()
+    loss = (layer(x, **options) * torch.tensor(cotangent)).sum()
     sources = [x, *(variable.value for variable in variables)]
     return [grad.numpy() for grad in torch.autograd.grad(loss, sources)]
 

@@ -427,10 +427,6 @@ def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
         row, column = np.linalg.inv(_matrix(group, p)) @ place
         return column * kernel[0] + row * kernel[1] + bias
 
-    def reflected(n, limit):
-        period = max(2 * (limit - 1), 1)
-        return min(n % period, period - n % period) if limit > 1 else 0
-
     places = [
         (i, j)
         for i in range(0, height, strides)
@@ -449,7 +445,7 @@ def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
                 inside = 0 <= row < height and 0 <= column < width
                 if border == "mask" and not inside:
                     continue
-                row, column = reflected(row, height), reflected(column, width)
+                row, column = _reflected(row, height), _reflected(column, width)
                 key = keys[:, row, column, p]
                 key = key + position(p, i, j) - position(p, row, column)
                 scores[a, b] = (query[:, i, j, p] * key).sum(-1) / each**0.5
@@ -462,6 +458,78 @@ def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
     weights = weights.reshape(batch, *new, count, heads, *size)
 
     stacked = np.concatenate([query, keys, values], axis=4)
+    convolution = _acmix_convolution(stacked, w, group, strides, dilation)
+    return attention, convolution, weights
+
+
+def patchwise_acmix(
+    x, w, share, size, strides=1, dilation=1, training=True, epsilon=1e-5
+):
+    """The paths of attention and convolution, the weights, new statistics.
+
+    x (b, y, x, c); w by the names of the layer, those of its normalisations
+    with "patch_norm/" or "feature_norm/" before; size: rows and columns of
+    attention. The keys of all windows are written out.
+    """
+    query, keys, values = (
+        group_linear(
+            x[:, :, :, None], w[f"{name}_kernel"], w.get(f"{name}_bias"), "z2"
+        )[:, :, :, 0]
+        for name in ("query", "key", "value")
+    )
+    batch, height, width, _ = values.shape
+    places = [range(0, n, strides) for n in (height, width)]
+
+    def unfolded(f):
+        """(b, new_y, new_x, neighbours, c)"""
+        seen = []
+        for a, b in np.ndindex(*size):
+            rows, columns = (
+                [_reflected(i + dilation * (n - m // 2), limit) for i in axis]
+                for axis, n, m, limit in zip(
+                    places, (a, b), size, (height, width), strict=True
+                )
+            )
+            seen.append(f[:, rows][:, :, columns])
+        return np.stack(seen, axis=3)
+
+    new = {}
+
+    def normalized(f, name):
+        mean, variance = (
+            w[f"{name}/moving_{kind}"] for kind in ("mean", "variance")
+        )
+        if training:
+            of_batch = f.mean((0, 1, 2)), f.var((0, 1, 2))
+            for kind, moving, statistic in zip(
+                ("mean", "variance"), (mean, variance), of_batch, strict=True
+            ):
+                new[f"{name}/moving_{kind}"] = 0.9 * moving + 0.1 * statistic
+            mean, variance = of_batch
+        f = (f - mean) / np.sqrt(variance + epsilon)
+        return np.maximum(f * w[f"{name}/gamma"] + w[f"{name}/beta"], 0)
+
+    own = query[:, ::strides, ::strides, None]
+    seen = np.concatenate([own, unfolded(keys)], axis=3)
+    features = np.einsum(
+        "byxnc,nch->byxh", normalized(seen, "patch_norm"), w["reduce_kernel"]
+    )
+    features = normalized(features, "feature_norm")
+    weights = np.einsum("byxh,hna->byxna", features, w["expand_kernel"])
+    weights = weights + w["expand_bias"]
+    copies = np.tile(weights, share)  # channel c has the weights c mod heads
+    attention = (copies * unfolded(values)).sum(3)
+    weights = np.moveaxis(weights, 3, 4)
+    weights = weights.reshape(*weights.shape[:4], *size)
+
+    stacked = np.concatenate([query, keys, values], axis=-1)
+    stacked = stacked.reshape(batch, height, width, 1, -1, query.shape[-1])
+    convolution = _acmix_convolution(stacked, w, "z2", strides, dilation)
+    return attention, convolution[:, :, :, 0], weights, new
+
+
+def _acmix_convolution(stacked, w, group, strides, dilation):
+    """The path of convolution, from maps (b, y, x, order, maps, channels)."""
     mixed = np.einsum("byxpmc,mt->byxpct", stacked, w["mixing_kernel"])
     shift = w["shift_kernel"]
     rows, columns = shift.shape[:2]
@@ -472,19 +540,27 @@ def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
         (0, 0),
         (0, 0),
     ]
+    count, _, each = stacked.shape[3:]
+    filters = w["value_kernel"].shape[-1]
     convolved = []
     for p in range(count):
         turned = turn(shift, group, p)
         outputs = []
         for o in range(filters):
-            c, j = divmod(o, heads)
+            c, j = divmod(o, filters // each)
             of_channel = shift.shape[-1] // each  # kernels
             own = turned[..., c * of_channel + j % of_channel]
             padded = np.pad(mixed[:, :, :, p, c], pads[:-1])
             y = correlate(padded, own[..., None], strides, dilation=dilation)
             outputs.append(y[..., 0])
         convolved.append(np.stack(outputs, axis=-1))
-    return attention, np.stack(convolved, axis=3), weights
+    return np.stack(convolved, axis=3)
+
+
+def _reflected(n, limit):
+    """What the mirror image shows at place n."""
+    period = max(2 * (limit - 1), 1)
+    return min(n % period, period - n % period) if limit > 1 else 0
 
 
 def _matrix(group, element):

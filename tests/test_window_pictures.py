@@ -86,6 +86,23 @@ def test_a_pixel_of_a_smaller_map():
 
 
 @pytest.mark.once
+def test_weights_below_zero_have_colours_of_their_own():
+    inputs = keras.Input((6, 6, 2))
+    x = layers.PatchwiseACmix2D(4, 3, 3, share=2, name="mix")(inputs)
+    model, (image,) = keras.Model(inputs, x), images(1, (6, 6, 2))
+    bias = model.get_layer("mix").expand_bias
+    bias.assign(np.random.default_rng(0).normal(size=bias.shape))
+    figure = plot_window_attention(model, image, (3, 2))
+    weights = pixel_attention(model, image, (3, 2))
+    assert weights.shape == (1, 2, 1, 3, 3)
+    assert weights.min() < 0
+    norm = figure.axes[1].images[-1].norm
+    np.testing.assert_allclose(
+        (norm.vmin, norm.vmax), (weights.min(), weights.max()), rtol=1e-5
+    )
+
+
+@pytest.mark.once
 @pytest.mark.parametrize("size", [(10, 12), (11, 12)])
 def test_a_pixel_outside_of_a_smaller_map(size):
     """Maps lie centred; of 11 rows, 9 and the halves of two are covered."""

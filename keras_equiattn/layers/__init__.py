@@ -16,6 +16,7 @@ from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
 from keras_equiattn.layers.input_attention import CoAttentiveGroupConv2D
 from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
 from keras_equiattn.layers.input_attention import InputAttention
+from keras_equiattn.layers.patchwise_acmix import PatchwiseACmix2D
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
@@ -36,6 +37,7 @@ __all__ = [
     "InputAttention",
     "LiftingConv2D",
     "LiftingSelfAttention2D",
+    "PatchwiseACmix2D",
     "RelativePositionEncoding",
     "SimpleAffineSelfConv2D",
     "SpatialPooling2D",

@@ -17,11 +17,9 @@ from keras_equiattn.layers.convolution_path import TwoPaths
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import Convolution
-from keras_equiattn.ops.acmix import convolve
 from keras_equiattn.ops.acmix import image_coordinates
 from keras_equiattn.ops.acmix import position_keys
 from keras_equiattn.ops.acmix import queries_at
-from keras_equiattn.ops.affine_self_convolution import by_position
 from keras_equiattn.ops.affine_self_convolution import window_attention
 from keras_equiattn.ops.windows import Window
 
@@ -29,11 +27,7 @@ BORDERS = ("reflect", "mask")
 
 
 class BaseACmix2D(TwoPaths):
-    """What `ACmix2D` and `FoldedACmix2D` share; see there.
-
-    Subclasses say in `convolution` what the path of convolution is, and in
-    `rates_of_paths` what the paths are multiplied by.
-    """
+    """What `ACmix2D` and `FoldedACmix2D` share; see there."""
 
     takes = "group"
 
@@ -85,14 +79,6 @@ class BaseACmix2D(TwoPaths):
         self.exact = _checks.flag(exact, "exact")
         self.recompute = _checks.flag(recompute, "recompute")
 
-    def convolution(self) -> Convolution:
-        """The path of convolution as one convolution."""
-        raise NotImplementedError(f"{type(self).__name__}.convolution")
-
-    def rates_of_paths(self) -> tuple[Any, Any]:
-        """What attention and convolution are multiplied by."""
-        raise NotImplementedError(f"{type(self).__name__}.rates_of_paths")
-
     def add_positions(self) -> None:
         """Creates the map of the coordinates, for a head."""
         size = self.filters // self.num_heads
@@ -114,34 +100,21 @@ class BaseACmix2D(TwoPaths):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        y = self._attend(x)[0] if self.attends else None
-        return self._joined(x, y)
+        attention = self._attend(x)[0] if self.attends else None
+        return self.activation(self.join_paths(x, attention))
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if not self.attends:
-            raise ValueError(
-                f"{self._label()} has no attention to show. "
-                f"Received: paths='{self.paths}'"
-            )
-        y, weights = self._attend(x)
-        if query is not None:
-            row, column = self.check_query(query, y.shape[1:3])
-            weights = weights[..., row : row + 1, column : column + 1]
-        weights = by_position(weights, self.window)
-        if query is not None:
-            weights = weights[:, 0, 0]
-        return self._joined(x, y), {"window": weights}
+        self.require_attention()
+        attention, weights = self._attend(x)
+        size = attention.shape[1:3]
+        maps = {"window": self.window_map(weights, self.window, query, size)}
+        return self.activation(self.join_paths(x, attention)), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
+        self.require_known_size(shape)
         size = tuple(shape[1:3])
-        if self.attends and max(self.strides) > 1 and None in size:
-            raise ValueError(
-                f"{self._label()} attends with strides {self.strides}, which "
-                "needs a height and width that are not known only at run time. "
-                f"Received: input_shape={tuple(shape)}"
-            )
         if self.exact:
             # The windows sit on the first pixel and on each that strides meet.
             self.require_exact(size, window=1, strides=self.strides)
@@ -169,22 +142,6 @@ class BaseACmix2D(TwoPaths):
             self.num_heads,
             recompute=self.recompute,
         )
-
-    def _joined(self, x: Tensor, attention: Tensor | None) -> Tensor:
-        """Both paths, or the one that there is."""
-        rate, rate_of_convolution = self.rates_of_paths()
-        y = None if attention is None else times(attention, rate)
-        if self.convolves:
-            convolved = convolve(
-                x,
-                self.convolution(),
-                self.group,
-                self.strides,
-                self.dilation_rate,
-            )
-            convolved = times(convolved, rate_of_convolution)
-            y = convolved if y is None else y + convolved
-        return self.activation(y)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -254,24 +254,32 @@ class LinearMapsLayer(AttentionLayer):
         return getattr(self, f"{name}_kernel"), getattr(self, f"{name}_bias")
 
     def _add_linear(
-        self, name: str, channels: int, use_bias: bool = True
+        self,
+        name: str,
+        channels: int,
+        use_bias: bool = True,
+        filters: int | None = None,
     ) -> None:
+        """Creates a linear map, to `self.filters` channels or to others."""
         kernel, bias = f"{name}_kernel", f"{name}_bias"
-        setattr(self, kernel, self._kernel(kernel, channels))
+        filters = filters or self.filters
+        setattr(self, kernel, self._kernel(kernel, channels, filters))
         setattr(self, bias, None)
         if use_bias:
             weight = self.add_weight(
                 name=bias,
-                shape=(self.filters,),
+                shape=(filters,),
                 initializer=fresh(self.bias_initializer),
             )
             setattr(self, bias, weight)
 
-    def _kernel(self, name: str, channels: int) -> Any:
+    def _kernel(
+        self, name: str, channels: int, filters: int | None = None
+    ) -> Any:
         fan_in = self.group.order * channels
         return self.add_weight(
             name=name,
-            shape=(self.group.order, channels, self.filters),
+            shape=(self.group.order, channels, filters or self.filters),
             initializer=with_fan_in(self.kernel_initializer, fan_in),
             regularizer=self.kernel_regularizer,
         )

@@ -11,10 +11,13 @@ from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import Convolution
+from keras_equiattn.ops.acmix import convolve
 from keras_equiattn.ops.acmix import joint_convolution
 from keras_equiattn.ops.acmix import shifts
 from keras_equiattn.ops.acmix import split_maps
+from keras_equiattn.ops.affine_self_convolution import by_position
 from keras_equiattn.ops.statistics import in_full_precision
+from keras_equiattn.ops.windows import Window
 
 MAPS = ("query", "key", "value")
 PATHS = ("both", "attention", "convolution")
@@ -25,9 +28,16 @@ INITIAL_RATE = 0.5
 
 
 class TwoPaths(LinearMapsLayer):
-    """Base of layers with a path of attention, one of convolution, or both."""
+    """Base of layers with a path of attention, one of convolution, or both.
+
+    Subclasses say in `convolution` what the path of convolution is, and in
+    `rates_of_paths` what the paths are multiplied by.
+    """
 
     paths: str
+    # Of both paths.
+    strides: tuple[int, int] = (1, 1)
+    dilation_rate: tuple[int, int] = (1, 1)
 
     @property
     def attends(self) -> bool:
@@ -36,6 +46,68 @@ class TwoPaths(LinearMapsLayer):
     @property
     def convolves(self) -> bool:
         return self.paths != "attention"
+
+    def convolution(self) -> Convolution:
+        """The path of convolution as one convolution."""
+        raise NotImplementedError(f"{type(self).__name__}.convolution")
+
+    def rates_of_paths(self) -> tuple[Any, Any]:
+        """What attention and convolution are multiplied by; None for one."""
+        raise NotImplementedError(f"{type(self).__name__}.rates_of_paths")
+
+    def join_paths(self, x: Tensor, attention: Tensor | None) -> Tensor:
+        """Both paths, or the one that there is."""
+        rate, rate_of_convolution = self.rates_of_paths()
+        y = None if attention is None else times(attention, rate)
+        if self.convolves:
+            convolved = convolve(
+                x,
+                self.convolution(),
+                self.group,
+                self.strides,
+                self.dilation_rate,
+            )
+            convolved = times(convolved, rate_of_convolution)
+            y = convolved if y is None else y + convolved
+        return y
+
+    def require_attention(self) -> None:
+        """Raises where there are no attention maps to return."""
+        if not self.attends:
+            raise ValueError(
+                f"{self._label()} has no attention to show. "
+                f"Received: paths='{self.paths}'"
+            )
+
+    def require_known_size(self, shape: Shape) -> None:
+        """Raises where attention has strides, and the size is not known."""
+        if self.attends and max(self.strides) > 1 and None in shape[1:3]:
+            raise ValueError(
+                f"{self._label()} attends with strides {self.strides}, which "
+                "needs a height and width that are not known only at run time. "
+                f"Received: input_shape={tuple(shape)}"
+            )
+
+    def window_map(
+        self,
+        weights: Tensor,
+        window: Window,
+        query: tuple[int, int] | None,
+        size: Shape,
+    ) -> Tensor:
+        """The map of attention to a window, for all pixels or for one.
+
+        Args:
+            weights: of the neighbours, as `window_softmax` returns them.
+            window: what they are in.
+            query: a pixel of the output; None is all.
+            size: of the output.
+        """
+        if query is None:
+            return by_position(weights, window)
+        row, column = self.check_query(query, size)
+        weights = weights[..., row : row + 1, column : column + 1]
+        return by_position(weights, window)[:, 0, 0]
 
 
 class ConvolutionPath(TwoPaths):
@@ -126,28 +198,27 @@ class ConvolutionPath(TwoPaths):
         )
 
     def convolution(self) -> Convolution:
-        """The path of convolution as one convolution."""
         size = self.filters // self.outputs
         kernels, biases = zip(*map(self._map, MAPS), strict=True)
-        maps = [split_maps(_full(kernel), size) for kernel in kernels]
+        maps = [split_maps(full(kernel), size) for kernel in kernels]
         if self.shift_kernels == "fixed":
             shift = shifts(*self.kernel_size)[..., None]
             shift = ops.convert_to_tensor(shift, dtype=maps[0].dtype)
             shift = ops.tile(shift, (1, 1, 1, size))
         else:
-            shift = _full(self.shift_kernel)
+            shift = full(self.shift_kernel)
         bias = None
         if biases[0] is not None:
             bias = ops.concatenate(
-                [ops.reshape(_full(bias), (-1, size)) for bias in biases]
+                [ops.reshape(full(bias), (-1, size)) for bias in biases]
             )
         joint = joint_convolution(
             ops.concatenate(maps),
             bias,
-            _full(self.mixing_kernel),
+            full(self.mixing_kernel),
             shift,
             self.outputs,
-            None if self.mixing_bias is None else _full(self.mixing_bias),
+            None if self.mixing_bias is None else full(self.mixing_bias),
         )
         return Convolution(
             *(
@@ -157,7 +228,6 @@ class ConvolutionPath(TwoPaths):
         )
 
     def rates_of_paths(self) -> tuple[Any, Any]:
-        """What attention and convolution are multiplied by; None for one."""
         if not self.learns_rates:
             return None, None
         return (
@@ -180,7 +250,8 @@ def times(x: Tensor, rate: Any) -> Tensor:
     return x if rate is None else x * rate
 
 
-def _full(x: Any) -> Tensor:
+def full(x: Any) -> Tensor:
+    """A variable as a tensor, at least in single precision."""
     return in_full_precision(ops.convert_to_tensor(x))
 
 

@@ -10,10 +10,8 @@ from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
 from keras_equiattn.layers.convolution_path import ConvolutionPath
 from keras_equiattn.layers.convolution_path import MAPS
-from keras_equiattn.layers.convolution_path import times
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.acmix import convolve
 from keras_equiattn.ops.partitioned_attention import in_whole_image
 from keras_equiattn.ops.partitioned_attention import neighbours_in_image
 from keras_equiattn.ops.partitioned_attention import partitioned_attention
@@ -213,11 +211,7 @@ class WindowACmix2D(ConvolutionPath):
         query: tuple[int, int] | None = None,
         training: bool | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if not self.attends:
-            raise ValueError(
-                f"{self._label()} has no attention to show. "
-                f"Received: paths='{self.paths}'"
-            )
+        self.require_attention()
         y, weights = self._mixed(x, training)
         weights = in_whole_image(weights, self.window_size, self.shift)
         if query is not None:
@@ -242,18 +236,11 @@ class WindowACmix2D(ConvolutionPath):
 
     def _mixed(self, x: Tensor, training: bool | None) -> tuple[Tensor, Any]:
         """The output, and the weights of attention."""
-        rate, rate_of_convolution = self.rates_of_paths()
         x = ops.roll(x, tuple(-n for n in self.shift), axis=(1, 2))
-        y, weights = None, None
+        attention, weights = None, None
         if self.attends:
-            y, weights = self._attend(x, training)
-            y = times(y, rate)
-        if self.convolves:
-            convolved = convolve(
-                x, self.convolution(), self.group, (1, 1), (1, 1)
-            )
-            convolved = times(convolved, rate_of_convolution)
-            y = convolved if y is None else y + convolved
+            attention, weights = self._attend(x, training)
+        y = self.join_paths(x, attention)
         y = ops.roll(y, self.shift, axis=(1, 2))
         return self.drop(y, training=training), weights
 

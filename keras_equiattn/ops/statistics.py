@@ -31,6 +31,13 @@ def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
     return ops.cast(total / ops.cast(count, total.dtype), dtype)
 
 
+def moments(x: Tensor, axis: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Mean and variance, see `mean`."""
+    middle = ops.expand_dims(mean(x, axis), axis)
+    spread = x - middle
+    return ops.squeeze(middle, axis), mean(spread * spread, axis)
+
+
 def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Over several axes; TensorFlow's own takes no more than five axes."""
     top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))

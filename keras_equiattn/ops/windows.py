@@ -21,6 +21,7 @@ from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import MASKED
@@ -126,10 +127,8 @@ class Window:
             steps = math.ceil(size / stride) + 2 * reach // stride
             after = steps * stride - size - reach
         if self.border == "reflect":
-            period = ops.shape(x)[axis + 1] - 1
-            index = ops.arange(-reach, period + 1 + after)
-            index = ops.mod(index, ops.maximum(2 * period, 1))
-            index = ops.minimum(index, 2 * period - index)
+            size = ops.shape(x)[axis + 1]
+            index = reflected(ops.arange(-reach, size + after), size)
             return ops.take(x, index, axis=axis + 1)
         pads = [(0, 0)] * 5
         pads[axis + 1] = (reach, max(after, 0))
@@ -152,6 +151,15 @@ class Window:
             axes.append(ops.logical_and(place >= 0, place < n))
         rows, columns = axes
         return ops.logical_and(rows[:, :, None], columns[:, None])
+
+
+def reflected(
+    index: Shaped[Tensor, "*places"], size: int | Tensor
+) -> Shaped[Tensor, "*places"]:
+    """Rows or columns that the mirror image shows at any whole numbers."""
+    period = size - 1
+    index = ops.mod(index, ops.maximum(2 * period, 1))
+    return ops.minimum(index, 2 * period - index)
 
 
 def window_scores(

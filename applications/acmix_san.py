@@ -1,0 +1,273 @@
+"""Self-attention networks (SAN) with ACmix, and the plain ones."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_equiattn import _checks
+from keras_equiattn import layers
+from keras_equiattn.applications import building
+
+WIDTHS = (64, 256, 512, 1024, 2048)
+REDUCTION = 4  # channels of a stage over those of its mixers
+SHARE = 8  # channels that share their attention weights
+BLOCKS = {
+    10: (2, 1, 2, 4, 1),
+    15: (3, 2, 3, 5, 2),
+    19: (3, 3, 4, 6, 3),
+}
+WINDOWS = (3, 7, 7, 7, 7)  # rows and columns that attention sees
+MIXERS = ("acmix", "attention")
+STEMS = ("imagenet", "cifar")
+EPSILON = 1e-5  # PyTorch's default
+
+
+def ACmixSAN10(
+    include_top: bool = True,
+    weights: str | Path | None = None,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | None = None,
+    name: str | None = None,
+    mixer: str = "acmix",
+    stem: str = "imagenet",
+    normalization: building.Statistics | None = None,
+    features_only: bool = False,
+) -> keras.Model:
+    """SAN10 with `PatchwiseACmix2D` in place of its patchwise attention.
+
+    Stages of 2, 1, 2, 4 and 1 blocks, otherwise as `ACmixSAN19`; 11,994,612
+    trainable parameters for 1000 classes (in the paper 12.1 M), with
+    `mixer="attention"` 11,841,124.
+
+    Args:
+        include_top, weights, input_shape, pooling: see `ACmixSAN19`.
+        classes, classifier_activation, name: see `ACmixSAN19`.
+        mixer, stem: see `ACmixSAN19`.
+        normalization, features_only: see `ACmixSAN19`.
+
+    Returns:
+        As `ACmixSAN19`.
+
+    Raises:
+        ValueError: for bad arguments, before anything is built.
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), see
+          `ACmixSAN19`.
+    """
+    return _network(10, **locals())
+
+
+def ACmixSAN15(
+    include_top: bool = True,
+    weights: str | Path | None = None,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | None = None,
+    name: str | None = None,
+    mixer: str = "acmix",
+    stem: str = "imagenet",
+    normalization: building.Statistics | None = None,
+    features_only: bool = False,
+) -> keras.Model:
+    """SAN15 with `PatchwiseACmix2D` in place of its patchwise attention.
+
+    Stages of 3, 2, 3, 5 and 2 blocks, otherwise as `ACmixSAN19`; 16,414,134
+    trainable parameters for 1000 classes (in the paper 16.6 M), with
+    `mixer="attention"` 16,181,310.
+
+    Args:
+        include_top, weights, input_shape, pooling: see `ACmixSAN19`.
+        classes, classifier_activation, name: see `ACmixSAN19`.
+        mixer, stem: see `ACmixSAN19`.
+        normalization, features_only: see `ACmixSAN19`.
+
+    Returns:
+        As `ACmixSAN19`.
+
+    Raises:
+        ValueError: for bad arguments, before anything is built.
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), see
+          `ACmixSAN19`.
+    """
+    return _network(15, **locals())
+
+
+def ACmixSAN19(
+    include_top: bool = True,
+    weights: str | Path | None = None,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: str | None = None,
+    name: str | None = None,
+    mixer: str = "acmix",
+    stem: str = "imagenet",
+    normalization: building.Statistics | None = None,
+    features_only: bool = False,
+) -> keras.Model:
+    """SAN19 with `PatchwiseACmix2D` in place of its patchwise attention.
+
+    A 1 x 1 convolution to 64 channels, then five stages of 3, 3, 4, 6 and 3
+    blocks with 64, 256, 512, 1024 and 2048 channels, the mean over space and a
+    dense layer to the classes. A stage begins with a 2 x 2 pooling and a 1 x 1
+    convolution. A block adds `expand(relu(bn(mixer(relu(bn(x))))))`, with a
+    quarter of the channels in the mixer, whose windows have 3 rows and columns
+    in the first stage and 7 later. 20,829,278 trainable parameters for 1000
+    classes, with `mixer="attention"` 20,518,470.
+
+    Layers are called `conv1`, `bn1`, `relu1`, then `stage1_pool`,
+    `stage1_conv`, `stage1_block1_bn1`, `..._relu1`, `..._mixer`, `..._bn2`,
+    `..._relu2`, `..._expand`, `..._add`, and so on, and `stage1_bn`,
+    `stage1_relu`. At the end come `global_mean`, `logits` and `predictions`, or
+    without the top `global_mean` or `global_max`.
+
+    Args:
+        include_top: whether the classifier is there.
+        weights: None (random) or the path of a weights file.
+        input_shape: `(height, width, channels)`.
+        pooling: without the top: None returns feature maps, "avg" and "max"
+            what they are on average or at most.
+        classes: number of classes.
+        classifier_activation: None returns logits.
+        name: name of the model.
+        mixer: "acmix", or "attention" for the plain network.
+        stem: "imagenet", or "cifar" for small images: no pooling in the first
+            two stages.
+        normalization: `(mean, std)` of images in [0, 1], numbers or one per
+            channel: the network subtracts and divides first. None is the
+            identity.
+        features_only: returns a model to the feature maps of the five stages,
+            as heads for detection and segmentation take them. Needs
+            `include_top=False`.
+
+    Returns:
+        A functional `keras.Model` from images to logits `(batch, classes)`,
+        to features, or to a list of the maps of all stages, which are smaller
+        than the image by 2, 4, 8, 16 and 32, with the stem "cifar" by 1, 1, 2,
+        4 and 8, rounded up.
+
+    Raises:
+        ValueError: for bad arguments, before anything is built.
+
+    References:
+        - [Zhao et al., 2020](https://arxiv.org/abs/2004.13621), the patchwise
+          networks, and the authors' code, https://github.com/hszhao/SAN, which
+          has the numbers of parameters of `mixer="attention"`.
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), appendix C.
+          There is no code of theirs for it, and this exact form is ours, see
+          `PatchwiseACmix2D`. They publish 12.1, 16.6 and 21.2 million
+          parameters for the three networks, 1 to 2 % more than these have.
+    """
+    return _network(19, **locals())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Design:
+    """What a network is made of; see `ACmixSAN19`."""
+
+    mixer: str
+    stem: str
+
+    def __post_init__(self) -> None:
+        _checks.choice(self.mixer, "mixer", MIXERS)
+        _checks.choice(self.stem, "stem", STEMS)
+
+    @property
+    def first_pool(self) -> int:
+        """The first stage that begins with a pooling."""
+        return 1 if self.stem == "imagenet" else 3
+
+
+def _network(
+    depth: int,
+    *,
+    include_top: bool,
+    weights: str | Path | None,
+    input_shape: tuple[int, int, int],
+    pooling: str | None,
+    classes: int,
+    classifier_activation: str | None,
+    name: str | None,
+    mixer: str,
+    stem: str,
+    normalization: building.Statistics | None,
+    features_only: bool,
+) -> keras.Model:
+    design = _Design(mixer, stem)
+    kind = "ACmixSAN" if mixer == "acmix" else "SAN"
+    end = building.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    shape = building.check_image_shape(input_shape)
+    building.check_weights(weights, {}, f"{kind}{depth}", shape, end.classes)
+    statistics = building.check_normalization(normalization, shape[-1])
+    inputs = keras.Input(shape, name="image")
+    x = building.normalize(inputs, statistics)
+    x = _convolution(x, WIDTHS[0], "conv1", use_bias=False)
+    x = _norm_relu(x, "bn1", "relu1")
+    features = []
+    for number, (width, count, window) in enumerate(
+        zip(WIDTHS, BLOCKS[depth], WINDOWS, strict=True), 1
+    ):
+        stage = f"stage{number}"
+        if number >= design.first_pool:
+            x = keras.layers.MaxPooling2D(
+                2,
+                padding="same",  # odd sizes keep their last row
+                data_format="channels_last",
+                name=f"{stage}_pool",
+            )(x)
+        x = _convolution(x, width, f"{stage}_conv", use_bias=False)
+        for index in range(1, count + 1):
+            x = _block(x, mixer, window, f"{stage}_block{index}")
+        x = _norm_relu(x, f"{stage}_bn", f"{stage}_relu")
+        features.append(x)
+    outputs = end(features)
+    model = keras.Model(inputs, outputs, name=name or f"{kind.lower()}{depth}")
+    building.load_weights(model, weights, {})
+    return model
+
+
+def _block(x: Any, mixer: str, window: int, name: str) -> Any:
+    width = x.shape[-1]
+    y = _norm_relu(x, f"{name}_bn1", f"{name}_relu1")
+    y = layers.PatchwiseACmix2D(
+        width // REDUCTION,
+        attention_kernel_size=window,
+        share=SHARE,
+        paths="both" if mixer == "acmix" else "attention",
+        data_format="channels_last",
+        name=f"{name}_mixer",
+    )(y)
+    y = _norm_relu(y, f"{name}_bn2", f"{name}_relu2")
+    y = _convolution(y, width, f"{name}_expand", use_bias=True)
+    return keras.layers.Add(name=f"{name}_add")([x, y])
+
+
+def _convolution(x: Any, filters: int, name: str, use_bias: bool) -> Any:
+    """1 x 1, started as PyTorch does."""
+    return keras.layers.Conv2D(
+        filters,
+        1,
+        use_bias=use_bias,
+        kernel_initializer=keras.initializers.VarianceScaling(
+            1 / 3, "fan_in", "uniform"
+        ),
+        data_format="channels_last",
+        name=name,
+    )(x)
+
+
+def _norm_relu(x: Any, norm: str, relu: str) -> Any:
+    x = keras.layers.BatchNormalization(
+        momentum=0.9, epsilon=EPSILON, name=norm
+    )(x)
+    return keras.layers.ReLU(name=relu)(x)

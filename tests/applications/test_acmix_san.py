@@ -1,0 +1,124 @@
+"""Self-attention networks with ACmix."""
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+from network_helpers import images
+
+from keras_equiattn.applications import acmix_san
+from keras_equiattn.applications import ACmixSAN10
+from keras_equiattn.applications import ACmixSAN15
+from keras_equiattn.applications import ACmixSAN19
+from keras_equiattn.applications import reporting
+
+WIDTHS = (16, 16, 16, 32, 32)
+SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Narrow, two blocks, and windows that are compiled sooner."""
+    monkeypatch.setattr(acmix_san, "WIDTHS", WIDTHS)
+    monkeypatch.setattr(acmix_san, "WINDOWS", (3,) * 5)
+    monkeypatch.setattr(acmix_san, "SHARE", 2)
+    monkeypatch.setattr(acmix_san, "BLOCKS", {10: (1, 0, 0, 1, 0)})
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("network", "mixed", "plain"),
+    [
+        (ACmixSAN10, 11_994_612, 11_841_124),
+        (ACmixSAN15, 16_414_134, 16_181_310),
+        (ACmixSAN19, 20_829_278, 20_518_470),
+    ],
+)
+def test_parameters(network, mixed, plain):
+    assert reporting.count_parameters(network()) == mixed
+    assert reporting.count_parameters(network(mixer="attention")) == plain
+
+
+@pytest.mark.parametrize("mixer", acmix_san.MIXERS)
+def test_one_step_of_fit(mixer, small):
+    model = ACmixSAN10(mixer=mixer, **SMALL)
+    # What a gain of one changes by a small step is lost in its rounding.
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    before = [as_array(v).copy() for v in model.weights]
+    loss = model.train_on_batch(images((2, 9, 10, 3)), np.array([0, 2]))
+    assert np.isfinite(loss)
+    still = [
+        variable.path
+        for variable, start in zip(model.weights, before, strict=True)
+        if np.array_equal(as_array(variable), start)
+    ]
+    # Batch statistics take away what a bias before them adds.
+    assert all(path.endswith("bias") for path in still), still
+
+
+@pytest.mark.torch_first
+def test_weights_files(small, tmp_path):
+    model = ACmixSAN10(**SMALL)
+    x = images((2, 9, 10, 3))
+    expected = model.predict(x, verbose=0)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    other = ACmixSAN10(weights=path, **SMALL)
+    np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+    model.save(tmp_path / "model.keras")
+    revived = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("stem", "scales"),
+    [("imagenet", (2, 4, 8, 16, 32)), ("cifar", (1, 1, 2, 4, 8))],
+)
+def test_ends(stem, scales, small):
+    options = {"stem": stem, "input_shape": (65, 96, 3)}
+    maps = ACmixSAN10(False, features_only=True, **options).outputs
+    expected = [
+        (None, -(-65 // n), -(-96 // n), width)
+        for n, width in zip(scales, WIDTHS, strict=True)
+    ]
+    assert [x.shape for x in maps] == expected
+    assert ACmixSAN10(False, **options).output_shape == expected[-1]
+    for pooling in ("avg", "max"):
+        model = ACmixSAN10(False, pooling=pooling, **options)
+        assert model.output_shape == (None, WIDTHS[-1])
+    model = ACmixSAN10(classifier_activation="softmax", **options)
+    assert model.output_shape == (None, 1000)
+    y = as_array(model(images((1, 65, 96, 3))))
+    np.testing.assert_allclose(y.sum(), 1, rtol=1e-5)
+
+
+@pytest.mark.once
+def test_names_and_mixers(small):
+    assert ACmixSAN10().name == "acmixsan10"
+    assert ACmixSAN10(mixer="attention").name == "san10"
+    mixer = ACmixSAN10().get_layer("stage4_block1_mixer")
+    assert (mixer.filters, mixer.key_filters, mixer.paths) == (8, 2, "both")
+    plain = ACmixSAN10(mixer="attention").get_layer("stage4_block1_mixer")
+    assert plain.paths == "attention"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mixer": "conv"}, "`mixer` must be 'acmix' or 'attention'"),
+        ({"stem": "small"}, "`stem` must be 'imagenet' or 'cifar'"),
+        ({"pooling": "mean"}, "`pooling` must be None or 'avg' or 'max'"),
+        ({"features_only": True}, r"features_only=True, include_top=True"),
+        ({"weights": "imagenet"}, "`weights` of ACmixSAN10 must be None"),
+        ({"input_shape": (32, 32)}, "`input_shape` must be"),
+        ({"classes": 0}, "`classes` must be"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ACmixSAN10(**arguments)
