@@ -1,6 +1,7 @@
 """Self-attention networks (SAN) with ACmix, and the plain ones."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -187,35 +188,22 @@ class _Design:
 
 
 def _network(
-    depth: int,
-    *,
-    include_top: bool,
-    weights: str | Path | None,
-    input_shape: tuple[int, int, int],
-    pooling: str | None,
-    classes: int,
-    classifier_activation: str | None,
-    name: str | None,
-    mixer: str,
-    stem: str,
-    normalization: building.Statistics | None,
-    features_only: bool,
+    depth: int, *, mixer: str, stem: str, **options: Any
 ) -> keras.Model:
     design = _Design(mixer, stem)
     kind = "ACmixSAN" if mixer == "acmix" else "SAN"
-    end = building.End(
-        include_top, pooling, classes, classifier_activation, features_only
-    )
-    shape = building.check_image_shape(input_shape)
-    building.check_weights(weights, {}, f"{kind}{depth}", shape, end.classes)
-    statistics = building.check_normalization(normalization, shape[-1])
-    inputs = keras.Input(shape, name="image")
-    x = building.normalize(inputs, statistics)
+    stages = functools.partial(_stages, design, BLOCKS[depth])
+    return building.imagenet_network(f"{kind}{depth}", stages, **options)
+
+
+def _stages(
+    design: _Design, depths: tuple[int, ...], x: Any
+) -> tuple[list[Any]]:
     x = _convolution(x, WIDTHS[0], "conv1", use_bias=False)
     x = _norm_relu(x, "bn1", "relu1")
     features = []
     for number, (width, count, window) in enumerate(
-        zip(WIDTHS, BLOCKS[depth], WINDOWS, strict=True), 1
+        zip(WIDTHS, depths, WINDOWS, strict=True), 1
     ):
         stage = f"stage{number}"
         if number >= design.first_pool:
@@ -227,13 +215,10 @@ def _network(
             )(x)
         x = _convolution(x, width, f"{stage}_conv", use_bias=False)
         for index in range(1, count + 1):
-            x = _block(x, mixer, window, f"{stage}_block{index}")
+            x = _block(x, design.mixer, window, f"{stage}_block{index}")
         x = _norm_relu(x, f"{stage}_bn", f"{stage}_relu")
         features.append(x)
-    outputs = end(features)
-    model = keras.Model(inputs, outputs, name=name or f"{kind.lower()}{depth}")
-    building.load_weights(model, weights, {})
-    return model
+    return (features,)
 
 
 def _block(x: Any, mixer: str, window: int, name: str) -> Any:
