@@ -71,7 +71,7 @@ class _Reader(keras.Model):
                 found |= {f"{name}/{key}": inner[key] for key in inner}
             else:
                 _, found[name] = part(
-                    own[0], return_attention_maps=True, query=self.query
+                    *own, return_attention_maps=True, query=self.query
                 )
         return found
 

@@ -31,8 +31,7 @@ BORDERS = ("reflect", "mask")
 class BaseACmix2D(TwoPaths):
     """What `ACmix2D` and `FoldedACmix2D` share; see there.
 
-    Subclasses say in `convolution` what the path of convolution is, and in
-    `rates_of_paths` what the paths are multiplied by.
+    Subclasses say in `convolution` what the path of convolution is.
     """
 
     takes = "group"
@@ -88,10 +87,6 @@ class BaseACmix2D(TwoPaths):
     def convolution(self) -> Convolution:
         """The path of convolution as one convolution."""
         raise NotImplementedError(f"{type(self).__name__}.convolution")
-
-    def rates_of_paths(self) -> tuple[Any, Any]:
-        """What attention and convolution are multiplied by."""
-        raise NotImplementedError(f"{type(self).__name__}.rates_of_paths")
 
     def add_positions(self) -> None:
         """Creates the map of the coordinates, for a head."""
@@ -172,8 +167,7 @@ class BaseACmix2D(TwoPaths):
 
     def _joined(self, x: Tensor, attention: Tensor | None) -> Tensor:
         """Both paths, or the one that there is."""
-        rate, rate_of_convolution = self.rates_of_paths()
-        y = None if attention is None else times(attention, rate)
+        convolved = None
         if self.convolves:
             convolved = convolve(
                 x,
@@ -182,9 +176,7 @@ class BaseACmix2D(TwoPaths):
                 self.strides,
                 self.dilation_rate,
             )
-            convolved = times(convolved, rate_of_convolution)
-            y = convolved if y is None else y + convolved
-        return self.activation(y)
+        return self.activation(self.sum_of_paths(attention, convolved))
 
     def get_config(self) -> dict[str, Any]:
         return {

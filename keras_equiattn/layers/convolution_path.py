@@ -25,7 +25,10 @@ INITIAL_RATE = 0.5
 
 
 class TwoPaths(LinearMapsLayer):
-    """Base of layers with a path of attention, one of convolution, or both."""
+    """Base of layers with a path of attention, one of convolution, or both.
+
+    Subclasses say in `rates_of_paths` what the paths are multiplied by.
+    """
 
     paths: str
 
@@ -36,6 +39,21 @@ class TwoPaths(LinearMapsLayer):
     @property
     def convolves(self) -> bool:
         return self.paths != "attention"
+
+    def rates_of_paths(self) -> tuple[Any, Any]:
+        """What attention and convolution are multiplied by; None for one."""
+        raise NotImplementedError(f"{type(self).__name__}.rates_of_paths")
+
+    def sum_of_paths(
+        self, attention: Tensor | None, convolved: Tensor | None
+    ) -> Tensor:
+        """Both paths at their rates, or the one that there is."""
+        rate, rate_of_convolution = self.rates_of_paths()
+        if attention is None:
+            return times(convolved, rate_of_convolution)
+        if convolved is None:
+            return times(attention, rate)
+        return times(attention, rate) + times(convolved, rate_of_convolution)
 
 
 class ConvolutionPath(TwoPaths):
@@ -128,8 +146,8 @@ class ConvolutionPath(TwoPaths):
     def convolution(self) -> Convolution:
         """The path of convolution as one convolution."""
         size = self.filters // self.outputs
-        kernels, biases = zip(*map(self._map, MAPS), strict=True)
-        maps = [split_maps(_full(kernel), size) for kernel in kernels]
+        maps = [split_maps(self.kernel_seen(name), size) for name in MAPS]
+        biases = [self._map(name)[1] for name in MAPS]
         if self.shift_kernels == "fixed":
             shift = shifts(*self.kernel_size)[..., None]
             shift = ops.convert_to_tensor(shift, dtype=maps[0].dtype)
@@ -156,8 +174,11 @@ class ConvolutionPath(TwoPaths):
             )
         )
 
+    def kernel_seen(self, name: str) -> Tensor:
+        """The kernel of a linear map, of all that the convolution sees."""
+        return _full(self._map(name)[0])
+
     def rates_of_paths(self) -> tuple[Any, Any]:
-        """What attention and convolution are multiplied by; None for one."""
         if not self.learns_rates:
             return None, None
         return (
