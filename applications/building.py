@@ -441,8 +441,10 @@ class End:
             dtype=_end_dtype(),
             name="global_max" if "Max" in layer.__name__ else "global_mean",
         )(x)
-        if not self.include_top:
-            return x
+        return self.classified(x) if self.include_top else x
+
+    def classified(self, x: Any) -> Any:
+        """The classifier, of vectors."""
         x = logits(x, self.classes)
         return predictions(x, self.classifier_activation)
 
