@@ -55,11 +55,12 @@ def ACmixPVTTiny(
     Layers are called `stage1_patches`, `stage1_patches_norm`,
     `stage1_positions`, then `stage1_block1_norm1`, `..._mixer`, `..._path1`,
     `..._add1`, `..._norm2`, `..._dense1`, `..._gelu`, `..._dense2`,
-    `..._path2`, `..._add2`, and so on; in stage 4 also `stage4_pixels`, which
-    puts pixels in a row, `stage4_class_token`, and in each block
-    `stage4_block1_image`, `..._token` and `..._joined` around the mixer. At
-    the end come `norm`, and `class_token`, `logits` and `predictions`, or
-    without the top `features`, and `global_mean` or `global_max`.
+    `..._path2`, `..._add2`, and so on. In stage 4 `stage4_pixels` puts pixels
+    in a row behind `stage4_class_token`, and in each block
+    `stage4_block1_image_pixels`, `..._image` and `..._token` come before the
+    mixer, `..._pixels` and `..._joined` after it. At the end come `norm`, and
+    `class_token`, `class_vector`, `logits` and `predictions`, or without the
+    top `features_pixels`, `features`, and `global_mean` or `global_max`.
 
     Args:
         include_top: whether the classifier is there.
@@ -98,9 +99,10 @@ def ACmixPVTTiny(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4. No
           code of this network was published, and how the paths meet is our
           reading, see `SpatialReductionACmix2D`. The authors give 13 and 25 M
-          parameters and 2.0 and 3.9 G multiplications for the Tiny and Small
-          ones; in our reading these are 13.4 and 24.8 M, and, with queries,
-          keys and values convolved group by group, 2.0 and 4.0 G.
+          parameters and 2.0 and 3.9 G multiplications for Tiny and Small. In
+          our reading these are 13.4 and 24.8 M and, with the path of
+          convolution as they write it, 2.0 and 4.0 G. Put together to one
+          convolution, as it is here, there are more of them, 3.8 and 8.0 G.
     """
     return _network("Tiny", **locals())
 

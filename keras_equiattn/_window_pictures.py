@@ -219,7 +219,7 @@ class _PixelAttention:
         place = _drawing.Place.of(site, pixels.shape[:2], pixel)
         maps = _attention_sites.read(model, image[None], sites, place.query)
         found = maps[layer]
-        weights = found.get("window", found.get("image"))[0]
+        weights = found["window" if "window" in found else "image"][0]
         if weights.ndim == 4:  # (h, head, row, column)
             weights = weights[:, :, None]
         return cls(layer, site.operation.group, place, pixels, weights)

@@ -76,8 +76,6 @@ class SpatialReductionACmix2D(TransformerACmix):
 
     Call arguments:
         inputs: images.
-        tokens: `(batch, count, channels)`, or None for none. With tokens the
-            output is a pair: images, and tokens `(batch, count, filters)`.
         training: whether there is dropout.
         return_attention_maps: also return the weights without dropout, as a
             dict: "image" `(batch, height, width, 1, heads, 1, rows, columns)`
@@ -87,6 +85,8 @@ class SpatialReductionACmix2D(TransformerACmix):
             one less what these get.
         query: `(row, column)` of a pixel: "image" is then what it is there,
             `(batch, 1, heads, 1, rows, columns)`.
+        tokens: `(batch, count, channels)`, or None for none. With tokens the
+            output is a pair: images, and tokens `(batch, count, filters)`.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
@@ -209,10 +209,10 @@ class SpatialReductionACmix2D(TransformerACmix):
     def call(
         self,
         inputs: Tensor,
-        tokens: Tensor | None = None,
         return_attention_maps: bool = False,
         query: tuple[int, int] | None = None,
         training: bool | None = None,
+        tokens: Tensor | None = None,
     ) -> Any:
         if tokens is not None:
             self._check_tokens(tokens)
@@ -220,8 +220,8 @@ class SpatialReductionACmix2D(TransformerACmix):
             inputs,
             return_attention_maps,
             query,
-            tokens=tokens,
             training=training,
+            tokens=tokens,
         )
         if tokens is None or not return_attention_maps:
             return found
@@ -229,20 +229,23 @@ class SpatialReductionACmix2D(TransformerACmix):
         return (y, of_tokens), maps
 
     def compute_output_spec(
-        self, inputs: Any, tokens: Any = None, *args: Any, **options: Any
+        self,
+        inputs: Any,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+        **options: Any,
     ) -> Any:
-        if tokens is None:
-            return super().compute_output_spec(inputs, *args, **options)
         # Not from `compute_output_shape`: that knows nothing of tokens.
-        return super(keras.layers.Layer, self).compute_output_spec(
-            inputs, tokens, *args, **options
-        )
+        generic = super(keras.layers.Layer, self).compute_output_spec
+        special = super().compute_output_spec
+        spec = special if options.get("tokens") is None else generic
+        return spec(inputs, return_attention_maps, query, **options)
 
     def call_channels_last(
         self,
         x: Tensor,
-        tokens: Tensor | None = None,
         training: bool | None = None,
+        tokens: Tensor | None = None,
     ) -> Any:
         y, of_tokens, _ = self._mixed(x, tokens, training)
         return y if tokens is None else (y, of_tokens)
@@ -251,8 +254,8 @@ class SpatialReductionACmix2D(TransformerACmix):
         self,
         x: Tensor,
         query: tuple[int, int] | None = None,
-        tokens: Tensor | None = None,
         training: bool | None = None,
+        tokens: Tensor | None = None,
     ) -> Any:
         self.require_attention()
         y, of_tokens, weights = self._mixed(x, tokens, training)
@@ -294,10 +297,10 @@ class SpatialReductionACmix2D(TransformerACmix):
 
     def _mixed(
         self, x: Tensor, tokens: Tensor | None, training: bool | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Any, Any]:
         """The output, that of tokens, and the weights of attention."""
         reduced = self._reduced(x) if self.reduces else x
-        attention, of_tokens, weights, convolved = None, None, None, None
+        attention = of_tokens = weights = convolved = None
         if self.attends:
             attention, of_tokens, weights = self._attend(
                 x, reduced, tokens, training
