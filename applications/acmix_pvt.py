@@ -96,13 +96,13 @@ def ACmixPVTTiny(
     References:
         - [Wang et al., 2021](https://arxiv.org/abs/2102.12122), table 1, and
           the authors' code, https://github.com/whai362/PVT
-        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4. No
-          code of this network was published, and how the paths meet is our
-          reading, see `SpatialReductionACmix2D`. The authors give 13 and 25 M
-          parameters and 2.0 and 3.9 G multiplications for Tiny and Small. In
-          our reading these are 13.4 and 24.8 M and, with the path of
-          convolution as they write it, 2.0 and 4.0 G. Put together to one
-          convolution, as it is here, there are more of them, 3.8 and 8.0 G.
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556). No code of this
+          network was published, and how the paths meet is our reading, see
+          `SpatialReductionACmix2D`. The authors give 13 and 25 M parameters
+          and 2.0 and 3.9 G multiplications for Tiny and Small. In our reading
+          these are 13.4 and 24.8 M and, with the path of convolution as they
+          write it, 2.0 and 4.0 G. Put together to one convolution, as it is
+          here, there are more of them, 3.8 and 7.9 G.
     """
     return _network("Tiny", **locals())
 
@@ -139,7 +139,7 @@ def ACmixPVTSmall(
         ValueError: for bad arguments, before anything is built.
 
     References:
-        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4, see
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), see
           `ACmixPVTTiny`.
     """
     return _network("Small", **locals())

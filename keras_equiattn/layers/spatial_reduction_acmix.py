@@ -127,12 +127,12 @@ class SpatialReductionACmix2D(TransformerACmix):
         (2, 1, 12)
 
     References:
-        - [Wang et al., 2021](https://arxiv.org/abs/2102.12122), eqs. 1 to 3,
+        - [Wang et al., 2021](https://arxiv.org/abs/2102.12122), section 3.3,
           and the authors' code, https://github.com/whai362/PVT
-        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4. Neither
-          the paper nor its authors' code says how queries of all pixels meet
-          keys and values of the small image in the path of convolution. That
-          keys and values are repeated is our reading, which comes close to the
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556). Neither the
+          paper nor its authors' code says how queries of all pixels meet keys
+          and values of the small image in the path of convolution. That keys
+          and values are repeated is our reading, which comes close to the
           published cost; so is what becomes of tokens, and that convolution
           goes past the last linear map, as in `WindowACmix2D`.
     """
