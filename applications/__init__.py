@@ -9,6 +9,8 @@ import keras
 from keras_equiattn import _checks
 from keras_equiattn.applications import gsanet
 from keras_equiattn.applications import resnet29
+from keras_equiattn.applications.acmix_pvt import ACmixPVTSmall
+from keras_equiattn.applications.acmix_pvt import ACmixPVTTiny
 from keras_equiattn.applications.acmix_resnet import ACmixResNet26
 from keras_equiattn.applications.acmix_resnet import ACmixResNet38
 from keras_equiattn.applications.acmix_resnet import ACmixResNet50
@@ -29,6 +31,8 @@ from keras_equiattn.applications.resnet44 import ResNet44
 from keras_equiattn.applications.rotmnist import RotMNISTCNN
 
 __all__ = [
+    "ACmixPVTSmall",
+    "ACmixPVTTiny",
     "ACmixResNet26",
     "ACmixResNet38",
     "ACmixResNet50",

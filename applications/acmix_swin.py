@@ -6,13 +6,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import layers
 from keras_equiattn.applications import building
+from keras_equiattn.applications import transformers
 
-MIXERS = ("acmix", "attention")
 HEADS = (3, 6, 12, 24)
 DIM = 96  # channels of the first stage
 DEPTHS = {"Tiny": (2, 2, 6, 2), "Small": (2, 2, 18, 2)}
@@ -154,7 +153,7 @@ def _network(
     drop_path: float,
     **options: Any,
 ) -> keras.Model:
-    _checks.choice(mixer, "mixer", MIXERS)
+    _checks.choice(mixer, "mixer", transformers.MIXERS)
     title = f"ACmixSwin{kind}" if mixer == "acmix" else f"Swin{kind}"
     shape = building.check_image_shape(input_shape)
     drop_path = _checks.rate(drop_path, "drop_path")
@@ -163,14 +162,8 @@ def _network(
     designs = _designs(title, shape, patch, window)
 
     def stages(x: Any) -> tuple[list[Any]]:
-        x = keras.layers.Conv2D(
-            designs[0].dim,
-            patch,
-            patch,
-            data_format="channels_last",
-            name="patches",
-        )(x)
-        x = _norm(x, "patches_norm")
+        x = transformers.patches(x, designs[0].dim, patch, "patches")
+        x = transformers.norm(x, EPSILON, "patches_norm")
         rates = iter(np.linspace(0, drop_path, sum(DEPTHS[kind])).tolist())
         features = []
         for number, (stage, depth) in enumerate(
@@ -188,7 +181,7 @@ def _network(
                     f"stage{number}_block{index + 1}",
                 )
             features.append(x)
-        features[-1] = _norm(x, "norm")
+        features[-1] = transformers.norm(x, EPSILON, "norm")
         return (features,)
 
     return building.imagenet_network(
@@ -221,8 +214,7 @@ def _designs(
 def _block(
     x: Any, stage: _Stage, mixer: str, shift: int, drop_path: float, name: str
 ) -> Any:
-    y = _norm(x, f"{name}_norm1")
-    y = layers.WindowACmix2D(
+    mix = layers.WindowACmix2D(
         stage.dim,
         stage.heads,
         stage.window,
@@ -230,15 +222,8 @@ def _block(
         paths="both" if mixer == "acmix" else "attention",
         data_format="channels_last",
         name=f"{name}_mixer",
-    )(y)
-    y = _drop_path(y, drop_path, f"{name}_path1")
-    x = keras.layers.Add(name=f"{name}_add1")([x, y])
-    y = _norm(x, f"{name}_norm2")
-    y = _dense(y, EXPANSION * stage.dim, f"{name}_dense1")
-    y = keras.layers.Activation(_gelu, name=f"{name}_gelu")(y)
-    y = _dense(y, stage.dim, f"{name}_dense2")
-    y = _drop_path(y, drop_path, f"{name}_path2")
-    return keras.layers.Add(name=f"{name}_add2")([x, y])
+    )
+    return transformers.block(x, mix, EXPANSION, EPSILON, drop_path, name)
 
 
 def _merge(x: Any, name: str) -> Any:
@@ -249,31 +234,5 @@ def _merge(x: Any, name: str) -> Any:
     x = keras.layers.Permute((1, 3, 4, 2, 5), name=f"{name}_permute")(x)
     shape = (height // 2, width // 2, 4 * channels)
     x = keras.layers.Reshape(shape, name=name)(x)
-    x = _norm(x, f"{name}_norm")
-    return _dense(x, 2 * channels, f"{name}_dense", use_bias=False)
-
-
-def _norm(x: Any, name: str) -> Any:
-    return keras.layers.LayerNormalization(epsilon=EPSILON, name=name)(x)
-
-
-def _dense(x: Any, units: int, name: str, use_bias: bool = True) -> Any:
-    return keras.layers.Dense(
-        units,
-        use_bias=use_bias,
-        kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-        name=name,
-    )(x)
-
-
-@keras.saving.register_keras_serializable(package="keras_equiattn")
-def _gelu(x: Any) -> Any:
-    """Exact, not the approximation by a hyperbolic tangent."""
-    return ops.gelu(x, approximate=False)
-
-
-def _drop_path(x: Any, rate: float, name: str) -> Any:
-    """Leaves out whole images of a batch."""
-    if not rate:
-        return x
-    return keras.layers.Dropout(rate, noise_shape=(None, 1, 1, 1), name=name)(x)
+    x = transformers.norm(x, EPSILON, f"{name}_norm")
+    return transformers.dense(x, 2 * channels, f"{name}_dense", use_bias=False)

@@ -22,12 +22,14 @@ class Site:
     Attributes:
         operation: the layer or the model.
         tensors: its symbolic inputs.
+        keywords: names of the last of them, which are not given by place.
         pitches: rows and columns of the image per pixel, before and after.
         inner: sites by name, of a model.
     """
 
     operation: Any
     tensors: list[Any]
+    keywords: list[str]
     pitches: tuple[Pitch, Pitch]
     inner: "Sites"
 
@@ -49,6 +51,7 @@ class _Reader(keras.Model):
         self.query = query
         self.names = list(sites)
         self.counts = [len(site.tensors) for site in sites.values()]
+        self.keywords = [site.keywords for site in sites.values()]
         tensors = [tensor for s in sites.values() for tensor in s.tensors]
         self.before = keras.Model(model.inputs, tensors, name="before")
         self.parts = [
@@ -62,16 +65,20 @@ class _Reader(keras.Model):
     def call(self, inputs: list[Any]) -> dict[str, dict[str, Any]]:
         values = iter(keras.tree.flatten(self.before(inputs, training=False)))
         found: dict[str, dict[str, Any]] = {}
-        for name, part, count in zip(
-            self.names, self.parts, self.counts, strict=True
+        for name, part, count, keywords in zip(
+            self.names, self.parts, self.counts, self.keywords, strict=True
         ):
             own = [next(values) for _ in range(count)]
             if isinstance(part, _Reader):
                 inner = part(own)
                 found |= {f"{name}/{key}": inner[key] for key in inner}
             else:
+                split = count - len(keywords)
                 _, found[name] = part(
-                    own[0], return_attention_maps=True, query=self.query
+                    *own[:split],
+                    **dict(zip(keywords, own[split:], strict=True)),
+                    return_attention_maps=True,
+                    query=self.query,
                 )
         return found
 
@@ -166,7 +173,14 @@ def _sites(
             while name in sites:
                 uses += 1
                 name = f"{operation.name}#{uses}"
-            sites[name] = Site(operation, tensors, (before, after), inner)
+            keywords = [
+                key
+                for key, value in node.arguments.kwargs.items()
+                if keras.backend.is_keras_tensor(value)
+            ]
+            sites[name] = Site(
+                operation, tensors, keywords, (before, after), inner
+            )
         pitches |= {id(tensor): after for tensor in node.outputs}
     return sites, max(pitches[id(tensor)] for tensor in model.outputs)
 

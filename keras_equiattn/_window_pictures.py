@@ -220,8 +220,8 @@ class _PixelAttention:
         pixels = np.moveaxis(image, 0, -1) if first else image
         place = _drawing.Place.of(site, pixels.shape[:2], pixel)
         maps = _attention_sites.read(model, image[None], sites, place.query)
-        (weights,) = maps[layer].values()
-        weights = weights[0]
+        found = maps[layer]
+        weights = found["window" if "window" in found else "image"][0]
         if weights.ndim == 4:  # (h, head, row, column)
             weights = weights[:, :, None]
         return cls(layer, site.operation.group, place, pixels, weights)

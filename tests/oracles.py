@@ -563,6 +563,95 @@ def _reflected(n, limit):
     return min(n % period, period - n % period) if limit > 1 else 0
 
 
+def spatial_reduction_acmix(x, w, heads, reduction, tokens=None):
+    """The paths of attention and convolution, pixel by pixel, and the weights.
+
+    x (b, y, x, c); tokens (b, t, c); w by the names of the layer; reduction:
+    rows and columns that become one pixel.
+
+    Returns attention (b, y, x, f), convolution (b, y, x, f), what attention
+    gives to tokens (b, t, f), and the weights (b, y x + t, heads, seen).
+    """
+    batch, height, width, channels = x.shape
+    if tokens is None:
+        tokens = np.zeros((batch, 0, channels))
+    rows, columns = reduction
+    reduced = x
+    if reduction != (1, 1):
+        size = -(-height // rows), -(-width // columns)
+        reduced = np.zeros((batch, *size, channels))
+        for a, b, i, j in np.ndindex(*size, rows, columns):
+            row, column = rows * a + i, columns * b + j
+            if row < height and column < width:  # there is nothing beyond
+                kernel = w["reduction_kernel"][i, j]
+                reduced[:, a, b] += x[:, row, column] @ kernel
+        reduced += w["reduction_bias"]
+        reduced = reduced - reduced.mean(-1, keepdims=True)
+        variance = (reduced**2).mean(-1, keepdims=True)
+        reduced = reduced / np.sqrt(variance + 1e-5)
+        reduced = reduced * w["reduction_gamma"] + w["reduction_beta"]
+
+    filters = w["query_kernel"].shape[-1]
+    each = filters // heads
+
+    def linear(f, name):
+        f = f @ w[f"{name}_kernel"][0] + w[f"{name}_bias"]
+        return f.reshape(*f.shape[:-1], heads, each)
+
+    def everyone(image, name):
+        pixels = linear(image, name).reshape(batch, -1, heads, each)
+        return np.concatenate([pixels, linear(tokens, name)], axis=1)
+
+    query = everyone(x, "query")
+    keys, values = (everyone(reduced, name) for name in ("key", "value"))
+    weights = np.zeros((batch, query.shape[1], heads, keys.shape[1]))
+    attention = np.zeros((batch, query.shape[1], heads, each))
+    for p in range(query.shape[1]):
+        scores = [
+            (query[:, p] * keys[:, s]).sum(-1) / each**0.5
+            for s in range(keys.shape[1])
+        ]
+        a = np.exp(scores - np.max(scores, axis=0))
+        a /= a.sum(0)
+        weights[:, p] = np.moveaxis(a, 0, -1)
+        for s in range(keys.shape[1]):
+            attention[:, p] += a[s][..., None] * values[:, s]
+    attention = attention.reshape(batch, -1, filters)
+    attention = attention @ w["output_kernel"] + w["output_bias"]
+    of_pixels = attention[:, : height * width]
+
+    nearest = np.stack(
+        [
+            np.stack(
+                [reduced[:, i // rows, j // columns] for j in range(width)], 1
+            )
+            for i in range(height)
+        ],
+        axis=1,
+    )
+    maps = np.concatenate(
+        [linear(x, "query"), linear(nearest, "key"), linear(nearest, "value")],
+        axis=3,
+    )
+    mixed = np.einsum("byxmc,mt->byxct", maps, w["mixing_kernel"])
+    mixed = mixed + w["mixing_bias"]
+    shift = w["shift_kernel"]
+    reach = [(n // 2,) * 2 for n in shift.shape[:2]]
+    convolved = []
+    for o in range(filters):
+        c, j = divmod(o, heads)
+        count = shift.shape[-1] // each  # kernels of a channel
+        own = shift[..., c * count + j % count]
+        padded = np.pad(mixed[:, :, :, c], [(0, 0), *reach, (0, 0)])
+        convolved.append(correlate(padded, own[..., None])[..., 0])
+    return (
+        of_pixels.reshape(batch, height, width, filters),
+        np.stack(convolved, axis=-1),
+        attention[:, height * width :],
+        weights,
+    )
+
+
 def _matrix(group, element):
     """On offsets (row, column): its transpose is its inverse."""
     turns, mirrored, rotations = split(group, element)

@@ -20,6 +20,9 @@ from keras_equiattn.layers.patchwise_acmix import PatchwiseACmix2D
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
+from keras_equiattn.layers.spatial_reduction_acmix import (
+    SpatialReductionACmix2D,
+)
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 from keras_equiattn.layers.window_acmix import WindowACmix2D
 
@@ -41,6 +44,7 @@ __all__ = [
     "RelativePositionEncoding",
     "SimpleAffineSelfConv2D",
     "SpatialPooling2D",
+    "SpatialReductionACmix2D",
     "SqueezeExcite",
     "StandAloneSelfAttention2D",
     "WindowACmix2D",

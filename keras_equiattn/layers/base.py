@@ -47,7 +47,7 @@ class GroupLayer(keras.layers.Layer):
         self.group = groups.get(group)
         self.data_format = _checks.data_format(data_format)
 
-    def call_channels_last(self, x: Tensor) -> Tensor:
+    def call_channels_last(self, x: Tensor) -> Any:
         raise NotImplementedError(f"{type(self).__name__}.call_channels_last")
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
@@ -55,13 +55,16 @@ class GroupLayer(keras.layers.Layer):
             f"{type(self).__name__}.output_shape_channels_last"
         )
 
-    def call(self, inputs: Tensor) -> Tensor:
+    def call(self, inputs: Tensor) -> Any:
         return self.on_channels_last(self.call_channels_last, inputs)
 
     def on_channels_last(
-        self, function: Callable[[Tensor], Tensor], inputs: Tensor
-    ) -> Tensor:
-        """Applies a function of channels-last tensors to any accepted input."""
+        self, function: Callable[[Tensor], Any], inputs: Tensor
+    ) -> Any:
+        """Applies a function of channels-last tensors to any accepted input.
+
+        What the function returns after a feature map is left as it is.
+        """
         shape = self.check_shape(inputs.shape)
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)
@@ -70,9 +73,11 @@ class GroupLayer(keras.layers.Layer):
         if planar:
             x = ops.expand_dims(x, axis=3)
         y = function(x)
+        y, *others = y if isinstance(y, tuple) else (y,)
         if planar:
             y = ops.squeeze(y, axis=3)
-        return _to_channels_first(y) if self._first else y
+        y = _to_channels_first(y) if self._first else y
+        return (y, *others) if others else y
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
         shape = self.check_shape(input_shape)
@@ -172,7 +177,7 @@ class AttentionLayer(GroupLayer):
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> Any:
         raise NotImplementedError(f"{type(self).__name__}.attend_channels_last")
 
     def call(
@@ -199,14 +204,10 @@ class AttentionLayer(GroupLayer):
                 )
             function = functools.partial(self.call_channels_last, **options)
             return self.on_channels_last(function, inputs)
-        maps: dict[str, Tensor] = {}
-
-        def attend(x: Tensor) -> Tensor:
-            y, found = self.attend_channels_last(x, query, **options)
-            maps.update(found)
-            return y
-
-        return self.on_channels_last(attend, inputs), maps
+        function = functools.partial(
+            self.attend_channels_last, query=query, **options
+        )
+        return self.on_channels_last(function, inputs)
 
     def compute_output_spec(
         self,

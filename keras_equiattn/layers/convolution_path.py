@@ -57,19 +57,30 @@ class TwoPaths(LinearMapsLayer):
 
     def join_paths(self, x: Tensor, attention: Tensor | None) -> Tensor:
         """Both paths, or the one that there is."""
+        return self.sum_of_paths(attention, self.convolved(x))
+
+    def convolved(self, x: Tensor) -> Tensor | None:
+        """The path of convolution, if there is one."""
+        if not self.convolves:
+            return None
+        return convolve(
+            x,
+            self.convolution(),
+            self.group,
+            self.strides,
+            self.dilation_rate,
+        )
+
+    def sum_of_paths(
+        self, attention: Tensor | None, convolved: Tensor | None
+    ) -> Tensor:
+        """Both paths at their rates, or the one that there is."""
         rate, rate_of_convolution = self.rates_of_paths()
-        y = None if attention is None else times(attention, rate)
-        if self.convolves:
-            convolved = convolve(
-                x,
-                self.convolution(),
-                self.group,
-                self.strides,
-                self.dilation_rate,
-            )
-            convolved = times(convolved, rate_of_convolution)
-            y = convolved if y is None else y + convolved
-        return y
+        if attention is None:
+            return times(convolved, rate_of_convolution)
+        if convolved is None:
+            return times(attention, rate)
+        return times(attention, rate) + times(convolved, rate_of_convolution)
 
     def require_attention(self) -> None:
         """Raises where there are no attention maps to return."""
@@ -199,8 +210,8 @@ class ConvolutionPath(TwoPaths):
 
     def convolution(self) -> Convolution:
         size = self.filters // self.outputs
-        kernels, biases = zip(*map(self._map, MAPS), strict=True)
-        maps = [split_maps(full(kernel), size) for kernel in kernels]
+        maps = [split_maps(self.kernel_seen(name), size) for name in MAPS]
+        biases = [self._map(name)[1] for name in MAPS]
         if self.shift_kernels == "fixed":
             shift = shifts(*self.kernel_size)[..., None]
             shift = ops.convert_to_tensor(shift, dtype=maps[0].dtype)
@@ -226,6 +237,10 @@ class ConvolutionPath(TwoPaths):
                 for x in joint
             )
         )
+
+    def kernel_seen(self, name: str) -> Tensor:
+        """The kernel of a linear map, of all that the convolution sees."""
+        return full(self._map(name)[0])
 
     def rates_of_paths(self) -> tuple[Any, Any]:
         if not self.learns_rates:

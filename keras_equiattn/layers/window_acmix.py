@@ -6,10 +6,9 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
-from keras_equiattn.layers.convolution_path import ConvolutionPath
 from keras_equiattn.layers.convolution_path import MAPS
+from keras_equiattn.layers.transformer_acmix import TransformerACmix
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.partitioned_attention import in_whole_image
@@ -19,7 +18,7 @@ from keras_equiattn.ops.partitioned_attention import relative_places
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class WindowACmix2D(ConvolutionPath):
+class WindowACmix2D(TransformerACmix):
     """ACmix with attention in windows that do not overlap, for Swin.
 
     With linear maps `q`, `k`, `v` of the image, for every pixel `x`, every
@@ -102,8 +101,6 @@ class WindowACmix2D(ConvolutionPath):
           authors' code, https://github.com/LeapLabTHU/ACmix
     """
 
-    takes = "group"
-
     def __init__(
         self,
         filters: int,
@@ -124,40 +121,25 @@ class WindowACmix2D(ConvolutionPath):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group="z2", data_format=data_format, **kwargs)
-        self.filters = _checks.integer(filters, "filters")
-        self.num_heads = _checks.integer(num_heads, "num_heads")
-        if self.filters % self.num_heads:
-            raise ValueError(
-                f"filters={filters} is not divisible by num_heads={num_heads}."
-            )
+        super().__init__(
+            filters,
+            num_heads,
+            kernel_size,
+            paths,
+            rates,
+            shift_kernels,
+            kernel_groups,
+            attention_dropout,
+            dropout,
+            kernel_initializer,
+            mixing_initializer,
+            bias_initializer,
+            kernel_regularizer,
+            data_format,
+            **kwargs,
+        )
         self.window_size = _checks.pair(window_size, "window_size")
         self.shift = _shift(shift, self.window_size)
-        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
-        check_window(self.group, "kernel_size", self.kernel_size, (1, 1))
-        self.outputs = self.num_heads
-        self.choose(paths, rates, shift_kernels, kernel_groups)
-        self.attention_dropout = _checks.rate(
-            attention_dropout, "attention_dropout"
-        )
-        self.dropout = _checks.rate(dropout, "dropout")
-        self.kernel_initializer = keras.initializers.get(
-            kernel_initializer
-            or keras.initializers.TruncatedNormal(stddev=0.02)
-        )
-        self.mixing_initializer = keras.initializers.get(
-            mixing_initializer
-            or keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
-        )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.drop_weights = keras.layers.Dropout(
-            self.attention_dropout, dtype=self.dtype_policy
-        )
-        self.drop = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
-
-    # What pixels attend to lies anywhere in the image.
-    window = None
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
@@ -171,23 +153,8 @@ class WindowACmix2D(ConvolutionPath):
                 shape=(2 * rows - 1, 2 * columns - 1, self.num_heads),
                 initializer=fresh(self.kernel_initializer),
             )
-            self.output_kernel = self.add_weight(
-                name="output_kernel",
-                shape=(self.filters, self.filters),
-                initializer=fresh(self.kernel_initializer),
-                regularizer=self.kernel_regularizer,
-            )
-            self.output_bias = self.add_weight(
-                name="output_bias",
-                shape=(self.filters,),
-                initializer=fresh(self.bias_initializer),
-            )
-        if self.convolves:
-            self.add_convolution(use_bias=True)
-        self.add_rates()
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
-        self.built = True
+            self.add_output()
+        self.finish_build(shape)
 
     def call(
         self,
@@ -260,7 +227,7 @@ class WindowACmix2D(ConvolutionPath):
                 tuple(x.shape[1:3]), self.window_size, self.shift
             )
         y, weights = partitioned_attention(
-            query * (self.filters // self.num_heads) ** -0.5,
+            query * self.scale,
             keys,
             values,
             self.window_size,
@@ -269,29 +236,13 @@ class WindowACmix2D(ConvolutionPath):
             seen,
             lambda weights: self.drop_weights(weights, training=training),
         )
-        y = y @ ops.convert_to_tensor(self.output_kernel)
-        y = y + ops.convert_to_tensor(self.output_bias)
-        return ops.expand_dims(y, axis=3), weights
+        return ops.expand_dims(self.output_map(y), axis=3), weights
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
-        config = super().get_config()
-        del config["group"]
         return {
-            **config,
-            "filters": self.filters,
-            "num_heads": self.num_heads,
+            **super().get_config(),
             "window_size": self.window_size,
             "shift": self.shift,
-            "kernel_size": self.kernel_size,
-            "attention_dropout": self.attention_dropout,
-            "dropout": self.dropout,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "mixing_initializer": initializer(self.mixing_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
         }
 
 

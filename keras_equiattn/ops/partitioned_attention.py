@@ -7,9 +7,7 @@ from keras import ops
 
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.statistics import in_full_precision
-from keras_equiattn.ops.statistics import MASKED
-from keras_equiattn.ops.statistics import softmax
+from keras_equiattn.ops.dense_attention import dense_attention
 
 
 def partition(
@@ -94,19 +92,10 @@ def partitioned_attention(
     Returns:
         The weighted sums, and the weights before dropout.
     """
-    dtype, channels = values.dtype, values.shape[-1]
-    query, keys, values = (
-        _by_head(partition(x, window), num_heads) for x in (query, keys, values)
+    query, keys, values = (partition(x, window) for x in (query, keys, values))
+    y, weights = dense_attention(
+        query, keys, values, num_heads, bias, seen, dropout
     )
-    scores = ops.einsum("zabpnc,zabqnc->zabnpq", query, keys)
-    scores = in_full_precision(scores)
-    scores = scores + ops.cast(bias, scores.dtype)
-    if seen is not None:
-        visible = ops.convert_to_tensor(seen)[:, :, None]
-        scores = ops.where(visible, scores, ops.cast(MASKED, scores.dtype))
-    weights = ops.cast(softmax(scores, (-1,)), dtype)
-    y = ops.einsum("zabnpq,zabqnc->zabpnc", dropout(weights), values)
-    y = ops.reshape(y, (*ops.shape(y)[:4], channels))
     return join(y, window), weights
 
 
@@ -130,8 +119,3 @@ def in_whole_image(
     size = (down * rows, along * columns)
     weights = ops.reshape(weights, (batch, *size, heads, *size))
     return ops.roll(weights, (*shift, *shift), axis=(1, 2, 4, 5))
-
-
-def _by_head(x: Tensor, num_heads: int) -> Tensor:
-    *outer, channels = ops.shape(x)
-    return ops.reshape(x, (*outer, num_heads, channels // num_heads))

@@ -9,7 +9,7 @@ from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.statistics import mean
+from keras_equiattn.ops.statistics import layer_norm
 
 
 def window_offsets(size: int) -> np.ndarray:
@@ -69,7 +69,5 @@ def encode(
         epsilon: added to the variance of the hidden units.
     """
     x = coordinate[..., None] * first[0][0] + first[1]
-    x = x - mean(x, axis=-1)[..., None]
-    variance = mean(ops.square(x), axis=-1)[..., None]
-    x = x * ops.rsqrt(variance + epsilon) * norm[0] + norm[1]
+    x = layer_norm(x, *norm, epsilon)
     return ops.silu(x) @ second[0] + second[1]

@@ -38,6 +38,18 @@ def moments(x: Tensor, axis: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return ops.squeeze(middle, axis), mean(spread * spread, axis)
 
 
+def layer_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:
+    """Channels to mean 0 and variance 1, then scaled and shifted."""
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    x = in_full_precision(x)
+    x = x - mean(x, axis=-1)[..., None]
+    variance = mean(ops.square(x), axis=-1)[..., None]
+    x = ops.cast(x * ops.rsqrt(variance + epsilon), dtype)
+    return x * scale + shift
+
+
 def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Over several axes; TensorFlow's own takes no more than five axes."""
     top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))

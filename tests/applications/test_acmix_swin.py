@@ -13,6 +13,7 @@ from keras_equiattn.applications import acmix_swin
 from keras_equiattn.applications import ACmixSwinSmall
 from keras_equiattn.applications import ACmixSwinTiny
 from keras_equiattn.applications import reporting
+from keras_equiattn.applications import transformers
 from keras_equiattn.testing import relative_difference
 
 SMALL = {
@@ -43,7 +44,7 @@ def test_parameters(network, mixed, plain):
     assert reporting.count_parameters(network(mixer="attention")) == plain
 
 
-@pytest.mark.parametrize("mixer", acmix_swin.MIXERS)
+@pytest.mark.parametrize("mixer", transformers.MIXERS)
 def test_one_step_of_fit(mixer, small):
     model = ACmixSwinTiny(mixer=mixer, **SMALL)
     x = np.random.default_rng(0).normal(size=(4, 16, 16, 3))
