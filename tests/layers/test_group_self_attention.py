@@ -591,6 +591,8 @@ def test_keras_own_contract_with_dropout(layer):
     ],
 )
 def test_dropout(layer, window):
+    # Outputs have dropped weights in common: another seed may be unlikely.
+    keras.utils.set_random_seed(0)
     made = random_layer(
         layer, "z2m", window, attention_dropout=0.3, num_heads=1, seed=3
     )
