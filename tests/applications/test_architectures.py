@@ -27,8 +27,8 @@ PARAMETERS = {
     "acmix_swin_small_attention": 49_606_258,
     "acmix_swin_tiny": 28_649_908,
     "acmix_swin_tiny_attention": 28_288_354,
-    "acmix_swin_tiny_cifar10": 0,  # ours
-    "acmix_swin_tiny_cifar10_attention": 0,  # ours
+    "acmix_swin_tiny_cifar10": 27_866_662,  # ours
+    "acmix_swin_tiny_cifar10_attention": 27_505_108,  # ours
     "allcnnc_z2": 1_370_996,
     "allcnnc_p4": 1_370_372,
     "allcnnc_p4_full": 3_642_388,
