@@ -21,8 +21,9 @@ without TensorFlow:
 `imagenet_folder` is ImageNet in the folder of this name of the data directory:
 `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The path of any such folder is
 a dataset too. Only `load` reads it, with TensorFlow. "validation" and "test"
-are both its `val`, as ImageNet's own test labels are not public: who chooses an
-epoch or a setting by the one has chosen by the other.
+are both its `val`, as ImageNet's own test labels are not public: choosing an
+epoch or a setting by the one is choosing by the other. As of `pcam`, the order
+of its images also depends on `tf.random.set_seed`.
 """
 
 import argparse
