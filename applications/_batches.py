@@ -318,7 +318,7 @@ class FolderBatches(_Epochs):
     256 resized to 224 x 224: usual is a crop of the whole image, which also has
     what lies beside the central square.
 
-    The options are those of `Batches`. As everywhere in TensorFlow, the order
+    The options are those of `Batches`. As wherever tf.data shuffles, the order
     also depends on `tf.random.set_seed`.
 
     Args:

@@ -11,7 +11,7 @@ seen; give `fit` an `EpochCounter` to make the two agree on `e`.
 digit, but may share writers. The others are prepared once: `rot_mnist` (the
 files `mnist_all_rotation_normalized_float_*.amat` of 2007 where the data
 directory has them, otherwise the same built from MNIST), `cifar10`,
-`cifar100` and `pcam`. Any dataset exports to one .npz file, which trains
+`cifar100` and `pcam`. All of these export to one .npz file, which trains
 without TensorFlow:
 
     python -m keras_equiattn.applications.datasets list

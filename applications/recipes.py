@@ -384,11 +384,13 @@ _ACMIX_RESNET = Recipe(
 _ACMIX_SWIN = Recipe(
     source=(
         "Pan et al. 2022, https://arxiv.org/abs/2111.14556, which trains as "
-        "Liu et al. 2021, https://arxiv.org/abs/2103.14030; its mixup, CutMix, "
-        "RandAugment, random erasing and clipping of gradients are left out. "
-        "The label smoothing is recalled, and not verified; theirs gives the "
-        "label a share too. Their warm-up and cosine start and end a little "
-        "above zero"
+        "Liu et al. 2021, https://arxiv.org/abs/2103.14030, and the code of "
+        "the latter, microsoft/Swin-Transformer. Left out are mixup, CutMix, "
+        "RandAugment, random erasing and clipping of gradients; theirs crops "
+        "from whole images and resizes them bicubically, and its cosine ends "
+        "at a hundredth of the rate. Recalled, and not verified: without mixup "
+        "it shares the smoothed part of a target among the other classes and "
+        "the label, ours among the others"
     ),
     dataset="imagenet_folder",
     epochs=300,
@@ -397,6 +399,7 @@ _ACMIX_SWIN = Recipe(
     learning_rate=1e-3,  # 5e-4 for each 512 examples
     weight_decay=0.05,
     warmup_epochs=20,
+    warmup_start=1e-3,
     cosine=True,
     flip=True,
     resized_crop=True,

@@ -530,8 +530,9 @@ def test_recipes_of_acmix():
     assert (recipe.optimizer, recipe.weight_decay) == ("adamw", 0.05)
     assert recipe.learning_rate == 5e-4 * recipe.batch_size / 512
     assert (recipe.warmup_epochs, recipe.cosine) == (20, True)
+    assert recipe.warmup_start == 5e-7 / 5e-4
     assert (recipe.label_smoothing, recipe.resized_crop) == (0.1, True)
-    for word in ("mixup", "CutMix", "RandAugment", "erasing", "recalled"):
+    for word in ("mixup", "CutMix", "RandAugment", "erasing", "Recalled"):
         assert word in recipe.source
     recipe = recipes.get_recipe("acmix_swin_tiny_cifar10_attention")
     assert recipe.source.startswith("ours")
