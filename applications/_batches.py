@@ -392,12 +392,13 @@ class FolderBatches(_Epochs):
         if self.augment is not None:
             if self.augment.resized_crop:
                 image = tf.image.resize(image, self.shape[:2])
-            margins = 2 * [2 * [self.augment.padding]]
-            image = tf.pad(image, [*margins, [0, 0]])
-            top, left = tf.unstack(offset)
-            height, width = self.shape[:2]
-            image = image[top : top + height, left : left + width]
-            image = tf.where(flip, image[:, ::-1], image)
+            if self.augment.padding:
+                margins = 2 * [2 * [self.augment.padding]]
+                image = tf.pad(image, [*margins, [0, 0]])
+                top, left = tf.unstack(offset)
+                height, width = self.shape[:2]
+                image = image[top : top + height, left : left + width]
+            image = tf.cond(flip, lambda: image[:, ::-1], lambda: image)
         return tf.ensure_shape(image, self.shape), label
 
 
