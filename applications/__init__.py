@@ -72,6 +72,22 @@ _FAMILIES = [
     (ResNet44, "resnet44_{}", "z2 p4m p4m_input"),
     (PCamDenseNet, "pcam_densenet_{}", "z2 p4 p4_input p4m p4m_input"),
 ]
+# Images of 32 pixels, patches and windows that fill them.
+_CIFAR10: dict[str, Any] = {
+    "input_shape": (32, 32, 3),
+    "classes": 10,
+    "patch_size": 2,
+    "window_size": 4,
+}
+# Constructor and name with ACmix, mixer of the plain one, and arguments.
+_MIXED: list[tuple[Callable[..., keras.Model], str, str, dict[str, Any]]] = [
+    (ACmixResNet26, "acmix_resnet26", "conv", {}),
+    (ACmixResNet38, "acmix_resnet38", "conv", {}),
+    (ACmixResNet50, "acmix_resnet50", "conv", {}),
+    (ACmixSwinTiny, "acmix_swin_tiny", "attention", {}),
+    (ACmixSwinSmall, "acmix_swin_small", "attention", {}),
+    (ACmixSwinTiny, "acmix_swin_tiny_cifar10", "attention", _CIFAR10),
+]
 
 
 def _variants() -> dict[str, _Model]:
@@ -112,6 +128,12 @@ _PRESETS: dict[str, Callable[..., keras.Model]] = {
 for _preset, _network in _PRESETS.items():
     for _group in gsanet.VARIANTS:
         _MODELS[f"gsanet_{_preset}_{_group}"] = (_network, {"group": _group})
+for _constructor, _name, _plain, _arguments in _MIXED:
+    _MODELS[_name] = (_constructor, _arguments)
+    _MODELS[f"{_name}_{_plain}"] = (
+        _constructor,
+        {"mixer": _plain, **_arguments},
+    )
 
 
 def list_models() -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from typing import TypeAlias
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,14 +28,23 @@ class Augmentation:
     Attributes:
         padding: Pixels of zeros added to every side before the crop.
         flip: Whether half of the images are mirrored left to right.
+        resized_crop: Whether the images are instead crops of 8 to 100 % of the
+            area with sides in a ratio of 3/4 to 4/3, enlarged or shrunk to
+            the size of the network. Of folders of images only.
     """
 
     padding: int = 4
     flip: bool = True
+    resized_crop: bool = False
 
     def __post_init__(self) -> None:
         _checks.integer(self.padding, "padding", 0)
         _checks.flag(self.flip, "flip")
+        if _checks.flag(self.resized_crop, "resized_crop") and self.padding:
+            raise ValueError(
+                "`padding` must be 0 where `resized_crop` is True. Received: "
+                f"{self.padding}"
+            )
 
 
 class _Plan:
@@ -59,6 +69,8 @@ class _Plan:
         if augment is not None:
             self.offsets = rng.integers(0, 2 * augment.padding + 1, (count, 2))
             self.flips = rng.random(count) < 0.5
+            if augment.resized_crop:
+                self.boxes = _draw_boxes(rng, count)
 
     def apply(self, images: NDArray[Any], start: int) -> NDArray[Any]:
         """Augments the images at positions `start`, ... of the epoch."""
@@ -78,6 +90,21 @@ class _Plan:
             flip = self.augment.flip and self.flips[start + index]
             result[index] = crop[:, ::-1] if flip else crop
         return result
+
+
+def _draw_boxes(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Top, left, bottom and right of crops of the unit square."""
+    boxes = np.empty((count, 4))
+    left = np.arange(count)
+    while len(left):
+        area = rng.uniform(0.08, 1, len(left))
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3), len(left)))
+        sides = np.sqrt([area / ratio, area * ratio]).T
+        corner = rng.random((len(left), 2)) * (1 - sides)
+        fits = (sides <= 1).all(axis=1)
+        boxes[left[fits]] = np.hstack([corner, corner + sides])[fits]
+        left = left[~fits]
+    return boxes
 
 
 def _pixels(
@@ -100,7 +127,9 @@ def _pixels(
 
 
 class _Epochs:
-    """What `Batches` and `StreamedBatches` have in common."""
+    """What `Batches` and those that stream have in common."""
+
+    crops = False  # whether images can be crops of several sizes
 
     def __init__(
         self,
@@ -118,7 +147,7 @@ class _Epochs:
         self.shape = shape
         self.batch_size = _checks.integer(batch_size, "batch_size")
         self.shuffle = _checks.flag(shuffle, "shuffle")
-        self.augment = check_augment(augment)
+        self.augment = check_augment(augment, self.crops)
         self.seed = _checks.integer(seed, "seed", 0)
         self.normalization = check_normalization(normalization, shape[2])
         self.initial_epoch = _checks.integer(initial_epoch, "initial_epoch", 0)
@@ -261,10 +290,7 @@ class StreamedBatches(_Epochs):
             decoders={"image": tfds.decode.SkipDecoding()},
         )
         if self.shuffle:
-            # One number for the pair: tf.data takes no sequence of seeds.
-            seed = int(
-                np.random.default_rng((self.seed, epoch)).integers(2**31)
-            )
+            seed = _one_seed(self.seed, epoch)
             data = data.shuffle(SHUFFLE_BUFFER, seed=seed)
         decode = self._builder.info.features["image"].decode_example
         data = data.map(
@@ -283,6 +309,104 @@ class StreamedBatches(_Epochs):
             )
 
 
+class FolderBatches(_Epochs):
+    """Batches of a folder of images, read by Keras with tf.data.
+
+    Images are read as their central square, resized bilinearly without
+    smoothing to 256 x 256 pixels, of which the network sees the central 224 x
+    224. With `Augmentation(0, resized_crop=True)` it sees a crop of the 256 x
+    256 resized to 224 x 224: usual is a crop of the whole image, which also has
+    what lies beside the central square.
+
+    The options are those of `Batches`. As wherever tf.data shuffles, the order
+    also depends on `tf.random.set_seed`.
+
+    Args:
+        folder: Folder with a sub-folder for each class.
+        batch_size: Images per batch; the last batch may have fewer.
+        **options: See `Batches`.
+    """
+
+    crops = True
+
+    def __init__(self, folder: Path, batch_size: int, **options: Any) -> None:
+        self._folder = folder
+        side = _sources.IMAGE_SIZE
+        super().__init__(
+            len(self._read()), (side, side, 3), batch_size, **options
+        )
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        tf = _sources.import_tensorflow()
+        seed = _one_seed(self.seed, epoch) if self.shuffle else None
+        # Keras has the order; the plan has the augmentation.
+        plan = _Plan(self.count, self.seed, epoch, False, self.augment)
+        choices = tf.data.Dataset.from_tensor_slices(self._choices(plan))
+        data = tf.data.Dataset.zip((self._read(seed), choices)).map(
+            self._augmented,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=True,
+        )
+        data = data.batch(self.batch_size).prefetch(tf.data.AUTOTUNE)
+        for images, labels in data.as_numpy_iterator():
+            yield _pixels(images, self.normalization), labels
+
+    def _read(self, seed: int | None = None) -> Any:
+        """Every image and its label, shuffled if there is a seed."""
+        _sources.import_tensorflow()
+        try:
+            return keras.utils.image_dataset_from_directory(
+                self._folder,
+                batch_size=None,
+                image_size=(_sources.READ_SIZE, _sources.READ_SIZE),
+                shuffle=seed is not None,
+                seed=seed,
+                crop_to_aspect_ratio=True,
+                data_format="channels_last",
+                verbose=False,
+            )
+        except ValueError as error:  # it found no images
+            raise _sources.DatasetNotPreparedError(
+                f"{self._folder} must hold images in its class folders. {error}"
+            ) from error
+
+    def _choices(self, plan: _Plan) -> tuple[NDArray[Any], ...]:
+        """Of each image: box of pixels, offset in the padding, and flip."""
+        size, margin = _sources.READ_SIZE, _sources.READ_SIZE - self.shape[0]
+        boxes = np.array([margin // 2, margin // 2] + 2 * [size - margin // 2])
+        boxes = np.tile(boxes, (self.count, 1))
+        offsets = np.zeros((self.count, 2), "int64")
+        flips = np.zeros(self.count, bool)
+        if self.augment is not None:
+            offsets = plan.offsets
+            flips = plan.flips & self.augment.flip
+            if self.augment.resized_crop:
+                boxes = np.rint(plan.boxes * size).astype("int64")
+        return boxes, offsets, flips
+
+    def _augmented(self, example: Any, choices: Any) -> tuple[Any, Any]:
+        """Part of tf.data's graph: what the network sees of one image."""
+        tf = _sources.import_tensorflow()
+        (image, label), (box, offset, flip) = example, choices
+        image = image[box[0] : box[2], box[1] : box[3]] / 255.0
+        if self.augment is not None:
+            if self.augment.resized_crop:
+                image = tf.image.resize(image, self.shape[:2])
+            if self.augment.padding:
+                margins = 2 * [2 * [self.augment.padding]]
+                image = tf.pad(image, [*margins, [0, 0]])
+                top, left = tf.unstack(offset)
+                height, width = self.shape[:2]
+                image = image[top : top + height, left : left + width]
+            image = tf.cond(flip, lambda: image[:, ::-1], lambda: image)
+        return tf.ensure_shape(image, self.shape), label
+
+
+def _one_seed(seed: int, epoch: int) -> int:
+    """One number for the pair: tf.data takes no sequence of seeds."""
+    return int(np.random.default_rng((seed, epoch)).integers(2**31))
+
+
 def describe(value: object) -> str:
     """Says what an array or another object is."""
     if isinstance(value, np.ndarray):
@@ -291,9 +415,12 @@ def describe(value: object) -> str:
 
 
 def check_augment(
-    augment: bool | Augmentation | None,
+    augment: bool | Augmentation | None, crops: bool = False
 ) -> Augmentation | None:
-    """Returns the augmentation that an `augment` argument means."""
+    """Returns the augmentation that an `augment` argument means.
+
+    `crops` says whether the images can be crops of several sizes.
+    """
     if augment is None or augment is False:
         return None
     if augment is True:
@@ -302,6 +429,11 @@ def check_augment(
         raise ValueError(
             "`augment` must be None, True, False or an Augmentation. "
             f"Received: {augment!r}"
+        )
+    if augment.resized_crop and not crops:
+        raise ValueError(
+            "`resized_crop` must be False except for folders of images, such "
+            "as the dataset 'imagenet_folder'. Received: True"
         )
     return augment
 

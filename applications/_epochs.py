@@ -8,6 +8,7 @@ import keras
 
 from keras_equiattn.applications._batches import Batch
 from keras_equiattn.applications._batches import Batches
+from keras_equiattn.applications._batches import FolderBatches
 from keras_equiattn.applications._batches import StreamedBatches
 
 
@@ -49,7 +50,7 @@ class Clock:
 
 
 def iterate(
-    batches: Batches | StreamedBatches, clock: Clock
+    batches: Batches | FolderBatches | StreamedBatches, clock: Clock
 ) -> Iterator[Batch]:
     """Yields the epoch that the clock shows, and counts it."""
     epoch, token = clock.begin()

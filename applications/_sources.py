@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,8 @@ COMMAND = "python -m keras_equiattn.applications.datasets"
 # Larger datasets are streamed from disk instead of held in memory.
 MEMORY_LIMIT = 2 * 10**9
 NPZ_FORMAT = "keras-equiattn dataset 1"
+# Mean and deviation of its pixels in [0, 1], in RGB.
+IMAGENET_NORMALIZATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class DatasetNotPreparedError(FileNotFoundError):
@@ -103,6 +106,13 @@ INFOS = {
             2,
             (0.701, 0.538, 0.692),
             (0.235, 0.277, 0.213),
+            None,
+        ),
+        DatasetInfo(
+            "imagenet_folder",
+            (224, 224, 3),
+            1000,
+            *IMAGENET_NORMALIZATION,
             None,
         ),
     )
@@ -429,6 +439,8 @@ def prepare(name: str, data_dir: Path) -> str:
     """
     if name.startswith("digits"):
         return f"{name} is embedded: nothing to prepare."
+    if is_folder(INFOS[name]):
+        return f"{name} is ready: {image_folder(INFOS[name], data_dir)}"
     if name == "rot_mnist":
         if rot_mnist_state(data_dir) == "not prepared":
             download(TFDS_NAMES[name], data_dir)
@@ -461,6 +473,14 @@ def state(name: str, data_dir: Path) -> str:
             return rot_mnist_state(data_dir)
         except DatasetNotPreparedError as error:
             return f"not prepared ({error})"
+    if is_folder(INFOS[name]):
+        if not (data_dir / name).is_dir():
+            return "not prepared"
+        try:
+            image_folder(INFOS[name], data_dir)
+        except DatasetNotPreparedError as error:
+            return f"not prepared ({error})"
+        return "prepared"
     return "prepared" if tfds_folder(name, data_dir) else "not prepared"
 
 
@@ -522,20 +542,105 @@ def npz_metadata(info: DatasetInfo) -> NDArray[Any]:
     return np.array(json.dumps({"format": NPZ_FORMAT, **asdict(info)}))
 
 
+# --- Folders of images ----------------------------------------------------
+
+# Sides of the squares that images are read as, and that networks see.
+READ_SIZE = 256
+IMAGE_SIZE = 224
+# The folder of each split. The labels of ImageNet's own test images are not
+# public: what validates tests as well.
+FOLDERS = {"train": "train", "validation": "val", "test": "val"}
+LAYOUT = "train/<class>/<image> and val/<class>/<image>, JPEG or PNG"
+
+
+def is_folder(source: DatasetInfo | Path) -> bool:
+    """Whether a dataset is a folder of images."""
+    if isinstance(source, Path):
+        return source.suffix != ".npz"
+    return source.name == "imagenet_folder"
+
+
+def image_folder(source: DatasetInfo | Path, data_dir: Path) -> Path:
+    """The folder of a dataset that is one, its classes checked.
+
+    Args:
+        source: What `resolve` returned.
+        data_dir: Folder of the prepared datasets; unused by a path.
+    """
+    if isinstance(source, Path):
+        folder_classes(source)
+        return source
+    folder = data_dir / source.name
+    found = len(folder_classes(folder))
+    if found != source.classes:
+        raise DatasetNotPreparedError(
+            f"{folder} must hold the {source.classes} classes of ImageNet. "
+            f"Found: {found}. Give the path of a folder in place of "
+            f"{source.name!r} for other classes."
+        )
+    return folder
+
+
+def folder_classes(folder: Path) -> list[str]:
+    """Names of the class folders, which training and validation share."""
+    found = {}
+    for part in ("train", "val"):
+        if not (folder / part).is_dir():
+            raise DatasetNotPreparedError(
+                f"{folder / part} does not exist. {folder} must hold {LAYOUT}: "
+                "put the images there, nothing downloads them."
+            )
+        found[part] = {
+            path.name
+            for path in (folder / part).iterdir()
+            if path.is_dir() and not path.name.startswith(".")
+        }
+    if found["train"] != found["val"] or not found["train"]:
+        first, count = {}, {}
+        for part, other in (("train", "val"), ("val", "train")):
+            alone = sorted(found[part] - found[other])
+            first[part] = ", ".join(alone[:3]) or "none"
+            count[part] = len(alone)
+        raise DatasetNotPreparedError(
+            f"{folder} must hold {LAYOUT}, with the same classes in both. "
+            + "; ".join(
+                f"only in {part}: {count[part]} ({first[part]})"
+                for part in found
+            )
+        )
+    return sorted(found["train"])
+
+
+def folder_info(folder: Path) -> DatasetInfo:
+    """The facts about a folder of images: those of ImageNet, its classes."""
+    return replace(
+        INFOS["imagenet_folder"],
+        name=folder.name,
+        classes=len(folder_classes(folder)),
+    )
+
+
 # --- All of them ----------------------------------------------------------
 
 
 def resolve(name: str | os.PathLike[str]) -> DatasetInfo | Path:
-    """Returns a dataset's facts, or the path when `name` is an .npz file."""
+    """Returns a dataset's facts, or the path when `name` is one.
+
+    That of an .npz file, or of a folder of images: what is no dataset's name,
+    and is a folder or has one in front.
+    """
     if not isinstance(name, str | os.PathLike):
         raise ValueError(
-            "`name` must be a dataset's name or the path of an .npz file. "
-            f"Received: {name!r}"
+            "`name` must be a dataset's name or the path of an .npz file or "
+            f"of a folder of images. Received: {name!r}"
         )
     text = os.fspath(name)
-    if text.endswith(".npz"):
-        return Path(text).expanduser().absolute()
-    also = ", or the path of an .npz file"
+    path = Path(text).expanduser()
+    if text not in INFOS and (
+        path.suffix == ".npz" or len(path.parts) > 1 or path.is_dir()
+    ):
+        return path.absolute()
+    also = ", or the path of an .npz file or of a folder of images"
     return INFOS[_checks.known_name(text, "dataset", INFOS, also)]
 
 

@@ -11,12 +11,19 @@ seen; give `fit` an `EpochCounter` to make the two agree on `e`.
 digit, but may share writers. The others are prepared once: `rot_mnist` (the
 files `mnist_all_rotation_normalized_float_*.amat` of 2007 where the data
 directory has them, otherwise the same built from MNIST), `cifar10`,
-`cifar100` and `pcam`. Any dataset exports to one .npz file, which trains
+`cifar100` and `pcam`. All of these export to one .npz file, which trains
 without TensorFlow:
 
     python -m keras_equiattn.applications.datasets list
     python -m keras_equiattn.applications.datasets prepare rot_mnist
     python -m keras_equiattn.applications.datasets export rot_mnist out.npz
+
+`imagenet_folder` is ImageNet in the folder of this name of the data directory:
+`train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The path of any such folder is
+a dataset too. Only `load` reads it, with TensorFlow. "validation" and "test"
+are both its `val`, as ImageNet's own test labels are not public: choosing an
+epoch or a setting by the one is choosing by the other. As of `pcam`, the order
+of its images also depends on `tf.random.set_seed`.
 """
 
 import argparse
@@ -35,6 +42,7 @@ from keras_equiattn.applications._batches import Augmentation
 from keras_equiattn.applications._batches import Batches
 from keras_equiattn.applications._batches import check_augment
 from keras_equiattn.applications._batches import check_normalization
+from keras_equiattn.applications._batches import FolderBatches
 from keras_equiattn.applications._batches import PerChannel
 from keras_equiattn.applications._batches import StreamedBatches
 from keras_equiattn.applications._epochs import ArrayDataset
@@ -63,6 +71,10 @@ Name: TypeAlias = str | os.PathLike[str]
 
 SPLITS = ("train", "validation", "test", "train+validation")
 TRAINING_SPLITS = ("train", "train+validation")
+_ONLY_LOAD = (
+    "`name` must not be a folder of images, which only `load` reads, with "
+    "TensorFlow. Received: '{}'"
+)
 
 
 def list_datasets() -> list[str]:
@@ -74,10 +86,15 @@ def info(name: Name) -> DatasetInfo:
     """Returns the facts about a dataset.
 
     Args:
-        name: Name of a dataset, or path of an .npz file that `export` wrote.
+        name: Name of a dataset, or path of an .npz file that `export` wrote
+            or of a folder of images, whose classes are counted.
     """
     source = _sources.resolve(name)
-    return _sources.npz_info(source) if isinstance(source, Path) else source
+    if not isinstance(source, Path):
+        return source
+    if _sources.is_folder(source):
+        return _sources.folder_info(source)
+    return _sources.npz_info(source)
 
 
 def load(
@@ -100,9 +117,11 @@ def load(
 
     Args:
         name: Name of a dataset (see `list_datasets`), or path of an .npz file
-            that `export` wrote.
+            that `export` wrote, or of a folder of images.
         split: `"train"`, `"validation"`, `"test"` or `"train+validation"`, the
-            whole training pool. The training splits are shuffled.
+            whole training pool. The training splits are shuffled. Of a folder
+            of images "validation" and "test" are the same, and there is no
+            "train+validation".
         batch_size: Images per batch; the last batch may have fewer.
         augment: None, True for `Augmentation()`, or an `Augmentation`; of the
             training splits only.
@@ -171,7 +190,8 @@ def load_pydataset(
     """Loads a dataset as `keras.utils.PyDataset`: the batches of `load`.
 
     The embedded digits, .npz files and a rotated MNIST that was built before
-    need no TensorFlow; the whole split is held in memory.
+    need no TensorFlow; the whole split is held in memory. Folders of images are
+    too large for that: `load` reads them.
 
     Args:
         name: As in `load`, and so are the other arguments.
@@ -221,12 +241,21 @@ def _batches(
     normalization: tuple[PerChannel, PerChannel] | None,
     initial_epoch: int,
     stream: bool,
-) -> Batches | StreamedBatches:
+) -> Batches | FolderBatches | StreamedBatches:
     """Checks every argument, then reads one split of a dataset."""
     source = _sources.resolve(name)
+    of_images = _sources.is_folder(source)
+    if of_images and not stream:
+        raise ValueError(_ONLY_LOAD.format(name))
     _checks.choice(split, "split", SPLITS)
+    if of_images and split not in _sources.FOLDERS:
+        raise ValueError(
+            "`split` of a folder of images must be 'train', 'validation' or "
+            "'test': what validates is what tests, and is not trained on. "
+            f"Received: {split!r}"
+        )
     _checks.integer(batch_size, "batch_size")
-    augment = check_augment(augment)
+    augment = check_augment(augment, of_images)
     training = split in TRAINING_SPLITS
     if augment is not None and not training:
         raise ValueError(
@@ -247,6 +276,11 @@ def _batches(
         "normalization": normalization,
         "initial_epoch": initial_epoch,
     }
+    if of_images:
+        images_of = _sources.image_folder(source, folder)
+        return FolderBatches(
+            images_of / _sources.FOLDERS[split], batch_size, **options
+        )
     if facts.validation_size is None:
         parts = split.split("+")
         if stream and _too_large(source, folder, parts):
@@ -305,6 +339,8 @@ def export(
         DatasetNotPreparedError: The data is not on disk.
     """
     source = _sources.resolve(name)
+    if _sources.is_folder(source):
+        raise ValueError(_ONLY_LOAD.format(name))
     if isinstance(source, Path):
         raise ValueError(
             f"`name` must be a dataset's name. Received: {str(name)!r}"
@@ -338,7 +374,8 @@ def export(
 def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
     """Downloads a dataset with tensorflow_datasets and builds its cache.
 
-    This is the only function that uses the network.
+    This is the only function that uses the network. A folder of images is not
+    downloaded, but looked at.
 
     Args:
         name: Name of a dataset.
@@ -351,6 +388,7 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
         ValueError: There is no such dataset.
         ImportError: An optional package is missing.
         RuntimeError: The download failed.
+        DatasetNotPreparedError: A folder of images is not as it must be.
     """
     source = _sources.resolve(name)
     if isinstance(source, Path):
@@ -432,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, facts in _sources.INFOS.items():
                 shape = "x".join(map(str, facts.shape))
                 state = _sources.state(name, folder)
-                print(f"{name:15}{shape:10}{facts.classes:4} classes  {state}")
+                print(f"{name:17}{shape:10}{facts.classes:4} classes  {state}")
         elif options.command == "prepare":
             print(prepare(options.name, options.data_dir))
         else:

@@ -1,10 +1,11 @@
-"""Optimisers with coupled weight decay, and the step schedule of recipes.
+"""Optimisers of recipes, most with coupled weight decay, and a step schedule.
 
 Keras' own `weight_decay` is decoupled: it shrinks the variables beside the
 update, as AdamW does. The papers reproduced here decay as PyTorch's Adam and
 SGD do: `decay * variable` is *added to the gradient* of every trainable
 variable, gains and offsets of normalisation layers included, so that it also
-passes through momentum and Adam's moments.
+passes through momentum and Adam's moments. Transformers are trained with
+AdamW, which is `DecoupledAdam`.
 """
 
 from collections.abc import Sequence
@@ -76,6 +77,28 @@ class CoupledSGD(CoupledDecay, keras.optimizers.SGD):
     momentum, PyTorch after: for some steps after a change of the rate the
     updates differ.
     """
+
+
+@keras.saving.register_keras_serializable(package=PACKAGE)
+class DecoupledAdam(keras.optimizers.AdamW):
+    """AdamW that decays what the code of Swin decays.
+
+    That is neither vectors and scalars (biases, gains, offsets, rates of
+    paths) nor position biases and embeddings.
+    """
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes the moments, and finds what is not decayed."""
+        if not self.built:
+            self.exclude_from_weight_decay(
+                [v for v in variables if not _is_decayed(v)]
+            )
+        super().build(variables)
+
+
+def _is_decayed(variable: Any) -> bool:
+    name = variable.name.rpartition("/")[2]
+    return len(variable.shape) > 1 and not name.endswith(("bias", "embedding"))
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

@@ -29,7 +29,7 @@ from keras_equiattn.applications import reporting
 Summary: TypeAlias = dict[str, float | None]
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-IMAGENET_NORMALIZATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET_NORMALIZATION = _sources.IMAGENET_NORMALIZATION
 
 # What makes a run, beside its recipe; a resumed run has the same.
 _FIXED = ("model", "seed", "train_on_all", "dtype_policy", "weights")
@@ -46,12 +46,13 @@ class TrainOptions:
     Args:
         model: Name of the network.
         out: Folder of the run.
-        dataset: Name of the dataset, or the path of an .npz file.
+        dataset: Name of the dataset, or the path of an .npz file or of a
+            folder of images.
         data_dir: Folder where the datasets lie.
         epochs: Number of epochs.
         batch_size: Examples per update.
         learning_rate: Learning rate before any milestone.
-        weight_decay: Coupled weight decay.
+        weight_decay: Weight decay; coupled, but for AdamW.
         milestones: Completed epochs at which the learning rate drops, to a
             tenth unless the recipe says otherwise. In place of a plateau or
             a cosine.
@@ -61,6 +62,9 @@ class TrainOptions:
             has a warm-up or a cosine.
         padding: Zero padding for random crops, 0 for none.
         flip: Whether images are mirrored at random.
+        resized_crop: Whether images are random crops of several sizes; of a
+            folder of images, in place of padding.
+        label_smoothing: How much of the target the other classes share.
         validation_size: Training examples that are held out.
         seed: Seed of the initial weights, the order of the data and dropout.
         train_on_all: Train on the validation examples too. There are no
@@ -89,6 +93,8 @@ class TrainOptions:
     plateau_patience: int | None = None
     padding: int | None = None
     flip: bool | None = None
+    resized_crop: bool | None = None
+    label_smoothing: float | None = None
     validation_size: int | None = None
     seed: int = 0
     train_on_all: bool = False
@@ -140,6 +146,7 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
         if options.milestones is not None:
             given.setdefault("plateau_patience", None)
             given.setdefault("cosine", False)
+            given.setdefault("warmup_start", 0.0)
         elif options.plateau_patience is not None:
             given["milestones"] = ()
         recipe = dataclasses.replace(recipe, **given)
@@ -305,8 +312,10 @@ def load_data(
     with_tensorflow = named and _has_tensorflow()
     load = datasets.load if with_tensorflow else datasets.load_pydataset
     augment = None
-    if recipe.padding or recipe.flip:
-        augment = datasets.Augmentation(recipe.padding, recipe.flip)
+    if recipe.padding or recipe.flip or recipe.resized_crop:
+        augment = datasets.Augmentation(
+            recipe.padding, recipe.flip, recipe.resized_crop
+        )
 
     def split(name: str, **kwargs: Any) -> Any:
         return load(
@@ -370,10 +379,10 @@ def build_model(options: TrainOptions, recipe: recipes.Recipe) -> keras.Model:
 def compile_model(
     model: keras.Model, recipe: recipes.Recipe, steps_per_epoch: int
 ) -> None:
-    """Compiles with the recipe's optimiser and cross-entropy from logits."""
+    """Compiles with the recipe's optimiser and loss."""
     model.compile(
         optimizer=recipes.make_optimizer(recipe, steps_per_epoch),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        loss=recipes.make_loss(recipe),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
 

@@ -8,9 +8,6 @@ from network_helpers import unmoved_by_a_step
 
 from keras_equiattn.applications import acmix_resnet
 from keras_equiattn.applications import ACmixResNet26
-from keras_equiattn.applications import ACmixResNet38
-from keras_equiattn.applications import ACmixResNet50
-from keras_equiattn.applications import reporting
 
 SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
 
@@ -21,20 +18,6 @@ def small(monkeypatch):
     monkeypatch.setattr(acmix_resnet, "WIDTHS", (4, 4, 8, 8))
     monkeypatch.setattr(acmix_resnet, "WINDOW", 3)
     monkeypatch.setattr(acmix_resnet, "BLOCKS", {26: (1, 1, 1, 1)})
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("network", "mixed", "plain"),
-    [
-        (ACmixResNet26, 10_487_816, 13_696_552),
-        (ACmixResNet38, 14_410_896, 19_626_792),
-        (ACmixResNet50, 18_333_976, 25_557_032),
-    ],
-)
-def test_parameters(network, mixed, plain):
-    assert reporting.count_parameters(network()) == mixed
-    assert reporting.count_parameters(network(mixer="conv")) == plain
 
 
 @pytest.mark.parametrize("mixer", acmix_resnet.MIXERS)

@@ -10,9 +10,7 @@ from network_helpers import unmoved_by_a_step
 from vectors import load_vectors
 
 from keras_equiattn.applications import acmix_swin
-from keras_equiattn.applications import ACmixSwinSmall
 from keras_equiattn.applications import ACmixSwinTiny
-from keras_equiattn.applications import reporting
 from keras_equiattn.applications import transformers
 from keras_equiattn.testing import relative_difference
 
@@ -29,19 +27,6 @@ def small(monkeypatch):
     """Narrow, and with few blocks."""
     monkeypatch.setattr(acmix_swin, "DIM", 12)
     monkeypatch.setattr(acmix_swin, "DEPTHS", {"Tiny": (2, 1, 1, 1)})
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("network", "mixed", "plain"),
-    [
-        (ACmixSwinTiny, 28_649_908, 28_288_354),
-        (ACmixSwinSmall, 50_345_080, 49_606_258),
-    ],
-)
-def test_parameters(network, mixed, plain):
-    assert reporting.count_parameters(network()) == mixed
-    assert reporting.count_parameters(network(mixer="attention")) == plain
 
 
 @pytest.mark.parametrize("mixer", transformers.MIXERS)

@@ -17,6 +17,18 @@ from keras_equiattn.applications import RotMNISTCNN
 
 # Of the papers' networks what the authors' code instantiates.
 PARAMETERS = {
+    "acmix_resnet26": 10_487_816,
+    "acmix_resnet26_conv": 13_696_552,
+    "acmix_resnet38": 14_410_896,
+    "acmix_resnet38_conv": 19_626_792,
+    "acmix_resnet50": 18_333_976,
+    "acmix_resnet50_conv": 25_557_032,
+    "acmix_swin_small": 50_345_080,
+    "acmix_swin_small_attention": 49_606_258,
+    "acmix_swin_tiny": 28_649_908,
+    "acmix_swin_tiny_attention": 28_288_354,
+    "acmix_swin_tiny_cifar10": 27_866_662,  # ours
+    "acmix_swin_tiny_cifar10_attention": 27_505_108,  # ours
     "allcnnc_z2": 1_370_996,
     "allcnnc_p4": 1_370_372,
     "allcnnc_p4_full": 3_642_388,
@@ -107,6 +119,12 @@ PARAMETERS = {
 }
 # By how names begin: input shape and classes.
 INPUTS = {
+    "acmix_resnet26": ((224, 224, 3), 1000),
+    "acmix_resnet38": ((224, 224, 3), 1000),
+    "acmix_resnet50": ((224, 224, 3), 1000),
+    "acmix_swin_small": ((224, 224, 3), 1000),
+    "acmix_swin_tiny": ((224, 224, 3), 1000),
+    "acmix_swin_tiny_cifar10": ((32, 32, 3), 10),
     "allcnnc": ((32, 32, 3), 10),
     "gsanet_cifar10": ((32, 32, 3), 10),
     "gsanet_pcam": ((96, 96, 3), 2),
@@ -130,7 +148,7 @@ def test_parameters(name):
     model = applications.get_model(name)
     assert reporting.count_parameters(model) == PARAMETERS[name]
     assert model.name == name
-    (family,) = (x for x in INPUTS if name.startswith(f"{x}_"))
+    family = max((x for x in INPUTS if f"{name}_".startswith(f"{x}_")), key=len)
     shape, classes = INPUTS[family]
     assert model.input_shape == (None, *shape)
     assert model.output_shape == (None, classes)

@@ -100,7 +100,12 @@ def test_strided_downsampling(name, size, exact, short_resnet):
 @pytest.mark.parametrize(
     "name",
     # Those of self-attention take long: test_gsanet.py has some of them.
-    [x for x in applications.list_models() if not x.startswith("gsanet")],
+    # Those for ImageNet are large, and have no symmetry.
+    [
+        x
+        for x in applications.list_models()
+        if not x.startswith(("acmix", "gsanet"))
+    ],
 )
 def test_invariance_of_all(name):
     model = applications.get_model(name)
@@ -251,7 +256,7 @@ def test_bad_arguments_of_rotmnist(arguments, message):
 def test_unknown_name():
     with pytest.raises(ValueError, match="Did you mean 'rotmnist_p4cnn'"):
         applications.get_model("rotmnist_p4_cnn")
-    with pytest.raises(ValueError, match="The models are: allcnnc_p4, allcnn"):
+    with pytest.raises(ValueError, match="The models are: acmix_resnet26, ac"):
         applications.get_model("resnet50")
 
 

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_equiattn import applications
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import losses
 from keras_equiattn.applications import optimizers
 from keras_equiattn.applications import recipes
 from keras_equiattn.applications import training
@@ -217,6 +218,104 @@ def test_accumulated_gradients_decay_once():
     assert_close(values([variable]), [[2 - 2 - 0.2]])
 
 
+WEIGHTS = {  # as networks have them, and whether they are decayed
+    "kernel": ((2, 3), True),
+    "shift_kernel": ((3, 3, 1, 2), True),
+    "position_kernel": ((2, 2), True),
+    "bias": ((3,), False),
+    "gamma": ((3,), False),
+    "attention_rate": ((), False),
+    "position_bias": ((9, 2), False),
+    "position_embedding": ((1, 4, 2), False),
+}
+
+
+class Weights(keras.layers.Layer):
+    """Has them all, and uses none."""
+
+    def build(self, input_shape):
+        for name, (shape, _) in WEIGHTS.items():
+            self.add_weight(name=name, shape=shape, initializer="ones")
+
+    def call(self, x):
+        return x + sum(0.0 * ops.sum(weight) for weight in self.weights)
+
+
+def test_decoupled_adam_decays_what_swin_decays(tmp_path):
+    recipe = dataclasses.replace(
+        recipes.get_recipe("rotmnist_p4cnn"),
+        optimizer="adamw",
+        learning_rate=RATE,
+        weight_decay=DECAY,
+    )
+    optimizer = recipes.make_optimizer(recipe, steps_per_epoch=2)
+    # What was saved is another object, which knows it too.
+    config = keras.optimizers.serialize(optimizer)
+    optimizer = keras.optimizers.deserialize(config)
+    assert isinstance(optimizer, optimizers.DecoupledAdam)
+    assert optimizer.epsilon == recipe.epsilon
+    model = keras.Sequential([keras.Input((1,)), Weights()])
+    model.compile(optimizer, loss=lambda y, x: 0.0 * ops.mean(x, axis=-1))
+    x = np.ones((6, 1), "float32")
+    model.fit(x, x, batch_size=2, epochs=2, verbose=0)
+    for variable, (_, decays) in zip(
+        model.trainable_variables, WEIGHTS.values(), strict=True
+    ):
+        expected = (1 - RATE * DECAY) ** 6 if decays else 1.0
+        found = ops.convert_to_numpy(variable)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_decoupled_adam_matches_torch():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    start = rng.standard_normal((3, 2)).astype("float32")
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    theirs = torch.optim.AdamW([parameter], lr=RATE, weight_decay=DECAY)
+    variable = keras.Variable(start)
+    ours = optimizers.DecoupledAdam(RATE, epsilon=1e-8, weight_decay=DECAY)
+    for _ in range(STEPS):
+        gradient = rng.standard_normal((3, 2))
+        parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+        theirs.step()
+        ours.apply(tensors([gradient]), [variable])
+    assert_close(values([variable]), [parameter.detach().numpy()])
+
+
+def test_smoothed_crossentropy(tmp_path):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((4, 5)).astype("float32")
+    labels = np.array([0, 3, 4, 3])
+    target = np.full((4, 5), 0.2 / 4)
+    target[np.arange(4), labels] = 0.8
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = -(target * log_p).sum(axis=1).mean()
+    recipe = dataclasses.replace(
+        recipes.get_recipe("rotmnist_p4cnn"), label_smoothing=0.2
+    )
+    loss = recipes.make_loss(recipe)
+    for y in (labels, labels[:, None]):
+        found = ops.convert_to_numpy(loss(y, logits))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # Without smoothing it is Keras' cross-entropy.
+    plain = recipes.make_loss(dataclasses.replace(recipe, label_smoothing=0.0))
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(losses.SmoothedCrossentropy(0.0)(labels, logits)),
+        ops.convert_to_numpy(plain(labels, logits)),
+        rtol=1e-6,
+    )
+    model = small_model()
+    model.compile("sgd", loss)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.loss, losses.SmoothedCrossentropy)
+    assert loaded.loss.smoothing == 0.2
+    with pytest.raises(
+        ValueError, match=r"`smoothing` must be a number in .*1"
+    ):
+        losses.SmoothedCrossentropy(1)
+
+
 @CASES
 def test_optimizers_survive_serialisation(make, step_of, tmp_path):
     original = make()
@@ -390,6 +489,12 @@ def test_cosine_after_warmup():
     falling = 0.5 * (1 + np.cos(np.pi * np.arange(13) / 12))
     expected = 0.01 * np.concatenate([[0, 0.25, 0.5, 0.75], falling])
     np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
+    # From a fraction of the rate, as the authors of ACmix begin.
+    start = dataclasses.replace(recipe, warmup_start=0.25)
+    schedule = recipes.learning_rate(start, steps_per_epoch=2)
+    rates = [float(ops.convert_to_numpy(schedule(step))) for step in range(6)]
+    expected = 0.01 * np.array([0.25, 0.4375, 0.625, 0.8125, *falling[:2]])
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
     # Without warm-up it falls from the start, and a short run only rises.
     recipe = dataclasses.replace(recipe, warmup_epochs=0)
     schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
@@ -402,6 +507,54 @@ def test_cosine_after_warmup():
         optimizer.apply(tensors([np.ones(1)]), [variable])
     rate = float(ops.convert_to_numpy(optimizer.learning_rate))
     assert rate == pytest.approx(0.001)
+
+
+@pytest.mark.once
+def test_recipes_of_acmix():
+    recipe = recipes.get_recipe("acmix_resnet50")
+    assert recipe == recipes.get_recipe("acmix_resnet26_conv")
+    assert (recipe.dataset, recipe.normalization) == (
+        "imagenet_folder",
+        "imagenet",
+    )
+    assert (recipe.epochs, recipe.batch_size) == (100, 256)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert not recipe.nesterov
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 0.25)
+    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
+    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
+    recipe = recipes.get_recipe("acmix_swin_small_attention")
+    assert recipe == recipes.get_recipe("acmix_swin_tiny")
+    assert (recipe.dataset, recipe.epochs) == ("imagenet_folder", 300)
+    assert (recipe.optimizer, recipe.weight_decay) == ("adamw", 0.05)
+    assert recipe.learning_rate == 5e-4 * recipe.batch_size / 512
+    assert (recipe.warmup_epochs, recipe.cosine) == (20, True)
+    assert recipe.warmup_start == 5e-7 / 5e-4
+    assert (recipe.label_smoothing, recipe.resized_crop) == (0.1, True)
+    for word in ("mixup", "CutMix", "RandAugment", "erasing", "Recalled"):
+        assert word in recipe.source
+    recipe = recipes.get_recipe("acmix_swin_tiny_cifar10_attention")
+    assert recipe.source.startswith("ours")
+    assert (recipe.dataset, recipe.optimizer) == ("cifar10", "adamw")
+    assert (recipe.padding, recipe.resized_crop) == (4, False)
+
+
+@pytest.mark.once
+def test_crops_need_no_padding():
+    recipe = recipes.get_recipe("acmix_resnet26")
+    with pytest.raises(ValueError, match="`padding` must be 0 where `resized"):
+        dataclasses.replace(recipe, padding=4)
+
+
+@pytest.mark.once
+def test_milestones_take_the_place_of_a_warmup_from_above_zero():
+    options = training.TrainOptions(
+        "acmix_resnet26", pathlib.Path("run"), milestones=(80,)
+    )
+    recipe = training.resolve(options)
+    assert (recipe.milestones, recipe.cosine) == ((80,), False)
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 0.0)
 
 
 @pytest.mark.once
@@ -456,6 +609,13 @@ def test_every_model_has_a_recipe():
         {"nesterov": 0},
         {"flip": "yes"},
         {"cosine": 1},
+        {"warmup_start": 0.5},
+        {"warmup_start": -0.1},
+        {"warmup_start": 1},
+        {"resized_crop": 1},
+        {"label_smoothing": 1.0},
+        {"label_smoothing": -0.1},
+        {"label_smoothing": "x"},
         {"factor": 0.0},
         {"plateau_patience": -1},
         {"plateau_patience": 1.5},

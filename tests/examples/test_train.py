@@ -127,6 +127,41 @@ def test_train_on_all_selects_nothing(train, npz, tmp_path, capfd):
     assert lines[-1].startswith("tiny: 1 epochs, equivariance error")
 
 
+@pytest.mark.once
+def test_folder_of_images(train, tmp_path, capsys):
+    """Crops of several sizes and smoothed labels, from the command line."""
+    pytest.importorskip("tensorflow")
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), "uint8")
+    for part in ("train", "val"):
+        for name, array in zip("ab", pixels, strict=True):
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            image.fromarray(array).save(folder / "0.png")
+    command = [
+        "--model=tiny",
+        f"--dataset={tmp_path / 'images'}",
+        f"--out={tmp_path / 'run'}",
+        "--epochs=1",
+        "--flip=True",
+        "--verbose=0",
+    ]
+    options = ("--resized-crop=True", "--label-smoothing=0.1")
+    with pytest.raises(SystemExit, match="what validates is what tests"):
+        train.main([*command, "--train-on-all"])
+    train.main([*command, *options])
+    results = results_of(tmp_path / "run")
+    assert results["pipeline"] == "tf.data"
+    assert results["dataset"]["name"] == "images"
+    assert results["dataset"]["classes"] == 2
+    assert results["recipe"]["resized_crop"] is True
+    assert results["test"] == results["validation"]
+    # The best epoch was read from its file, with its loss.
+    assert results["best"]["test"] == results["test"]
+    model = keras.saving.load_model(tmp_path / "run" / "last.keras")
+    assert model.loss.smoothing == 0.1
+
+
 def test_diverged_run_is_reported(train, npz, tmp_path, capfd):
     out = tmp_path / "run"
     command = arguments(npz, out, "--learning-rate=1e30", epochs=1)

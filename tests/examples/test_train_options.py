@@ -47,6 +47,9 @@ def refusal(train, command, capsys) -> str:
         ("--learning-rate=inf", "finite number above 0. Received: inf"),
         ("--weight-decay=-1", "`weight_decay` must be a finite number"),
         ("--padding=-1", "`padding` must be a non-negative integer"),
+        ("--resized-crop=True", "`padding` must be 0 where `resized_crop`"),
+        ("--label-smoothing=1", "`label_smoothing` must be a number in [0, 1)"),
+        ("--dataset=no/images", "images/train does not exist"),
         ("--milestones=0", "`milestones` must be positive integers that"),
         ("--milestones=4", "less than the 4 epochs of the run"),
         ("--plateau-patience=-1", "`plateau_patience` must be a non-negative"),
@@ -95,6 +98,28 @@ def test_dataset_that_is_not_prepared(train, tmp_path, capsys):
     told = refusal(train, command, capsys)
     assert "'rot_mnist' is not prepared" in told
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--epochs=9", "imagenet_folder/train does not exist"),
+        ("--train-on-all", "what validates is what tests"),
+        ("--dataset=cifar10", "`resized_crop` must be False except"),
+    ],
+)
+def test_folder_of_images_that_is_not(
+    train, tmp_path, capsys, monkeypatch, more, message
+):
+    """The recipe of a network for ImageNet, with a network that is small."""
+    pytest.importorskip("tensorflow")
+    recipe = recipes.get_recipe("acmix_resnet26")
+    monkeypatch.setitem(recipes._RECIPES, "tiny", recipe)
+    out = tmp_path / "run"
+    command = ["--model=tiny", f"--data-dir={tmp_path}", f"--out={out}", more]
+    assert message in refusal(train, command, capsys)
+    assert not out.exists()
 
 
 @pytest.mark.once
@@ -245,6 +270,8 @@ def test_run_of_an_earlier_version_is_resumed(train, npz, tmp_path):
     path = tmp_path / "options.json"
     started = json.loads(path.read_text())
     assert started.pop("plateau_factor") == 0.5
+    for name in ("label_smoothing", "warmup_start", "resized_crop"):
+        assert not started.pop(name)
     path.write_text(json.dumps(started))
     training.check_out(options, recipe)
     other = dataclasses.replace(recipe, plateau_factor=0.1)

@@ -591,7 +591,6 @@ def test_keras_own_contract_with_dropout(layer):
     ],
 )
 def test_dropout(layer, window):
-    # Outputs have dropped weights in common: another seed may be unlikely.
     keras.utils.set_random_seed(0)
     made = random_layer(
         layer, "z2m", window, attention_dropout=0.3, num_heads=1, seed=3
@@ -607,7 +606,8 @@ def test_dropout(layer, window):
     error = drawn.std(axis=0) / np.sqrt(len(drawn))
     away = np.abs(drawn.mean(axis=0) - still[0]) / error
     assert away.max() < 5
-    assert away.mean() < 1.2
+    # 0.8 where they are independent; outputs have dropped weights in common.
+    assert away.mean() < 2
 
 
 @pytest.mark.torch_first
