@@ -381,6 +381,16 @@ _ACMIX_RESNET = Recipe(
     label_smoothing=0.1,
     normalization="imagenet",
 )
+_ACMIX_SAN = dataclasses.replace(
+    _ACMIX_RESNET,
+    source=(
+        "recalled from Zhao et al. 2020, https://arxiv.org/abs/2004.13621, and "
+        "not verified; Pan et al. 2022, https://arxiv.org/abs/2111.14556, "
+        "train as they do"
+    ),
+    warmup_epochs=0,
+    warmup_start=0.0,
+)
 _ACMIX_SWIN = Recipe(
     source=(
         "Pan et al. 2022, https://arxiv.org/abs/2111.14556, which trains as "
@@ -405,6 +415,16 @@ _ACMIX_SWIN = Recipe(
     resized_crop=True,
     label_smoothing=0.1,
     normalization="imagenet",
+)
+_ACMIX_PVT = dataclasses.replace(
+    _ACMIX_SWIN,
+    source=(
+        "recalled from Wang et al. 2021, https://arxiv.org/abs/2102.12122, and "
+        "not verified; Pan et al. 2022, https://arxiv.org/abs/2111.14556, "
+        "train as they do. Left out are mixup, CutMix, RandAugment and random "
+        "erasing"
+    ),
+    warmup_epochs=5,
 )
 _ACMIX_SWIN_CIFAR10 = dataclasses.replace(
     _ACMIX_SWIN,
@@ -463,6 +483,8 @@ _RECIPES: dict[str, Recipe] = {
     "pcam_densenet_p4m": _PCAM,
     "pcam_densenet_p4m_input": _PCAM,
     **_family("acmix_resnet", _ACMIX_RESNET),
+    **_family("acmix_san", _ACMIX_SAN),
+    **_family("acmix_pvt", _ACMIX_PVT),
     **_family("acmix_swin", _ACMIX_SWIN),
     **_family("acmix_swin_tiny_cifar10", _ACMIX_SWIN_CIFAR10),
 }

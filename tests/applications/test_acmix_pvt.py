@@ -10,9 +10,7 @@ from layer_contract import as_array
 from network_helpers import images
 
 from keras_equiattn.applications import acmix_pvt
-from keras_equiattn.applications import ACmixPVTSmall
 from keras_equiattn.applications import ACmixPVTTiny
-from keras_equiattn.applications import reporting
 from keras_equiattn.applications import transformers
 from keras_equiattn.testing import relative_difference
 from keras_equiattn.visualization import attention_maps
@@ -26,19 +24,6 @@ def small(monkeypatch):
     """Narrow, and with few blocks."""
     monkeypatch.setattr(acmix_pvt, "DIMS", (4, 4, 10, 16))
     monkeypatch.setattr(acmix_pvt, "DEPTHS", {"Tiny": (2, 1, 1, 2)})
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("network", "mixed", "plain"),
-    [
-        (ACmixPVTTiny, 13_396_128, 13_229_288),
-        (ACmixPVTSmall, 24_824_755, 24_485_864),
-    ],
-)
-def test_parameters(network, mixed, plain):
-    assert reporting.count_parameters(network()) == mixed
-    assert reporting.count_parameters(network(mixer="attention")) == plain
 
 
 @pytest.mark.parametrize("mixer", transformers.MIXERS)

@@ -9,9 +9,6 @@ from network_helpers import unmoved_by_a_step
 
 from keras_equiattn.applications import acmix_san
 from keras_equiattn.applications import ACmixSAN10
-from keras_equiattn.applications import ACmixSAN15
-from keras_equiattn.applications import ACmixSAN19
-from keras_equiattn.applications import reporting
 
 WIDTHS = (16, 16, 16, 32, 32)
 SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
@@ -24,20 +21,6 @@ def small(monkeypatch):
     monkeypatch.setattr(acmix_san, "WINDOWS", (3,) * 5)
     monkeypatch.setattr(acmix_san, "SHARE", 2)
     monkeypatch.setattr(acmix_san, "BLOCKS", {10: (1, 0, 0, 1, 0)})
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("network", "mixed", "plain"),
-    [
-        (ACmixSAN10, 11_994_612, 11_841_124),
-        (ACmixSAN15, 16_414_134, 16_181_310),
-        (ACmixSAN19, 20_829_278, 20_518_470),
-    ],
-)
-def test_parameters(network, mixed, plain):
-    assert reporting.count_parameters(network()) == mixed
-    assert reporting.count_parameters(network(mixer="attention")) == plain
 
 
 @pytest.mark.parametrize("mixer", acmix_san.MIXERS)

@@ -17,12 +17,22 @@ from keras_equiattn.applications import RotMNISTCNN
 
 # Of the papers' networks what the authors' code instantiates.
 PARAMETERS = {
+    "acmix_pvt_small": 24_824_755,  # our reading
+    "acmix_pvt_small_attention": 24_485_864,
+    "acmix_pvt_tiny": 13_396_128,  # our reading
+    "acmix_pvt_tiny_attention": 13_229_288,
     "acmix_resnet26": 10_487_816,
     "acmix_resnet26_conv": 13_696_552,
     "acmix_resnet38": 14_410_896,
     "acmix_resnet38_conv": 19_626_792,
     "acmix_resnet50": 18_333_976,
     "acmix_resnet50_conv": 25_557_032,
+    "acmix_san10": 11_994_612,  # our reading
+    "acmix_san10_attention": 11_841_124,
+    "acmix_san15": 16_414_134,  # our reading
+    "acmix_san15_attention": 16_181_310,
+    "acmix_san19": 20_829_278,  # our reading
+    "acmix_san19_attention": 20_518_470,
     "acmix_swin_small": 50_345_080,
     "acmix_swin_small_attention": 49_606_258,
     "acmix_swin_tiny": 28_649_908,
@@ -119,11 +129,7 @@ PARAMETERS = {
 }
 # By how names begin: input shape and classes.
 INPUTS = {
-    "acmix_resnet26": ((224, 224, 3), 1000),
-    "acmix_resnet38": ((224, 224, 3), 1000),
-    "acmix_resnet50": ((224, 224, 3), 1000),
-    "acmix_swin_small": ((224, 224, 3), 1000),
-    "acmix_swin_tiny": ((224, 224, 3), 1000),
+    "acmix": ((224, 224, 3), 1000),
     "acmix_swin_tiny_cifar10": ((32, 32, 3), 10),
     "allcnnc": ((32, 32, 3), 10),
     "gsanet_cifar10": ((32, 32, 3), 10),
