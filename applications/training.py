@@ -71,8 +71,8 @@ class TrainOptions:
             validation metrics and no best epoch then.
         test: Evaluate on the test set at the end. Choices between settings
             are made without.
-        test_size: Evaluate on the first so many test examples alone, a
-            multiple of the batch size, where all of them take too long.
+        evaluation_size: Validate and test on the first so many examples
+            alone, a multiple of the batch size, where all take too long.
         log_steps: Also log the mean of every so many steps, in `steps.csv`,
             and draw it.
         dtype_policy: Keras' dtype policy.
@@ -99,7 +99,7 @@ class TrainOptions:
     seed: int = 0
     train_on_all: bool = False
     test: bool = True
-    test_size: int | None = None
+    evaluation_size: int | None = None
     log_steps: int | None = None
     dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16"] = (
         "float32"
@@ -152,7 +152,7 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
         recipe = dataclasses.replace(recipe, **given)
         if options.log_steps is not None:
             _checks.integer(options.log_steps, "log_steps")
-        _check_test_size(options, recipe)
+        _check_evaluation_size(options, recipe)
         if recipe.plateau_patience is not None and options.train_on_all:
             raise ValueError(
                 "--train-on-all leaves no validation accuracy to lower the "
@@ -165,19 +165,26 @@ def resolve(options: TrainOptions) -> recipes.Recipe:
     return recipe
 
 
-def _check_test_size(options: TrainOptions, recipe: recipes.Recipe) -> None:
-    if options.test_size is None:
+def _check_evaluation_size(
+    options: TrainOptions, recipe: recipes.Recipe
+) -> None:
+    if options.evaluation_size is None:
         return
-    size = _checks.integer(options.test_size, "test_size")
-    if not options.test:
-        raise ValueError(
-            f"--test-size {size} has no meaning with --no-test: leave one out."
-        )
+    size = _checks.integer(options.evaluation_size, "evaluation_size")
     if size % recipe.batch_size:
         raise ValueError(
-            "`test_size` must be a multiple of the batch size, "
+            "`evaluation_size` must be a multiple of the batch size, "
             f"{recipe.batch_size}. Received: {size}"
         )
+
+
+def evaluation_steps(
+    options: TrainOptions, recipe: recipes.Recipe, data: Any
+) -> int | None:
+    """How many batches of a split are evaluated; None for all."""
+    if options.evaluation_size is None or data is None:
+        return None
+    return min(options.evaluation_size // recipe.batch_size, len(data))
 
 
 def check_out(options: TrainOptions, recipe: recipes.Recipe) -> None:
@@ -432,16 +439,19 @@ def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
 
 
 def evaluate_test(
-    model: keras.Model, data: Data, options: TrainOptions, batch_size: int
+    model: keras.Model,
+    data: Data,
+    options: TrainOptions,
+    recipe: recipes.Recipe,
 ) -> Summary | None:
     """Metrics on the test set; None where it is left alone."""
     if data.test is None:
         return None
-    steps = None
-    if options.test_size is not None:
-        steps = min(options.test_size // batch_size, len(data.test))
     metrics = model.evaluate(
-        data.test, verbose=options.verbose, steps=steps, return_dict=True
+        data.test,
+        verbose=options.verbose,
+        steps=evaluation_steps(options, recipe, data.test),
+        return_dict=True,
     )
     return _summary(metrics["loss"], metrics["accuracy"])
 

@@ -85,6 +85,9 @@ def train(options: training.TrainOptions) -> None:
         model.fit(
             data.train,
             validation_data=data.validation,
+            validation_steps=training.evaluation_steps(
+                options, recipe, data.validation
+            ),
             epochs=recipe.epochs,
             initial_epoch=completed,
             callbacks=[datasets.EpochCounter(data.train), *actions],
@@ -125,7 +128,7 @@ def report(
         "best": None,
     }
     results["validation"] = training.validation_metrics(log.rows[-1])
-    evaluated = (data, options, recipe.batch_size)
+    evaluated = (data, options, recipe)
     results["test"] = training.evaluate_test(model, *evaluated)
     if log.best is not None:
         best = keras.saving.load_model(options.out / "best.keras")

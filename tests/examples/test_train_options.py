@@ -58,8 +58,8 @@ def refusal(train, command, capsys) -> str:
         ("--seed=4294967296", "`seed` must be less than 2**32"),
         ("--dtype-policy=float8", "float8"),
         ("--log-steps=0", "`log_steps` must be a positive integer"),
-        ("--test-size=12", "`test_size` must be a multiple of the batch size"),
-        ("--test-size=0", "`test_size` must be a positive integer"),
+        ("--evaluation-size=12", "must be a multiple of the batch size, 8"),
+        ("--evaluation-size=0", "`evaluation_size` must be a positive integer"),
         ("--nonsense=1", "nonsense"),
     ],
 )
