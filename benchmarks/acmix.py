@@ -40,21 +40,20 @@ from keras_equiattn.ops.acmix import position_keys
 
 RESULTS = Path(__file__).parent / "results"
 # Channels, and rows and columns of the image.
-SIZES = ((64, 32), (256, 14))
+SIZES = ((64, 32), (256, 14), (512, 7))
 
 
 class GroupedACmix2D(layers.ACmix2D):
     """Each channel of the heads is mixed and convolved by itself."""
 
-    def _joined(self, x, attention):
-        maps = self._maps(x)
+    def convolved(self, x):
         mixed = ops.einsum(
             "mt,xyto->xymo",
             ops.convert_to_tensor(self.mixing_kernel),
             ops.convert_to_tensor(self.shift_kernel),
         )
-        y = ops.conv(maps, mixed, padding="same")[:, :, :, None]
-        return self.attention_rate * attention + self.convolution_rate * y
+        y = ops.conv(self._maps(x), mixed, padding="same")
+        return y[:, :, :, None]
 
     def _maps(self, x):
         """`(batch, height, width, channels of all heads)`, heads fastest."""
@@ -68,16 +67,14 @@ class GroupedACmix2D(layers.ACmix2D):
 class UnfoldedACmix2D(GroupedACmix2D):
     """As the authors have it."""
 
-    def _joined(self, x, attention):
+    def convolved(self, x):
         maps = self._maps(x)
         count = self.mixing_kernel.shape[0]
         maps = ops.reshape(maps, (*maps.shape[:3], -1, count))
         mixed = ops.matmul(maps, ops.convert_to_tensor(self.mixing_kernel))
         mixed = ops.reshape(mixed, (*mixed.shape[:3], -1))
-        y = ops.conv(
-            mixed, ops.convert_to_tensor(self.shift_kernel), padding="same"
-        )[:, :, :, None]
-        return self.attention_rate * attention + self.convolution_rate * y
+        shift = ops.convert_to_tensor(self.shift_kernel)
+        return ops.conv(mixed, shift, padding="same")[:, :, :, None]
 
     def _attend(self, x):
         size = self.filters // self.num_heads

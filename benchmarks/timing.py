@@ -39,7 +39,9 @@ def gradient_step(function: Callable, tensors: list) -> Callable:
             with tf.GradientTape() as tape:
                 tape.watch(tensors)
                 loss = tf.reduce_sum(function(*tensors) * y)
-            return tape.gradient(loss, tensors)
+            gradients = tape.gradient(loss, tensors)
+            # Those of gathers are sparse.
+            return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
         return lambda: [gradient.numpy() for gradient in step()]
     if backend == "jax":

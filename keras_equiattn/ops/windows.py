@@ -127,9 +127,7 @@ class Window:
             steps = math.ceil(size / stride) + 2 * reach // stride
             after = steps * stride - size - reach
         if self.border == "reflect":
-            size = ops.shape(x)[axis + 1]
-            index = reflected(ops.arange(-reach, size + after), size)
-            return ops.take(x, index, axis=axis + 1)
+            return _mirrored(x, axis + 1, reach, after)
         pads = [(0, 0)] * 5
         pads[axis + 1] = (reach, max(after, 0))
         x = ops.pad(x, pads)
@@ -151,6 +149,28 @@ class Window:
             axes.append(ops.logical_and(place >= 0, place < n))
         rows, columns = axes
         return ops.logical_and(rows[:, :, None], columns[:, None])
+
+
+def _mirrored(x: Tensor, axis: int, before: int, after: int) -> Tensor:
+    """The image and, before and after it, its mirror image.
+
+    With fewer than none after it, the last pixels are left out.
+    """
+    size = ops.shape(x)[axis]
+    if not isinstance(size, int) or max(before, after) >= size:
+        index = reflected(ops.arange(-before, size + after), size)
+        return ops.take(x, index, axis=axis)
+
+    def part(start: int, stop: int) -> Tensor:
+        return x[(slice(None),) * axis + (slice(start, stop),)]
+
+    # The gradient of slices is a sum, that of a gather a loop over all values.
+    parts = [part(0, size + min(after, 0))]
+    if before:
+        parts.insert(0, ops.flip(part(1, 1 + before), axis))
+    if after > 0:
+        parts.append(ops.flip(part(size - 1 - after, size - 1), axis))
+    return ops.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
 
 def reflected(

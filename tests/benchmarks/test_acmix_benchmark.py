@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
@@ -16,14 +17,17 @@ def acmix(monkeypatch):
 
 
 @pytest.mark.torch_first
-def test_forms_differ_in_cost_alone(acmix, monkeypatch):
+@pytest.mark.parametrize("part", ["convolved", "_attend"])
+def test_forms_differ_in_cost_alone(part, acmix, monkeypatch):
     acmix.check_same(8, 5)
-    linear = acmix.UnfoldedACmix2D._linear
+    # They have the part by themselves.
+    own = getattr(acmix.UnfoldedACmix2D, part)
+    assert own is not getattr(acmix.layers.ACmix2D, part)
 
-    def without_keys(layer, x, name):
-        return linear(layer, x, "query" if name == "key" else name)
+    def other(layer, x):
+        return keras.tree.map_structure(lambda y: 2 * y, own(layer, x))
 
-    monkeypatch.setattr(acmix.UnfoldedACmix2D, "_linear", without_keys)
+    monkeypatch.setattr(acmix.UnfoldedACmix2D, part, other)
     with pytest.raises(AssertionError):
         acmix.check_same(8, 5)
 
