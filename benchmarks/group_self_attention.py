@@ -2,14 +2,16 @@
 
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py time
     KERAS_BACKEND=jax python benchmarks/group_self_attention.py memory
+    KERAS_BACKEND=jax python benchmarks/group_self_attention.py profile
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py angles
 
 "ours" is the rot-MNIST network as it is, "cubic" the same network with
 `recompute=False` in its layers: attention of all three group elements at once,
 with the gradient of the backend.
 
-`time` alternates training steps (`train_on_batch`) of both in one process. On
-one core (`taskset -c 0 python ...`) it says so in the name of its file.
+`time` alternates training steps (`train_on_batch`) of both in one process.
+`profile` (JAX) times the parts of attention to a tile, each compiled by itself.
+On one core (`taskset -c 0 python ...`) both say so in the name of their file.
 `memory` (JAX) reads the size of the temporaries of a gradient step off the
 compiler. Both have all dropouts of 0.1 active. `angles` turns a smooth image
 by 45 degrees and compares what a lifting layer with random weights gives at
@@ -19,6 +21,7 @@ its centre, relative to how much that varies over the group. Writes
 
 import argparse
 import datetime
+import functools
 import json
 import statistics
 from collections.abc import Callable
@@ -27,12 +30,17 @@ from pathlib import Path
 import keras
 import numpy as np
 import timing
+from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.applications import GSANetRotMNIST
 from keras_equiattn.applications import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
+from keras_equiattn.ops import backend
+from keras_equiattn.ops import pair_attention
+from keras_equiattn.ops.pair_attention import Positions
+from keras_equiattn.ops.pair_windows import Planes
 
 RESULTS = Path(__file__).parent / "results"
 FORMS = ("ours", "cubic")
@@ -132,6 +140,87 @@ def temporaries(model: keras.Model, batch: int) -> float:
     return analysis.temp_size_in_bytes / 2**30
 
 
+def profile(options: argparse.Namespace) -> dict:
+    """Milliseconds of the parts of a tile, and nanoseconds of a pair."""
+    import jax
+
+    elements, heads, size, window = 4, 9, 28, options.kernel_size
+    windows = Planes(window, size, size, 0, size)
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
+
+    pixels = size * windows.padded_width
+    around = (size + window - 1) * windows.padded_width + window - 1
+    channels = 10
+    query, upstream = (draw(channels, elements, heads, pixels) for _ in "qu")
+    keys, values = (draw(channels, elements, heads, around) for _ in "kv")
+    positions = Positions(
+        draw(window**2, elements, channels // 2),
+        draw(elements, elements, channels // 2),
+    )
+    found = pair_attention.factors(windows, query, keys, positions, None)
+    weights = pair_attention.pair_weights(found)
+    seed = ops.convert_to_tensor([0.0, 0.0])
+    tile = (windows, query, keys, values, positions, None)
+    parts = {
+        "scores": (windows.scores, (query, keys)),
+        "both softmaxes": (
+            lambda q, k: pair_attention.factors(windows, q, k, positions, None)[
+                :2
+            ],
+            (query, keys),
+        ),
+        "draws of dropout": (
+            lambda seed: backend.dropout_factors(
+                found.of_elements.shape, 0.1, seed, "float32"
+            ),
+            (seed,),
+        ),
+        "pair weights": (
+            lambda a, b: pair_attention.pair_weights(
+                pair_attention.Factors(a, b, None)
+            ),
+            found[:2],
+        ),
+        "weighted sums": (windows.sums, (weights, values)),
+        "gradient of the keys": (windows.spread, (weights, query, keys)),
+        "all of the forward pass": (
+            lambda q, k, v: pair_attention.attend(windows, q, k, v, *tile[4:]),
+            (query, keys, values),
+        ),
+        "all of the backward pass": (
+            lambda q, k, v, d: pair_attention.gradients(
+                windows, q, k, v, *tile[4:], d
+            ),
+            (query, keys, values, upstream),
+        ),
+    }
+    steps = {}
+    for name, (function, tensors) in parts.items():
+        part = jax.jit(function)
+        steps[name] = functools.partial(
+            lambda part, tensors: jax.block_until_ready(part(*tensors)),
+            part,
+            tensors,
+        )
+    seconds = timing.alternate(steps, options.repeats, warm_up=2)
+    pairs = window**2 * elements**2 * heads * pixels
+    return {
+        "benchmark": "parts of attention to a tile of p4, 28 x 28 pixels, 9 "
+        "heads of 10 channels, each compiled by itself (medians)",
+        "pairs": pairs,
+        "parts": {
+            name: {
+                "ms": round(1000 * statistics.median(each), 2),
+                "ns of a pair": round(1e9 * statistics.median(each) / pairs, 2),
+            }
+            for name, each in seconds.items()
+        },
+    }
+
+
 def angles(options: argparse.Namespace) -> dict:
     """Change of the output at the centre under 45 degrees, by window."""
     group = groups.get("p8")
@@ -197,11 +286,17 @@ def smooth(size: int, angle: float) -> np.ndarray:
     return image[None, :, :, None].astype("float32")
 
 
-MEASURES = {"time": time, "memory": memory, "angles": angles}
+MEASURES = {
+    "time": time,
+    "memory": memory,
+    "profile": profile,
+    "angles": angles,
+}
 # What each of them looks at.
 SETTINGS = {
     "time": ("group", "kernel_size", "batch", "repeats"),
     "memory": (),
+    "profile": ("kernel_size", "repeats"),
     "angles": ("seeds",),
 }
 
@@ -215,10 +310,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    backend = keras.backend.backend()
+    name = keras.backend.backend()
     used = {name: getattr(options, name) for name in SETTINGS[options.what]}
-    if options.what == "memory" and backend != "jax":
-        parser.error("memory needs KERAS_BACKEND=jax")
+    if options.what in ("memory", "profile") and name != "jax":
+        parser.error(f"{options.what} needs KERAS_BACKEND=jax")
     hardware = reporting.hardware()
     results = {
         **MEASURES[options.what](options),
@@ -229,11 +324,11 @@ def main() -> None:
     print(json.dumps(results, indent=2))
     date = datetime.date.today().isoformat()
     what = options.what
-    if what == "time" and hardware["cores"] == 1:
-        what = "time-one_core"
-    name = f"group_self_attention-{what}-{backend}-{date}.json"
+    if what in ("time", "profile") and hardware["cores"] == 1:
+        what = f"{what}-one_core"
+    file = f"group_self_attention-{what}-{name}-{date}.json"
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    (RESULTS / file).write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
