@@ -70,8 +70,8 @@ def plot_path_rates(
         >>> inputs = keras.Input((8, 8, 3))
         >>> model = keras.Model(inputs, ACmix2D(4, name="mix")(inputs))
         >>> figure = plot_path_rates(model)
-        >>> [line.get_label() for line in figure.axes[0].lines]
-        ['attention', 'convolution']
+        >>> len(figure.axes[0].lines)
+        2
 
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), figure 5

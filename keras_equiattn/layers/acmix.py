@@ -415,9 +415,10 @@ class FoldedACmix2D(BaseACmix2D):
     add, `b` wherever `x + d` is a pixel of the image. Rates are folded in.
 
     Args:
-        filters, kernel_size, attention_kernel_size, num_heads, strides,
-            dilation_rate, group, paths, border, activation, use_bias, exact,
-            recompute, data_format: as for `ACmix2D`.
+        filters, kernel_size, attention_kernel_size, num_heads: see `ACmix2D`.
+        strides, dilation_rate, group, paths, border: see `ACmix2D`.
+        activation, use_bias, exact, recompute: see `ACmix2D`.
+        data_format: see `ACmix2D`.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -446,8 +447,8 @@ class FoldedACmix2D(BaseACmix2D):
         >>> layer = ACmix2D(8)
         >>> y = layer(keras.ops.ones((1, 5, 5, 3)))
         >>> folded = layer.folded()
-        >>> [weight.name for weight in folded.weights][-2:]
-        ['kernel', 'bias_kernel']
+        >>> tuple(folded.kernel.shape), tuple(folded.bias_kernel.shape)
+        ((3, 3, 1, 3, 8), (3, 3, 8))
 
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556); the form is
