@@ -72,6 +72,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend taskset -c 0 $(BIN)/python \
 	    benchmarks/group_self_attention.py time; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 5; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
@@ -80,7 +81,12 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/windows.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py profile
+	KERAS_BACKEND=jax taskset -c 0 $(BIN)/python \
+	  benchmarks/group_self_attention.py profile
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/acmix.py memory
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py stages
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/short_runs.py
 
