@@ -203,8 +203,12 @@ def _stages(
         x = _convolution(x, WIDTHS[0], 3, 1, name="conv1")
     x = _norm(x, "bn1", relu="relu1")
     if design.stem == "imagenet":
-        x = keras.layers.ZeroPadding2D(1, name="pool1_pad")(x)
-        x = keras.layers.MaxPooling2D(3, 2, name="pool1")(x)
+        x = keras.layers.ZeroPadding2D(
+            1, data_format="channels_last", name="pool1_pad"
+        )(x)
+        x = keras.layers.MaxPooling2D(
+            3, 2, data_format="channels_last", name="pool1"
+        )(x)
     features = []
     for stage, (width, count) in enumerate(zip(WIDTHS, depths, strict=True), 1):
         for index in range(1, count + 1):
@@ -248,7 +252,9 @@ def _convolution(
 ) -> Any:
     """Without bias; zeros evenly on both sides, as PyTorch has them."""
     if strides > 1 and kernel_size > 1:
-        x = keras.layers.ZeroPadding2D(kernel_size // 2, name=f"{name}_pad")(x)
+        x = keras.layers.ZeroPadding2D(
+            kernel_size // 2, data_format="channels_last", name=f"{name}_pad"
+        )(x)
     return keras.layers.Conv2D(
         filters,
         kernel_size,

@@ -32,7 +32,13 @@ class SmoothedCrossentropy(keras.losses.Loss):
             y_true, y_pred, from_logits=True
         )
         of_all = -ops.sum(ops.log_softmax(y_pred, axis=-1), axis=-1)
-        other = self.smoothing / (y_pred.shape[-1] - 1)
+        others = y_pred.shape[-1] - 1
+        if not others:
+            raise ValueError(
+                "Labels of one class cannot be smoothed. Received: logits of "
+                f"shape {tuple(y_pred.shape)}"
+            )
+        other = self.smoothing / others
         return (1 - self.smoothing) * of_label + other * (of_all - of_label)
 
     def get_config(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class DecoupledAdam(keras.optimizers.AdamW):
     """AdamW that decays what the code of Swin decays.
 
     That is neither vectors and scalars (biases, gains, offsets, rates of
-    paths) nor position biases and embeddings.
+    paths) nor position biases, embeddings and class tokens.
     """
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -98,7 +98,8 @@ class DecoupledAdam(keras.optimizers.AdamW):
 
 def _is_decayed(variable: Any) -> bool:
     name = variable.name.rpartition("/")[2]
-    return len(variable.shape) > 1 and not name.endswith(("bias", "embedding"))
+    spared = ("beta", "bias", "embedding", "gamma", "token")
+    return len(variable.shape) > 1 and not name.endswith(spared)
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

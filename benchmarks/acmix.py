@@ -7,10 +7,11 @@
 "ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
 paths. In "grouped" the path of convolution mixes the maps of each channel by
 one convolution with as many groups, instead of being put together with the
-linear maps to one dense convolution. "unfold" is the form of the authors: the
-neighbours of all pixels side by side, mixed maps of all pixels and a grouped
-convolution of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3
-convolution of the same width. All give the same numbers, which is checked.
+linear maps to one dense convolution. "unfold" is close to the form of the
+authors: the neighbours of all pixels side by side (positions are taken off the
+keys before, theirs after), mixed maps of all pixels and a grouped convolution
+of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3 convolution of
+the same width. "ACmix2D", "grouped" and "unfold" are checked to be equal.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
@@ -65,7 +66,7 @@ class GroupedACmix2D(layers.ACmix2D):
 
 
 class UnfoldedACmix2D(GroupedACmix2D):
-    """As the authors have it."""
+    """The neighbours of all pixels side by side, and all mixed maps."""
 
     def convolved(self, x):
         maps = self._maps(x)

@@ -16,7 +16,8 @@ def path_rates(model: keras.Model) -> dict[str, tuple[float, float]]:
     """The learned rates of the layers of ACmix in a model.
 
     Args:
-        model: a Keras model, also with models in it.
+        model: a Keras model, also with models in it. Layers within other
+            layers, such as `TimeDistributed`, are not seen.
 
     Returns:
         A dict from names of layers, in their order in the model, to the rates
@@ -101,6 +102,10 @@ def _rates(
     for layer in model.layers:
         name = prefix + layer.name
         if isinstance(layer, ConvolutionPath) and layer.learns_rates:
+            if not layer.built:
+                raise ValueError(
+                    f"Layer '{name}' has no rates before it is built."
+                )
             rates = (layer.attention_rate, layer.convolution_rate)
             first, second = (
                 float(keras.ops.convert_to_numpy(rate)) for rate in rates

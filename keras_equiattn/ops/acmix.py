@@ -39,11 +39,13 @@ def image_coordinates(
     height: int | Tensor, width: int | Tensor, dtype: str
 ) -> Float[Tensor, "height width 2"]:
     """Row and column of each pixel, from -1 to 1; 0 for a size of one."""
+    # Half precision does not hold the numbers of pixels.
+    exact = "float64" if dtype == "float64" else "float32"
     axes = []
     for size in (height, width):
-        last = ops.cast(ops.maximum(size - 1, 1), dtype)
-        twice = ops.cast(2 * ops.arange(size) - (size - 1), dtype)
-        axes.append(twice / last)
+        last = ops.cast(ops.maximum(size - 1, 1), exact)
+        twice = ops.cast(2 * ops.arange(size) - (size - 1), exact)
+        axes.append(ops.cast(twice / last, dtype))
     return ops.stack(ops.meshgrid(*axes, indexing="ij"), axis=-1)
 
 

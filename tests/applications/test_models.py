@@ -1,5 +1,7 @@
 """Every registered network: symmetry, training, files, errors."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,10 @@ from network_helpers import randomize
 
 from keras_equiattn import applications
 from keras_equiattn import groups
+from keras_equiattn.applications import ACmixPVTTiny
+from keras_equiattn.applications import ACmixResNet26
+from keras_equiattn.applications import ACmixSAN10
+from keras_equiattn.applications import ACmixSwinTiny
 from keras_equiattn.applications import AllCNNC
 from keras_equiattn.applications import building
 from keras_equiattn.applications import PCamDenseNet
@@ -29,6 +35,7 @@ SMALL = {
     ResNet44: (4, 4, 3),
     RotMNISTCNN: (28, 28, 1),
 }
+SLOW = pytest.mark.slow
 NETWORKS = pytest.mark.parametrize(
     "network", SMALL, ids=lambda network: network.__name__
 )
@@ -256,15 +263,30 @@ def test_bad_arguments_of_rotmnist(arguments, message):
 def test_unknown_name():
     with pytest.raises(ValueError, match="Did you mean 'rotmnist_p4cnn'"):
         applications.get_model("rotmnist_p4_cnn")
-    with pytest.raises(ValueError, match="The models are: acmix_resnet26, ac"):
+    with pytest.raises(ValueError, match="The models are: acmix_pvt_small, ac"):
         applications.get_model("resnet50")
 
 
-def test_does_not_depend_on_the_configured_data_format():
-    x = np.random.default_rng(0).uniform(size=(2, 28, 28, 1))
-    model = RotMNISTCNN(filters=2)
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (functools.partial(RotMNISTCNN, filters=2), (28, 28, 1)),
+        (functools.partial(ACmixResNet26, mixer="conv"), (32, 48, 3)),
+        pytest.param(ACmixResNet26, (32, 48, 3), marks=SLOW),
+        pytest.param(ACmixSAN10, (32, 48, 3), marks=SLOW),
+        pytest.param(
+            functools.partial(ACmixSwinTiny, patch_size=2, window_size=4),
+            (32, 64, 3),
+            marks=SLOW,
+        ),
+        pytest.param(ACmixPVTTiny, (32, 64, 3), marks=SLOW),
+    ],
+)
+def test_does_not_depend_on_the_configured_data_format(network, shape):
+    x = np.random.default_rng(0).uniform(size=(2, *shape))
+    model = network(input_shape=shape)
     expected = as_array(model(x))
     keras.config.set_image_data_format("channels_first")
-    other = RotMNISTCNN(filters=2)
+    other = network(input_shape=shape)
     other.set_weights(model.get_weights())
-    assert relative_difference(as_array(other(x)), expected) < 1e-6
+    assert relative_difference(as_array(other(x)), expected) < 1e-5

@@ -227,6 +227,8 @@ WEIGHTS = {  # as networks have them, and whether they are decayed
     "attention_rate": ((), False),
     "position_bias": ((9, 2), False),
     "position_embedding": ((1, 4, 2), False),
+    "norm_gamma": ((9, 4), False),
+    "token": ((1, 1, 4), False),
 }
 
 
