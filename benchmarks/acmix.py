@@ -10,8 +10,8 @@ one convolution with as many groups, instead of being put together with the
 linear maps to one dense convolution. "unfold" is close to the form of the
 authors: the neighbours of all pixels side by side (positions are taken off the
 keys before, theirs after), mixed maps of all pixels and a grouped convolution
-of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3 convolution of
-the same width. "ACmix2D", "grouped" and "unfold" are checked to be equal.
+of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3 convolution
+of the same width. "ACmix2D", "grouped" and "unfold" are checked to be equal.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
