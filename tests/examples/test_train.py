@@ -101,7 +101,7 @@ def test_steps_of_long_epochs(train, npz, tmp_path):
         expected = [row[name] for row in epochs]
         means = values.reshape(2, 2).mean(axis=1)
         np.testing.assert_allclose(means, expected, rtol=1e-5)
-        assert steps[0][name] != steps[1][name]
+    assert len({row["loss"] for row in steps}) == 4
     last = keras.saving.load_model(out / "last.keras")
     results = results_of(out)
     for split, size in (("test", None), ("validation", 16)):
