@@ -72,7 +72,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend taskset -c 0 $(BIN)/python \
 	    benchmarks/group_self_attention.py time; \
-	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 5; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \

@@ -259,7 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=tuple(MEASURES))
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     backend = keras.backend.backend()
     if options.what == "memory" and backend != "jax":
