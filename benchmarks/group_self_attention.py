@@ -180,7 +180,7 @@ def profile(options: argparse.Namespace) -> dict:
         ),
         "pair weights": (
             lambda a, b: pair_attention.pair_weights(
-                pair_attention.Factors(a, b, None)
+                pair_attention.Factors(a, b, a)
             ),
             found[:2],
         ),

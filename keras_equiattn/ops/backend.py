@@ -4,6 +4,7 @@ Everything else in this package is `keras.ops`.
 """
 
 import contextvars
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -375,39 +376,61 @@ def xla_on_cpu() -> bool:
 
 
 def dropout_factors(shape: Any, rate: float, seed: Any, dtype: Any) -> Tensor:
-    """Zeros with the probability `rate`, else `1 / (1 - rate)`.
+    """Zeros with the probability `rate`, else the inverse of what is kept.
 
     The same for the same seed, which `keras.random` does not take as a tensor.
+    Each takes 16 random bits: rates are rounded to multiples of `1 / 65536`.
 
     Args:
         shape: of the result.
-        rate: probability of a zero.
+        rate: probability of a zero, less than one.
         seed: two whole numbers as a tensor.
         dtype: of the result.
     """
-    backend = keras.backend.backend()
-    kept = 1.0 - rate
-    if backend == "jax":
-        import jax
-
-        first, second = ops.cast(seed, "uint32")
-        key = jax.random.fold_in(jax.random.key(first), second)
-        # Or XLA would draw them anew for each of their uses.
-        keep = _as_others(jax.random.bernoulli(key, kept, shape))
-    elif backend == "tensorflow":
-        import tensorflow as tf
-
-        seed = tf.cast(seed, "int32")
-        # XLA is slow at Philox on CPUs, and alone knows the other one.
-        method = "threefry" if in_xla() else "auto_select"
-        keep = tf.random.stateless_uniform(shape, seed, alg=method) < kept
+    dropped = min(round(rate * 2**16), 2**16 - 1)
+    kept = 1.0 - dropped / 2**16
+    if keras.backend.backend() == "torch":
+        keep = _bernoulli_torch(shape, kept, seed)
     else:
-        import torch
-
-        # Mixed: on a CPU the generator looks at half of the bits alone.
-        mixed = np.random.SeedSequence([int(n) for n in seed])
-        generator = torch.Generator(seed.device)
-        generator.manual_seed(int(mixed.generate_state(1, "uint64")[0]))
-        keep = torch.empty(tuple(shape), device=seed.device)
-        keep = keep.bernoulli_(kept, generator=generator)
+        known = all(isinstance(n, int) for n in shape)
+        count = math.prod(shape) if known else ops.prod(shape)
+        words = _random_words((count + 1) // 2, seed)
+        bits = ops.stack(
+            [ops.bitwise_and(words, 0xFFFF), ops.right_shift(words, 16)]
+        )
+        bits = ops.reshape(ops.reshape(bits, (-1,))[:count], shape)
+        keep = bits >= dropped
     return ops.cast(keep, dtype) / kept
+
+
+def _random_words(count: Any, seed: Any) -> Tensor:
+    """As many random integers of 32 bits, under JAX and TensorFlow."""
+    if keras.backend.backend() == "jax":
+        import jax
+        from jax.extend.random import threefry_2x32
+
+        # As `jax.random.bits`, which drops every second number that it draws.
+        counter = jax.numpy.arange(count, dtype="uint32")
+        return threefry_2x32(ops.cast(seed, "uint32"), counter)
+    import tensorflow as tf
+
+    return tf.random.stateless_uniform(
+        [count],
+        tf.cast(seed, "int32"),
+        minval=None,
+        maxval=None,
+        dtype="uint32",
+        # XLA is slow at Philox on CPUs, and alone knows the other one.
+        alg="threefry" if in_xla() else "auto_select",
+    )
+
+
+def _bernoulli_torch(shape: Any, kept: float, seed: Any) -> Tensor:
+    import torch
+
+    # Mixed: on a CPU the generator looks at half of the bits alone.
+    mixed = np.random.SeedSequence([int(n) for n in seed])
+    generator = torch.Generator(seed.device)
+    generator.manual_seed(int(mixed.generate_state(1, "uint64")[0]))
+    keep = torch.empty(tuple(shape), device=seed.device)
+    return keep.bernoulli_(kept, generator=generator)

@@ -59,17 +59,12 @@ class Factors(NamedTuple):
     Attributes:
         of_elements: softmax over the key elements.
         of_neighbours: softmax over the neighbours.
-        keep: multiplies the first; None for one.
+        kept: the first after dropout.
     """
 
     of_elements: Tensor
     of_neighbours: Tensor
-    keep: Tensor | None
-
-    @property
-    def kept(self) -> Tensor:
-        """The first after dropout."""
-        return _times(self.of_elements, self.keep)
+    kept: Tensor
 
 
 def attend(
@@ -99,9 +94,10 @@ def factors(
 ) -> Factors:
     """The two softmaxes whose product is the attention."""
     first = windows.position_channels(positions.encoding)
-    scores = windows.scores(query, keys)
+    of_group = None
     if positions.embedding is not None:
-        scores = scores + _group_scores(query[first:], positions.embedding)
+        of_group = _group_scores(query[first:], positions.embedding)
+    scores = windows.scores(query, keys, of_group)
     top = _maximum(scores, axis=1)
     scores = ops.exp(scores - top[:, None])
     total = added(scores, axis=1)
@@ -109,8 +105,10 @@ def factors(
     logits = windows.positions(query[:first], positions.encoding)
     logits = windows.masked(logits + (top + ops.log(total))[:, None])
     of_neighbours = _softmax(logits)
-    keep = None if dropout is None else dropout(of_elements)
-    return Factors(of_elements, of_neighbours, keep)
+    kept = of_elements
+    if dropout is not None:
+        kept = of_elements * dropout(of_elements)
+    return Factors(of_elements, of_neighbours, kept)
 
 
 def pair_weights(found: Factors) -> Tensor:
@@ -165,24 +163,27 @@ def gradients(
 def _score_gradients(
     found: Factors, d_weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the content scores and of the position scores."""
-    of_elements, of_neighbours, keep = found
-    kept = found.kept
+    """Gradients of the content scores and of the position scores.
+
+    With the attention `a(v, g, m, o)` after dropout and the gradient `d(m, v,
+    o)` of the weights, `mean(v, g) = sum_(m, o) a d` is the same for both: the
+    gradient of `S` is `a d - softmax(S) mean`. Position scores have its sum
+    over `m`, content scores over `v`.
+    """
+    of_elements, of_neighbours, kept = found
     d_neighbours = _products(
         [d_weights[:, m][:, :, None] for m in range(kept.shape[1])],
         [kept[:, m][:, None] for m in range(kept.shape[1])],
     )
+    mean = _total(of_neighbours * d_neighbours)
+    d_logits = of_neighbours * (d_neighbours - mean)
     outputs = range(of_neighbours.shape[1])
-    d_elements = _products(
+    d_kept = _products(
         [d_weights[:, :, v][:, :, None] for v in outputs],
         [of_neighbours[:, v][:, None] for v in outputs],
     )
-    d_elements = _times(d_elements, keep)
-    mean = _total(of_neighbours * d_neighbours)
-    d_logits = of_neighbours * (d_neighbours - mean)
-    within = of_elements * d_elements
-    rest = added(d_logits, axis=1) - added(within, axis=1)
-    return within + of_elements * rest[:, None], d_logits
+    means = added(of_neighbours * mean, axis=1)
+    return kept * d_kept - of_elements * means[:, None], d_logits
 
 
 def _products(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
@@ -191,10 +192,6 @@ def _products(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
     for x, y in zip(xs[1:], ys[1:], strict=True):
         total = backend.add_product(total, x, y)
     return total
-
-
-def _times(x: Tensor, factor: Tensor | None) -> Tensor:
-    return x if factor is None else x * factor
 
 
 def _group_scores(query: Tensor, embedding: Tensor) -> Tensor:

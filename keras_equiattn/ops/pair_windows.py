@@ -2,7 +2,7 @@
 
 Each knows three sums over pairs of a query element and a key element,
 
-    scores(x, k)     sum over channels of x(i) k(i + o)
+    scores(x, k, y)  sum over channels of x(i) k(i + o), and y(i) if given
     sums(a, k)       sum over neighbours and key elements of a(o, i) k(i + o)
     spread(a, x, k)  like k: sum over neighbours and x's elements of
                      a(o, i) x(i), at i + o
@@ -114,14 +114,15 @@ class Planes(Windows):
     One row of a window at a time, its columns written out. Sizes are known.
     """
 
-    def scores(self, x: Tensor, k: Tensor) -> Tensor:
+    def scores(self, x: Tensor, k: Tensor, y: Tensor | None = None) -> Tensor:
         pixels, channels = x.shape[-1], x.shape[0]
 
         def row(_: Any, start: Tensor) -> Any:
             seen = self._seen(k, start, pixels)
             planes = []
             for j in range(self.size):
-                total: Any = 0.0
+                # XLA would add it later anew for each use of the scores.
+                total: Any = 0.0 if y is None else y
                 for c in range(channels):
                     plane = seen[c, :, None, :, j : j + pixels]
                     total = total + plane * x[c][None]
@@ -187,12 +188,13 @@ class Products(Windows):
     The windows of all pixels of one tile are copied for it.
     """
 
-    def scores(self, x: Tensor, k: Tensor) -> Tensor:
+    def scores(self, x: Tensor, k: Tensor, y: Tensor | None = None) -> Tensor:
         _, elements, heads, pixels = ops.shape(x)
         seen = ops.swapaxes(self._seen(k, pixels), -1, -2)
         scores = ops.transpose(_by_pixel(x) @ seen, (3, 2, 0, 1))
         shape = (self.size**2, k.shape[1], elements, heads, pixels)
-        return ops.reshape(backend.contiguous(scores), shape)
+        scores = ops.reshape(backend.contiguous(scores), shape)
+        return scores if y is None else scores + y
 
     def sums(self, a: Tensor, k: Tensor) -> Tensor:
         y = self._matrices(a) @ self._seen(k, ops.shape(a)[-1])
@@ -299,10 +301,11 @@ class Row:
         """All pixels are seen."""
         return scores
 
-    def scores(self, x: Tensor, k: Tensor) -> Tensor:
+    def scores(self, x: Tensor, k: Tensor, y: Tensor | None = None) -> Tensor:
         channels, *size = ops.shape(x)
         scores = self._pairs(k) @ ops.reshape(x, (channels, -1))
-        return ops.reshape(scores, (-1, k.shape[1], *size))
+        scores = ops.reshape(scores, (-1, k.shape[1], *size))
+        return scores if y is None else scores + y
 
     def sums(self, a: Tensor, k: Tensor) -> Tensor:
         y = ops.transpose(self._pairs(k)) @ self._matrix(a)
