@@ -48,3 +48,37 @@ def test_scan_groups(length, size, groups):
         (outputs[1], 2 * x),
     ):
         assert relative_difference(ops.convert_to_numpy(found), wanted) < 1e-6
+
+
+def drawn(shape, rate=0.1, seed=(3, 5)):
+    seed = ops.convert_to_tensor(seed, "float32")
+    found = backend.dropout_factors(shape, rate, seed, "float32")
+    return ops.convert_to_numpy(found)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 4), (3, 5, 7)])
+def test_dropout_of_any_shape(shape):
+    found = drawn(shape, 0.5)
+    assert found.shape == shape
+    assert set(found.ravel()) <= {0, 2}
+    np.testing.assert_array_equal(drawn(shape, 0.5), found)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999999])
+def test_rate_of_dropout(rate):
+    found = drawn((1000, 400), rate)
+    expected = min(rate, 1 - 2**-16)
+    deviation = (expected * (1 - expected) / found.size) ** 0.5
+    assert abs((found == 0).mean() - expected) <= 5 * deviation
+    kept = found[found > 0]
+    np.testing.assert_allclose(kept, 1 / (1 - expected), rtol=2e-5)
+
+
+def test_dropout_of_two_seeds_and_two_places_has_nothing_in_common():
+    first = drawn((600, 600), 0.5)
+    others = [drawn((600, 600), 0.5, seed) for seed in ((4, 5), (3, 6))]
+    # The two halves of a word, neighbours, and one row above the other.
+    others += [np.roll(first, by) for by in (300 * 600, 1, 600)]
+    for other in others:
+        # Of 360,000 pairs: six standard deviations.
+        assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.01
