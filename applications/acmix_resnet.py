@@ -24,7 +24,7 @@ EPSILON = 1e-5
 def ACmixResNet26(
     include_top: bool = True,
     weights: str | Path | None = None,
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     pooling: str | None = None,
     classes: int = 1000,
     classifier_activation: str | None = None,
@@ -62,7 +62,7 @@ def ACmixResNet26(
 def ACmixResNet38(
     include_top: bool = True,
     weights: str | Path | None = None,
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     pooling: str | None = None,
     classes: int = 1000,
     classifier_activation: str | None = None,
@@ -100,7 +100,7 @@ def ACmixResNet38(
 def ACmixResNet50(
     include_top: bool = True,
     weights: str | Path | None = None,
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     pooling: str | None = None,
     classes: int = 1000,
     classifier_activation: str | None = None,
@@ -129,7 +129,8 @@ def ACmixResNet50(
     Args:
         include_top: whether the classifier is there.
         weights: None (random) or the path of a weights file.
-        input_shape: `(height, width, channels)`.
+        input_shape: `(height, width, channels)`. Height and width may be None,
+            for images of any size.
         pooling: without the top: None returns feature maps, "avg" and "max"
             what they are on average or at most.
         classes: number of classes.

@@ -113,7 +113,6 @@ class BaseACmix2D(TwoPaths):
         return self.activation(self.join_paths(x, attention)), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
-        self.require_known_size(shape)
         size = tuple(shape[1:3])
         if self.exact:
             # The windows sit on the first pixel and on each that strides meet.
@@ -251,7 +250,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. With
         "z2" also images of rank 4, which give rank 4. Height and width may be
-        None where the strides are 1.
+        None; with strides that only where `exact` asks for nothing, as on
+        "z2" it does.
 
     Output shape:
         As the input, with `filters` channels and, with strides,

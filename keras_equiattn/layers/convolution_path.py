@@ -90,15 +90,6 @@ class TwoPaths(LinearMapsLayer):
                 f"Received: paths='{self.paths}'"
             )
 
-    def require_known_size(self, shape: Shape) -> None:
-        """Raises where attention has strides, and the size is not known."""
-        if self.attends and max(self.strides) > 1 and None in shape[1:3]:
-            raise ValueError(
-                f"{self._label()} attends with strides {self.strides}, which "
-                "needs a height and width that are not known only at run time. "
-                f"Received: input_shape={tuple(shape)}"
-            )
-
     def window_map(
         self,
         weights: Tensor,

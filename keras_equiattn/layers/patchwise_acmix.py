@@ -99,7 +99,7 @@ class PatchwiseACmix2D(ConvolutionPath):
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
         "channels_first": `(batch, channels, height, width)`. Height and width
-        may be None where the strides are 1.
+        may be None.
 
     Output shape:
         As the input, with `filters` channels and, with strides,
@@ -278,7 +278,6 @@ class PatchwiseACmix2D(ConvolutionPath):
         return self.activation(self.join_paths(x, attention)), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
-        self.require_known_size(shape)
         rows, columns = self.window.output_size(tuple(shape[1:3]))
         return (shape[0], rows, columns, 1, self.filters)
 

@@ -221,6 +221,10 @@ def test_ends_and_stages(small):
         ({"mixer": "conv"}, "`mixer` must be 'acmix' or 'attention'"),
         ({"input_shape": (225, 224, 3)}, r"multiples of 32.*\(225, 224, 3\)"),
         ({"input_shape": (32, 16, 3)}, r"`input_shape` of.*\(32, 16, 3\)"),
+        (
+            {"input_shape": (None, None, 3)},
+            r"known height and width.*position.*\(None, None, 3\)",
+        ),
         ({"drop_path": 1}, "`drop_path` must be a number from 0 to below 1"),
         ({"patch_size": 0}, "`patch_size` must be a positive integer"),
         ({"features_only": True}, "features_only=True"),

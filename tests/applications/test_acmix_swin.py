@@ -112,6 +112,10 @@ def test_ends_and_windows(small):
         ({"input_shape": (225, 224, 3)}, r"multiples of 224.*\(225, 224, 3\)"),
         ({"input_shape": (32, 32, 3)}, r"windows of 7 fill.*\(32, 32, 3\)"),
         ({"input_shape": (96, 96, 3)}, r"windows of 7 fill.*\(96, 96, 3\)"),
+        (
+            {"input_shape": (None, 224, 3)},
+            r"known height and width: windows fill.*\(None, 224, 3\)",
+        ),
         ({"drop_path": 1}, "`drop_path` must be a number from 0 to below 1"),
         ({"patch_size": 0}, "`patch_size` must be a positive integer"),
         ({"features_only": True}, "features_only=True"),

@@ -55,7 +55,6 @@ def case(layer, group, shape, output, weights, rectangle=None, **options):
         "group": group,
         **options,
     }
-    strided = "strides" in options
     return LayerCase(
         layer,
         arguments,
@@ -65,7 +64,6 @@ def case(layer, group, shape, output, weights, rectangle=None, **options):
         group=group,
         rectangle=rectangle,
         reach=1,
-        unknown_size=not strided,
     )
 
 
@@ -486,5 +484,5 @@ def test_bad_calls():
     with pytest.raises(ValueError, match="exactly equivariant"):
         strided.build((None, 8, 8, 4, 3))
     strided.build((None, 9, 9, 4, 3))
-    with pytest.raises(ValueError, match="known"):
-        ACmix2D(8, strides=2).build((None, None, 9, 3))
+    with pytest.raises(ValueError, match=r"known only at run time"):
+        ACmix2D(8, strides=2, group="p4").build((None, None, None, 4, 3))

@@ -51,7 +51,6 @@ def case(shape, output, rectangle=None, **options):
         group="z2",
         rectangle=rectangle,
         reach=1,
-        unknown_size="strides" not in options,
         statistics=4,
     )
 
