@@ -66,7 +66,10 @@ def assert_images_matter(model):
 
 
 def unmoved_by_a_step(model, x, labels):
-    """Paths of the weights that a step of training leaves as they were."""
+    """Paths of the weights that a step of training leaves as they were.
+
+    Rounding moves some of those that nothing depends on, too.
+    """
     # What a gain of one changes by a small step is lost in its rounding.
     model.compile(
         keras.optimizers.SGD(1.0),
