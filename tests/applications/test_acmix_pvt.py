@@ -44,18 +44,20 @@ def test_one_step_of_fit(mixer, small):
         )
         if np.array_equal(as_array(variable), start)
     }
-    # Of the keys' bias no attention knows; and the class token nothing of the
-    # last convolution.
-    last = "stage4_block2_mixer/"
-    expected = {
-        f"{last}{name}"
-        for name in (
-            *("mixing_kernel", "mixing_bias", "shift_kernel"),
-            "convolution_rate",
-        )
-        if mixer == "acmix"
-    }
-    assert {path for path in still if "key_bias" not in path} == expected
+    # The class token knows nothing of the last convolution, and a softmax
+    # nothing of the keys' bias, which rounding may move.
+    blocks = [x.name for x in model.layers if x.name.endswith("_mixer")]
+    expected = set()
+    if mixer == "acmix":
+        blocks = blocks[-1:]
+        expected = {
+            f"{blocks[0]}/{name}"
+            for name in (
+                *("mixing_kernel", "mixing_bias", "shift_kernel"),
+                "convolution_rate",
+            )
+        }
+    assert still - {f"{block}/key_bias" for block in blocks} == expected
 
 
 def pvt(x, model, depths):
