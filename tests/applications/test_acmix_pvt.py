@@ -7,6 +7,7 @@ import numpy as np
 import oracles
 import pytest
 from layer_contract import as_array
+from network_helpers import assert_another_process_loads
 from network_helpers import images
 
 from keras_equiattn.applications import acmix_pvt
@@ -145,6 +146,12 @@ def test_network_step_by_step(small):
     found = model.predict(x, verbose=0)
     assert relative_difference(found[:1], found[1:]) > 1e-2
     assert relative_difference(found, expected) < 1e-4
+
+
+@pytest.mark.torch_first
+def test_file_in_another_process(small, tmp_path):
+    x = images((2, 16, 24, 3))
+    assert_another_process_loads(ACmixPVTTiny(**SMALL), x, tmp_path)
 
 
 @pytest.mark.torch_first

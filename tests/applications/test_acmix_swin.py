@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from layer_contract import as_array
 from layers.test_window_acmix import assign
+from network_helpers import assert_another_process_loads
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
 from vectors import load_vectors
@@ -46,6 +47,12 @@ def test_one_step_of_fit(mixer, small):
         "acmix": {"stage4_block1_mixer/mixing_bias"},
     }
     assert set(still) <= without_gradient[mixer]
+
+
+@pytest.mark.torch_first
+def test_file_in_another_process(small, tmp_path):
+    x = images((2, 16, 16, 3))
+    assert_another_process_loads(ACmixSwinTiny(**SMALL), x, tmp_path)
 
 
 @pytest.mark.torch_first
