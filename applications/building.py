@@ -509,9 +509,7 @@ def check_image_shape(input_shape: Any, any_size: bool = False) -> Any:
     try:
         *size, channels = input_shape
         height, width = (
-            n
-            if any_size and n is None
-            else _checks.integer(n, "input_shape")
+            n if any_size and n is None else _checks.integer(n, "input_shape")
             for n in size
         )
         return height, width, _checks.integer(channels, "input_shape")

@@ -76,8 +76,8 @@ class PatchwiseACmix2D(ConvolutionPath):
             of `filters / key_filters`, which None stands for.
         activation: applied to the output; None is the identity.
         use_bias: whether queries, keys and values have biases.
-        kernel_initializer: of all other kernels; None is uniform within one over the
-            square root of the fan-in.
+        kernel_initializer: of all other kernels; None is uniform within one
+            over the square root of the fan-in.
         mixing_initializer: of the mixing, and of shift kernels that are
             "random"; None is uniform within one over the square root of the
             inputs.

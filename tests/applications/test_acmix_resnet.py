@@ -1,13 +1,16 @@
 """Residual networks with ACmix for images of the size of ImageNet."""
 
+import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
 
+from keras_equiattn import layers
 from keras_equiattn.applications import acmix_resnet
 from keras_equiattn.applications import ACmixResNet26
+from keras_equiattn.testing import relative_difference
 
 SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
 
@@ -36,6 +39,32 @@ def test_weights_files(small, tmp_path):
     model.save_weights(path)
     other = ACmixResNet26(weights=path, **SMALL)
     np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+
+
+@pytest.mark.torch_first
+def test_folded_as_in_the_guide(small):
+    model = ACmixResNet26(normalization=(0.5, 0.2), **SMALL)
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        variable.assign(variable + 0.1 * rng.uniform(size=variable.shape))
+
+    def fold(layer):
+        if isinstance(layer, layers.ACmix2D):
+            return layer.folded()
+        return layer.from_config(layer.get_config())
+
+    folded = keras.models.clone_model(model, clone_function=fold)
+    for layer in model.layers:
+        if not isinstance(layer, layers.ACmix2D):
+            folded.get_layer(layer.name).set_weights(layer.get_weights())
+    kinds = [type(layer) for layer in folded.layers]
+    assert kinds.count(layers.FoldedACmix2D) == 4
+    assert layers.ACmix2D not in kinds
+    x = images((2, 9, 10, 3))
+    expected = model.predict(x, verbose=0)
+    assert relative_difference(expected[:1], expected[1:]) > 1e-2
+    found = folded.predict(x, verbose=0)
+    assert relative_difference(found, expected) < 1e-5
 
 
 @pytest.mark.once
