@@ -87,6 +87,7 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/acmix.py memory
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py stages
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py networks
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/short_runs.py
 

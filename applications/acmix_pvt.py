@@ -65,8 +65,8 @@ def ACmixPVTTiny(
     Args:
         include_top: whether the classifier is there.
         weights: None (random) or the path of a weights file.
-        input_shape: `(height, width, channels)`, multiples of `8 *
-            patch_size`.
+        input_shape: `(height, width, channels)`, with multiples of `8 *
+            patch_size`; none of them may be None.
         pooling: without the top: None returns feature maps, "avg" and "max"
             what they are on average or at most.
         classes: number of classes.
@@ -167,7 +167,9 @@ def _network(
 ) -> keras.Model:
     _checks.choice(mixer, "mixer", transformers.MIXERS)
     title = f"ACmixPVT{kind}" if mixer == "acmix" else f"PVT{kind}"
-    shape = building.check_image_shape(input_shape)
+    shape = transformers.known_shape(
+        title, input_shape, "it learns a position embedding for each place"
+    )
     drop_path = _checks.rate(drop_path, "drop_path")
     patch = _checks.integer(patch_size, "patch_size")
     _check_patches(title, shape, patch)

@@ -28,7 +28,7 @@ EPSILON = 1e-5  # PyTorch's default
 def ACmixSAN10(
     include_top: bool = True,
     weights: str | Path | None = None,
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     pooling: str | None = None,
     classes: int = 1000,
     classifier_activation: str | None = None,
@@ -66,7 +66,7 @@ def ACmixSAN10(
 def ACmixSAN15(
     include_top: bool = True,
     weights: str | Path | None = None,
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     pooling: str | None = None,
     classes: int = 1000,
     classifier_activation: str | None = None,
@@ -104,7 +104,7 @@ def ACmixSAN15(
 def ACmixSAN19(
     include_top: bool = True,
     weights: str | Path | None = None,
-    input_shape: tuple[int, int, int] = (224, 224, 3),
+    input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     pooling: str | None = None,
     classes: int = 1000,
     classifier_activation: str | None = None,
@@ -133,7 +133,8 @@ def ACmixSAN19(
     Args:
         include_top: whether the classifier is there.
         weights: None (random) or the path of a weights file.
-        input_shape: `(height, width, channels)`.
+        input_shape: `(height, width, channels)`. Height and width may be None,
+            for images of any size.
         pooling: without the top: None returns feature maps, "avg" and "max"
             what they are on average or at most.
         classes: number of classes.

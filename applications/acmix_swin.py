@@ -57,7 +57,7 @@ def ACmixSwinTiny(
         input_shape: `(height, width, channels)`. Windows must fill the map of
             each stage: multiples of `8 * patch_size * window_size` do. Where a
             side of a map is not larger than the window, windows are square of
-            that side, and not shifted.
+            that side, and not shifted. None of them may be None.
         pooling: without the top: None returns feature maps, "avg" and "max"
             what they are on average or at most.
         classes: number of classes.
@@ -155,7 +155,9 @@ def _network(
 ) -> keras.Model:
     _checks.choice(mixer, "mixer", transformers.MIXERS)
     title = f"ACmixSwin{kind}" if mixer == "acmix" else f"Swin{kind}"
-    shape = building.check_image_shape(input_shape)
+    shape = transformers.known_shape(
+        title, input_shape, "windows fill the maps of all stages"
+    )
     drop_path = _checks.rate(drop_path, "drop_path")
     patch = _checks.integer(patch_size, "patch_size")
     window = _checks.integer(window_size, "window_size")

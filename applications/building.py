@@ -16,6 +16,7 @@ from keras_equiattn import _checks
 from keras_equiattn import layers
 from keras_equiattn.applications import _sizes
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Shape
 
 # What `attention` of a network can be.
 ATTENTION = (None, "full", "channel", "spatial", "input", "co")
@@ -463,7 +464,7 @@ def imagenet_network(
     *,
     include_top: bool,
     weights: str | Path | None,
-    input_shape: tuple[int, int, int],
+    input_shape: Shape,
     pooling: str | None,
     classes: int,
     classifier_activation: str | None,
@@ -480,14 +481,15 @@ def imagenet_network(
         include_top, pooling, classes: see `End`.
         classifier_activation, features_only: see `End`.
         weights: None or the path of a weights file.
-        input_shape: `(height, width, channels)`.
+        input_shape: `(height, width, channels)`; height and width may be
+            None.
         name: of the model; None for the title.
         normalization: see `check_normalization`.
     """
     end = End(
         include_top, pooling, classes, classifier_activation, features_only
     )
-    shape = check_image_shape(input_shape)
+    shape = check_image_shape(input_shape, any_size=True)
     check_weights(weights, {}, title, shape, end.classes)
     statistics = check_normalization(normalization, shape[-1])
     inputs = keras.Input(shape, name="image")
@@ -497,18 +499,26 @@ def imagenet_network(
     return model
 
 
-def check_image_shape(input_shape: Any) -> tuple[int, int, int]:
-    """An image shape `(height, width, channels)` of positive integers."""
+def check_image_shape(input_shape: Any, any_size: bool = False) -> Any:
+    """An image shape `(height, width, channels)` of positive integers.
+
+    Args:
+        input_shape: the shape asked for.
+        any_size: whether height and width may be None.
+    """
     try:
-        height, width, channels = (
-            _checks.integer(n, "input_shape") for n in input_shape
+        *size, channels = input_shape
+        height, width = (
+            n if any_size and n is None else _checks.integer(n, "input_shape")
+            for n in size
         )
+        return height, width, _checks.integer(channels, "input_shape")
     except (TypeError, ValueError):
+        unknown = "; height and width may be None" if any_size else ""
         raise ValueError(
             "`input_shape` must be (height, width, channels), positive "
-            f"integers. Received: {input_shape!r}"
+            f"integers{unknown}. Received: {input_shape!r}"
         ) from None
-    return height, width, channels
 
 
 def check_normalization(
@@ -573,7 +583,7 @@ def check_weights(
     weights: str | Path | None,
     shipped: Mapping[str, ShippedWeights],
     network: str,
-    input_shape: tuple[int, int, int],
+    input_shape: Shape,
     classes: int,
 ) -> ShippedWeights | None:
     """Finds out what `weights` means before a network is built.

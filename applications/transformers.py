@@ -6,8 +6,29 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_equiattn.applications import building
+
 # What `mixer` of a transformer can be.
 MIXERS = ("acmix", "attention")
+
+
+def known_shape(
+    title: str, input_shape: Any, reason: str
+) -> tuple[int, int, int]:
+    """The image shape of a network that takes images of one size alone.
+
+    Args:
+        title: what to call the network in messages.
+        input_shape: the shape asked for.
+        reason: why no other size goes.
+    """
+    shape = building.check_image_shape(input_shape, any_size=True)
+    if None in shape:
+        raise ValueError(
+            f"`input_shape` of {title} must have a known height and width: "
+            f"{reason}. Received: {input_shape!r}"
+        )
+    return shape
 
 
 def block(

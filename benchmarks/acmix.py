@@ -3,6 +3,7 @@
     KERAS_BACKEND=torch python benchmarks/acmix.py time
     KERAS_BACKEND=jax python benchmarks/acmix.py memory
     KERAS_BACKEND=torch python benchmarks/acmix.py stages
+    KERAS_BACKEND=torch python benchmarks/acmix.py networks
 
 "ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
 paths. In "grouped" the path of convolution mixes the maps of each channel by
@@ -16,7 +17,11 @@ of the same width. "ACmix2D", "grouped" and "unfold" are checked to be equal.
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
 temporaries of such a step off the compiler. `stages` counts the parameters of
-the layers and their multiply-adds for each pixel. Writes
+the layers and their multiply-adds for each pixel. `networks` adds them up for
+the residual networks on an image of 224 x 224 pixels: "dense" with the path of
+convolution as the layer has it, "grouped" with the mixing of the paper and its
+grouped convolution in its place, "plain" with 3 x 3 convolutions. "kernels" is
+what putting the dense kernels together takes, once for all images. Writes
 `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
@@ -34,6 +39,7 @@ import numpy as np
 import timing
 from keras import ops
 
+from keras_equiattn import applications
 from keras_equiattn import layers
 from keras_equiattn.applications import reporting
 from keras_equiattn.ops.acmix import image_coordinates
@@ -247,12 +253,87 @@ def stages(options: argparse.Namespace) -> dict:
     }
 
 
+def networks(options: argparse.Namespace) -> dict:
+    """Multiply-adds of the residual networks, and parameters when folded."""
+    found = {}
+    for network in (
+        applications.ACmixResNet26,
+        applications.ACmixResNet38,
+        applications.ACmixResNet50,
+    ):
+        total = dict.fromkeys(("dense", "grouped", "kernels"), 0)
+        total["plain"] = sum(map(of_map, network(mixer="conv").layers))
+        model = network()
+        parameters = folded = model.count_params()
+        for layer in model.layers:
+            count = of_map(layer)
+            counts = {"dense": count, "grouped": count}
+            if isinstance(layer, layers.ACmix2D):
+                counts = of_acmix(layer)
+                folded += layer.folded().count_params() - layer.count_params()
+            for form, count in counts.items():
+                total[form] += count
+        found[network.__name__] = {
+            "multiply-adds": total,
+            "parameters": parameters,
+            "parameters, folded": folded,
+        }
+    return {
+        "benchmark": "multiply-adds of the residual networks on an image, with "
+        "dense and with grouped convolutions, for putting the dense kernels "
+        "together, and of the plain networks; parameters, with moving "
+        "statistics",
+        "networks": found,
+    }
+
+
+def of_map(layer: keras.layers.Layer) -> int:
+    """Multiply-adds of a convolution or a dense layer; none of others."""
+    if not isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):
+        return 0
+    pixels = math.prod(layer.output.shape[1:-1])
+    return pixels * math.prod(layer.kernel.shape)
+
+
+def of_acmix(layer: layers.ACmix2D) -> dict[str, int]:
+    """Multiply-adds of a layer on an image, and of putting its kernel together.
+
+    Position terms and biases are left out.
+    """
+    before, after = (
+        math.prod(x.shape[1:3]) for x in (layer.input, layer.output)
+    )
+    channels, filters = layer.query_kernel.shape[1:]
+    maps, neighbours = layer.mixing_kernel.shape
+    size = filters // layer.num_heads
+    shared = (
+        channels * filters * (after + 2 * before)  # queries are of the output
+        + 2 * math.prod(layer.attention_kernel_size) * filters * after
+    )
+    mixing = maps * neighbours * size * before
+    shifting = neighbours**2 * filters * after
+    return {
+        "dense": shared + neighbours * channels * filters * after,
+        # Of queries, too, it needs all.
+        "grouped": shared
+        + channels * filters * (before - after)
+        + mixing
+        + shifting,
+        "kernels": maps * neighbours * filters * (neighbours + channels),
+    }
+
+
 def with_shares(counts: dict[str, int]) -> dict[str, float]:
     share = counts["aggregation"] / sum(counts.values())
     return {**counts, "share of aggregation": round(share, 3)}
 
 
-MEASURES = {"time": time, "memory": memory, "stages": stages}
+MEASURES = {
+    "time": time,
+    "memory": memory,
+    "stages": stages,
+    "networks": networks,
+}
 
 
 def main() -> None:

@@ -16,13 +16,13 @@ def path_rates(model: keras.Model) -> dict[str, tuple[float, float]]:
     """The learned rates of the layers of ACmix in a model.
 
     Args:
-        model: a Keras model, also with models in it. Layers within other
-            layers, such as `TimeDistributed`, are not seen.
+        model: a Keras model, also with models and wrappers in it, such as
+            `TimeDistributed`. Layers within other layers are not seen.
 
     Returns:
         A dict from names of layers, in their order in the model, to the rates
-        of attention and of convolution. A layer `inner` of a nested model
-        `outer` is `"outer/inner"`.
+        of attention and of convolution. A layer `inner` of a nested model or
+        wrapper `outer` is `"outer/inner"`.
 
     Raises:
         ValueError: if no layer has learned rates.
@@ -38,7 +38,11 @@ def path_rates(model: keras.Model) -> dict[str, tuple[float, float]]:
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), figure 5
     """
-    found = dict(_rates(model, ""))
+    found = {
+        name: rates
+        for layer in model.layers
+        for name, rates in _rates(layer, layer.name)
+    }
     if not found:
         raise ValueError(
             f"Model '{model.name}' has no learned rates: none of its layers is "
@@ -97,19 +101,20 @@ def plot_path_rates(
 
 
 def _rates(
-    model: keras.Model, prefix: str
+    layer: keras.layers.Layer, name: str
 ) -> Iterator[tuple[str, tuple[float, float]]]:
-    for layer in model.layers:
-        name = prefix + layer.name
-        if isinstance(layer, ConvolutionPath) and layer.learns_rates:
-            if not layer.built:
-                raise ValueError(
-                    f"Layer '{name}' has no rates before it is built."
-                )
-            rates = (layer.attention_rate, layer.convolution_rate)
-            first, second = (
-                float(keras.ops.convert_to_numpy(rate)) for rate in rates
-            )
-            yield name, (first, second)
-        elif isinstance(layer, keras.Model):
-            yield from _rates(layer, f"{name}/")
+    inner = []
+    if isinstance(layer, ConvolutionPath) and layer.learns_rates:
+        if not layer.built:
+            raise ValueError(f"Layer '{name}' has no rates before it is built.")
+        rates = (layer.attention_rate, layer.convolution_rate)
+        first, second = (
+            float(keras.ops.convert_to_numpy(rate)) for rate in rates
+        )
+        yield name, (first, second)
+    elif isinstance(layer, keras.Model):
+        inner = layer.layers
+    elif isinstance(layer, keras.layers.Wrapper):
+        inner = [layer.layer]
+    for each in inner:
+        yield from _rates(each, f"{name}/{each.name}")

@@ -15,6 +15,7 @@ import pytest
 from keras import ops
 
 from keras_equiattn import groups
+from keras_equiattn.layers.base import GroupLayer
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 
@@ -104,6 +105,7 @@ class LayerContract:
             `__init__` a value that is not its default, so that a value lost
             on the way shows.
         without: arguments of its base classes that the layer does not take.
+        empty_batches: whether it takes a batch of no images.
         cases: what all other checks run on; those of conduct on the first
             alone where every shape has to be compiled.
     """
@@ -112,6 +114,7 @@ class LayerContract:
     arguments: tuple[dict[str, Any], ...]
     cases: tuple[LayerCase, ...] = ()
     without: tuple[str, ...] = ()
+    empty_batches: bool = True
 
     @pytest.mark.conduct
     def test_keras_own_contract(self, case):
@@ -153,6 +156,16 @@ class LayerContract:
 
     def test_dynamic_batch(self, case):
         check_dynamic_batch(case)
+
+    def test_empty_batch(self, case):
+        if not self.empty_batches:
+            pytest.skip("not all backends take a maximum of none")
+        check_empty_batch(case)
+
+    def test_empty_images_are_refused(self):
+        if not issubclass(self.layer, GroupLayer):
+            pytest.skip("takes maps of any size")
+        check_empty_images_are_refused(self.cases[0])
 
     def test_unknown_size(self, case):
         if case.unknown_size:
@@ -295,6 +308,33 @@ def check_dynamic_batch(case):
     for count in (2, 1):
         actual = model.predict(x[:count], batch_size=2, verbose=0)
         assert relative_difference(actual, expected[:count]) < 1e-5
+
+
+def check_empty_batch(case):
+    """No images: none come out, and nothing is learned from them."""
+    layer = case.make(data_format="channels_last")
+    before = [as_array(variable).copy() for variable in layer.weights]
+    x = case.sample((0, *case.input_shape[1:]))
+    options = {"training": True} if takes_training(layer) else {}
+    shape = (0, *case.output_shape[1:])
+    assert tuple(layer(x).shape) == shape
+    assert tuple(layer(x, **options).shape) == shape
+    cotangent = np.zeros(shape, "float32")
+    of_x, *found = gradients(layer, x, cotangent, **options)
+    assert of_x.shape == x.shape
+    assert not any(gradient.any() for gradient in found)
+    for variable, start in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(as_array(variable), start)
+
+
+def check_empty_images_are_refused(case):
+    batch, height, width, *rest = case.input_shape
+    for size in ((0, width), (height, 0), (0, None)):
+        layer = case.layer(**{**case.arguments, "data_format": "channels_last"})
+        with pytest.raises(
+            ValueError, match="height and width of at least one"
+        ):
+            layer.compute_output_shape((batch, *size, *rest))
 
 
 def check_unknown_size(case):

@@ -108,6 +108,13 @@ class StaticSize(GroupConv2D):
 
 
 @keras.saving.register_keras_serializable(package="tests")
+class InventsAnImage(GroupConv2D):
+    def call(self, inputs):
+        y = super().call(inputs)
+        return y if inputs.shape[0] else keras.ops.zeros((1, *y.shape[1:]))
+
+
+@keras.saving.register_keras_serializable(package="tests")
 class NotSaved(GroupConv2D):
     def save_own_variables(self, store):
         store["0"] = np.zeros(self.kernel.shape)
@@ -123,6 +130,7 @@ FAULTS = (
     ("config", MissingKey, "get_config lacks .'activation'."),
     ("config", WrongValue, "`activation` was tanh, after a config round trip"),
     ("dynamic_batch", StaticBatch, "(?i)shape"),
+    ("empty_batch", InventsAnImage, r"\(1, 4, 4, 4, 3\) == \(0, 4"),
     ("data_formats", IgnoresDataFormat, "The group axis has size 6"),
     ("dtype_policy", Float32Leak, "'float32' == 'bfloat16'"),
     ("unknown_size", StaticSize, "(?i)shape"),
@@ -176,5 +184,9 @@ def test_every_check_has_a_fault():
         for name, _ in inspect.getmembers(layer_contract, inspect.isfunction)
         if name.startswith("check_")
     }
-    others = {"keras_contract", "unknown_size_is_refused"}
+    others = {
+        "keras_contract",
+        "unknown_size_is_refused",
+        "empty_images_are_refused",
+    }
     assert checks == {check for check, _, _ in FAULTS} | others

@@ -37,6 +37,22 @@ def test_rates():
     }
 
 
+def test_rates_in_wrappers():
+    inputs = keras.Input((2, 4, 4, 3))
+    mix = layers.ACmix2D(4, 3, 3, 2, name="mix")
+    x = keras.layers.TimeDistributed(mix, name="each")(inputs)
+    image = keras.Input((4, 4, 4))
+    inner = keras.Model(
+        image, layers.ACmix2D(4, 3, 3, 2, name="last")(image), name="inner"
+    )
+    x = keras.layers.TimeDistributed(inner, name="all")(x)
+    mix.attention_rate.assign(3.0)
+    assert path_rates(keras.Model(inputs, x)) == {
+        "each/mix": (3.0, 0.5),
+        "all/inner/last": (0.5, 0.5),
+    }
+
+
 def test_picture():
     figure = plot_path_rates(network())
     (panel,) = figure.axes

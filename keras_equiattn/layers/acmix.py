@@ -14,6 +14,7 @@ from keras_equiattn.layers.convolution_path import MAPS
 from keras_equiattn.layers.convolution_path import PATHS
 from keras_equiattn.layers.convolution_path import times
 from keras_equiattn.layers.convolution_path import TwoPaths
+from keras_equiattn.layers.convolution_path import uniform_by_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import Convolution
@@ -113,7 +114,6 @@ class BaseACmix2D(TwoPaths):
         return self.activation(self.join_paths(x, attention)), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
-        self.require_known_size(shape)
         size = tuple(shape[1:3])
         if self.exact:
             # The windows sit on the first pixel and on each that strides meet.
@@ -208,13 +208,13 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         strides: an integer or a pair: both paths look around the first pixel
             and each that the strides meet.
         dilation_rate: distance of adjacent neighbours in both paths, an
-            integer or a pair.
+            integer or a pair. Not above 1 together with strides above 1.
         group: a group or its name, see `keras_equiattn.groups.get`.
         paths: "both", "attention" or "convolution". A path alone has no rate.
         rates: "learned": both start at one half; "fixed": both are one.
         shift_kernels: "learned": they start as shifts; "fixed": they are
             shifts, and no weights; "random": they start as
-            `kernel_initializer` has it.
+            `mixing_initializer` has it.
         kernel_groups: how many kernels a channel of a head has, a divisor of
             `num_heads`; None is `num_heads`. With fewer, output `c N + j`
             takes the kernel `j mod kernel_groups`.
@@ -223,9 +223,12 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
             sees zeros for the linear maps there.
         activation: applied to the output; None is the identity.
         use_bias: whether queries, keys and values have biases.
-        kernel_initializer: of all kernels; None is uniform within one over the
-            square root of the fan-in, which for the linear maps is `order *
-            channels`.
+        kernel_initializer: of the kernels of queries, keys, values and
+            positions; None is uniform within one over the square root of the
+            fan-in, which for the first three is `order * channels`.
+        mixing_initializer: of the mixing, and of shift kernels that are
+            "random"; None is uniform within one over the square root of the
+            inputs.
         bias_initializer: of the biases.
         kernel_regularizer: of the kernels of queries, keys and values.
         exact: refuse sizes on which strides would not be exactly equivariant;
@@ -251,7 +254,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. With
         "z2" also images of rank 4, which give rank 4. Height and width may be
-        None where the strides are 1.
+        None; with strides that only where `exact` asks for nothing, as on
+        "z2" it does.
 
     Output shape:
         As the input, with `filters` channels and, with strides,
@@ -276,8 +280,9 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
-            not divisible by `num_heads`; for shapes that do not fit or would
-            not be exact, in `build` and in the call.
+            not divisible by `num_heads`, or strides and dilation rates that
+            are both above 1; for shapes that do not fit or would not be exact,
+            in `build` and in the call.
 
     Example:
         >>> layer = ACmix2D(16, group="p4")
@@ -309,6 +314,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         activation: Any = None,
         use_bias: bool = True,
         kernel_initializer: Any = None,
+        mixing_initializer: Any = None,
         bias_initializer: Any = "zeros",
         kernel_regularizer: Any = None,
         exact: bool = True,
@@ -334,13 +340,12 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
             **kwargs,
         )
         self.outputs = self.num_heads
-        self.choose(paths, rates, shift_kernels, kernel_groups)
-        if kernel_initializer is None:
-            kernel_initializer = keras.initializers.VarianceScaling(
-                1 / 3, "fan_in", "uniform"
-            )
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.mixing_initializer = self.kernel_initializer
+        self.choose(
+            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        )
+        self.kernel_initializer = keras.initializers.get(
+            kernel_initializer or uniform_by_fan_in()
+        )
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
 

@@ -112,6 +112,11 @@ class GroupLayer(keras.layers.Layer):
                 f"has size {last[3]}, group '{self.group.name}' has "
                 f"{self.group.order} elements. Received: input_shape={shape}"
             )
+        if 0 in last[1:3]:
+            raise ValueError(
+                f"{self._label()} needs a height and width of at least one. "
+                f"Received: input_shape={shape}"
+            )
         if not last[-1]:
             raise ValueError(
                 f"{self._label()} needs a known number of channels, at least "

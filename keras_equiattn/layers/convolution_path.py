@@ -90,15 +90,6 @@ class TwoPaths(LinearMapsLayer):
                 f"Received: paths='{self.paths}'"
             )
 
-    def require_known_size(self, shape: Shape) -> None:
-        """Raises where attention has strides, and the size is not known."""
-        if self.attends and max(self.strides) > 1 and None in shape[1:3]:
-            raise ValueError(
-                f"{self._label()} attends with strides {self.strides}, which "
-                "needs a height and width that are not known only at run time. "
-                f"Received: input_shape={tuple(shape)}"
-            )
-
     def window_map(
         self,
         weights: Tensor,
@@ -124,9 +115,9 @@ class TwoPaths(LinearMapsLayer):
 class ConvolutionPath(TwoPaths):
     """Base of layers with a convolution from queries, keys and values.
 
-    Subclasses set `kernel_size`, `outputs`, `mixing_initializer` and what
-    `LinearMapsLayer` asks for, and call `choose` in `__init__`,
-    `add_convolution` and `add_rates` in `build`.
+    Subclasses set `kernel_size`, `outputs` and what `LinearMapsLayer` asks
+    for, and call `choose` in `__init__`, `add_convolution` and `add_rates` in
+    `build`.
 
     Attributes:
         outputs: how many output channels there are for each channel of the
@@ -135,7 +126,6 @@ class ConvolutionPath(TwoPaths):
 
     kernel_size: tuple[int, int]
     outputs: int
-    mixing_initializer: Any  # also of shift kernels that start at random
 
     def choose(
         self,
@@ -143,8 +133,12 @@ class ConvolutionPath(TwoPaths):
         rates: str,
         shift_kernels: str,
         kernel_groups: int | None,
+        mixing_initializer: Any,
     ) -> None:
-        """Checks what the ablations of the paper vary."""
+        """Checks what the ablations of the paper vary, and takes the rest."""
+        self.mixing_initializer = keras.initializers.get(
+            mixing_initializer or uniform_by_fan_in()
+        )
         self.paths = _checks.choice(paths, "paths", PATHS)
         self.rates = _checks.choice(rates, "rates", RATES)
         self.shift_kernels = _checks.choice(
@@ -257,7 +251,15 @@ class ConvolutionPath(TwoPaths):
             "rates": self.rates,
             "shift_kernels": self.shift_kernels,
             "kernel_groups": self.kernel_groups,
+            "mixing_initializer": keras.initializers.serialize(
+                self.mixing_initializer
+            ),
         }
+
+
+def uniform_by_fan_in() -> keras.initializers.Initializer:
+    """Uniform within one over the square root of the fan-in."""
+    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 
 
 def times(x: Tensor, rate: Any) -> Tensor:

@@ -13,6 +13,7 @@ from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.layers.convolution_path import ConvolutionPath
 from keras_equiattn.layers.convolution_path import full
 from keras_equiattn.layers.convolution_path import MAPS
+from keras_equiattn.layers.convolution_path import uniform_by_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import queries_at
@@ -68,15 +69,18 @@ class PatchwiseACmix2D(ConvolutionPath):
         strides: an integer or a pair: both paths look around the first pixel
             and each that the strides meet.
         dilation_rate: distance of adjacent neighbours in both paths, an
-            integer or a pair.
+            integer or a pair. Not above 1 together with strides above 1.
         paths, rates, shift_kernels: as for `ACmix2D`. With `paths="attention"`
             it is the attention of SAN.
         kernel_groups: how many kernels a channel of the queries has, a divisor
             of `filters / key_filters`, which None stands for.
         activation: applied to the output; None is the identity.
         use_bias: whether queries, keys and values have biases.
-        kernel_initializer: of all kernels; None is uniform within one over the
-            square root of the fan-in.
+        kernel_initializer: of all other kernels; None is uniform within one
+            over the square root of the fan-in.
+        mixing_initializer: of the mixing, and of shift kernels that are
+            "random"; None is uniform within one over the square root of the
+            inputs.
         bias_initializer: of the biases.
         kernel_regularizer: of the kernels of queries, keys and values.
         recompute: the backward pass computes anew what it needs of the
@@ -99,7 +103,7 @@ class PatchwiseACmix2D(ConvolutionPath):
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
         "channels_first": `(batch, channels, height, width)`. Height and width
-        may be None where the strides are 1.
+        may be None.
 
     Output shape:
         As the input, with `filters` channels and, with strides,
@@ -124,8 +128,9 @@ class PatchwiseACmix2D(ConvolutionPath):
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
-            not divisible by `share`; for shapes that do not fit, in `build` and
-            in the call.
+            not divisible by `share`, or strides and dilation rates that are
+            both above 1; for shapes that do not fit, in `build` and in the
+            call.
 
     Example:
         >>> layer = PatchwiseACmix2D(16, attention_kernel_size=3)
@@ -160,6 +165,7 @@ class PatchwiseACmix2D(ConvolutionPath):
         activation: Any = None,
         use_bias: bool = True,
         kernel_initializer: Any = None,
+        mixing_initializer: Any = None,
         bias_initializer: Any = "zeros",
         kernel_regularizer: Any = None,
         recompute: bool = True,
@@ -191,15 +197,14 @@ class PatchwiseACmix2D(ConvolutionPath):
             "reflect",
         )
         self.outputs = self.filters // self.key_filters
-        self.choose(paths, rates, shift_kernels, kernel_groups)
+        self.choose(
+            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        )
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
-        if kernel_initializer is None:
-            kernel_initializer = keras.initializers.VarianceScaling(
-                1 / 3, "fan_in", "uniform"
-            )
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.mixing_initializer = self.kernel_initializer
+        self.kernel_initializer = keras.initializers.get(
+            kernel_initializer or uniform_by_fan_in()
+        )
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recompute = _checks.flag(recompute, "recompute")
@@ -278,7 +283,6 @@ class PatchwiseACmix2D(ConvolutionPath):
         return self.activation(self.join_paths(x, attention)), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
-        self.require_known_size(shape)
         rows, columns = self.window.output_size(tuple(shape[1:3]))
         return (shape[0], rows, columns, 1, self.filters)
 
@@ -286,6 +290,8 @@ class PatchwiseACmix2D(ConvolutionPath):
         self, x: Tensor, training: bool | None
     ) -> tuple[Tensor, Tensor]:
         """The path of attention, and its weights."""
+        if x.shape[0] == 0:  # an empty batch has no statistics
+            training = False
         query = self._linear(queries_at(x, self.window), "query")
         keys = self._linear(x, "key")
         features = patch_features(

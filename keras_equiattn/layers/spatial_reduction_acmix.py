@@ -64,8 +64,9 @@ class SpatialReductionACmix2D(TransformerACmix):
         dropout: rate of a dropout on the output.
         kernel_initializer: of linear maps; None is normal with deviation 0.02,
             truncated at two deviations.
-        mixing_initializer: of the mixing and of the reduction; None is uniform
-            within one over the square root of the inputs.
+        mixing_initializer: of the mixing, of the reduction, and of shift
+            kernels that are "random"; None is uniform within one over the
+            square root of the inputs.
         bias_initializer: of the biases.
         kernel_regularizer: of the kernels of queries, keys, values, output and
             reduction.

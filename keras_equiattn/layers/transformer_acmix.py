@@ -52,7 +52,9 @@ class TransformerACmix(ConvolutionPath):
         self.kernel_size = _checks.pair(kernel_size, "kernel_size")
         check_window(self.group, "kernel_size", self.kernel_size, (1, 1))
         self.outputs = self.num_heads
-        self.choose(paths, rates, shift_kernels, kernel_groups)
+        self.choose(
+            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        )
         self.attention_dropout = _checks.rate(
             attention_dropout, "attention_dropout"
         )
@@ -60,10 +62,6 @@ class TransformerACmix(ConvolutionPath):
         self.kernel_initializer = keras.initializers.get(
             kernel_initializer
             or keras.initializers.TruncatedNormal(stddev=0.02)
-        )
-        self.mixing_initializer = keras.initializers.get(
-            mixing_initializer
-            or keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
         )
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
@@ -117,7 +115,6 @@ class TransformerACmix(ConvolutionPath):
             "attention_dropout": self.attention_dropout,
             "dropout": self.dropout,
             "kernel_initializer": initializer(self.kernel_initializer),
-            "mixing_initializer": initializer(self.mixing_initializer),
             "bias_initializer": initializer(self.bias_initializer),
             "kernel_regularizer": keras.regularizers.serialize(
                 self.kernel_regularizer

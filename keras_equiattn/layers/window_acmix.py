@@ -50,8 +50,9 @@ class WindowACmix2D(TransformerACmix):
         dropout: rate of a dropout on the output.
         kernel_initializer: of linear maps and position biases; None is normal
             with deviation 0.02, truncated at two deviations.
-        mixing_initializer: of the mixing; None is uniform within one over the
-            square root of its inputs.
+        mixing_initializer: of the mixing, and of shift kernels that are
+            "random"; None is uniform within one over the square root of the
+            inputs.
         bias_initializer: of the biases.
         kernel_regularizer: of the kernels of queries, keys, values and output.
         data_format: "channels_last", "channels_first" or None (what

@@ -158,6 +158,17 @@ def vjp(
     return value.detach(), torch.autograd.grad(value, leaves, cotangent)
 
 
+def with_an_image(x: Tensor) -> Tensor:
+    """An empty batch with one image.
+
+    Not all backends take a maximum of none; TensorFlow does where the size of
+    the batch is not known. Its convolution of none may have the wrong shape.
+    """
+    if x.shape[0] != 0:
+        return x
+    return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
+
+
 def maximum(x: Tensor, y: Tensor) -> Tensor:
     """`ops.maximum`, which takes float64 through float32 under PyTorch."""
     if keras.backend.backend() == "torch":

@@ -12,6 +12,7 @@ from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.kernels import kernel_orbit
 
 
@@ -41,7 +42,7 @@ def lifting_conv(
         ops.transpose(orbit, (1, 2, 3, 0, 4)),
         (*orbit.shape[1:3], channels, group.order * filters),
     )
-    return unfold_channels(_conv(x, folded, **options), group.order)
+    return unfold_channels(conv(x, folded, **options), group.order)
 
 
 def group_conv(
@@ -71,7 +72,7 @@ def group_conv(
         (*orbit.shape[1:3], group.order * channels, group.order * filters),
     )
     return unfold_channels(
-        _conv(fold_channels(x), folded, **options), group.order
+        conv(fold_channels(x), folded, **options), group.order
     )
 
 
@@ -91,5 +92,9 @@ def unfold_channels(
     return ops.reshape(x, (*outer, order, folded // order))
 
 
-def _conv(x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
-    return ops.conv(x, kernel, data_format="channels_last", **options)
+def conv(x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+    """`keras.ops.conv` with channels last, also of an empty batch."""
+    y = ops.conv(
+        with_an_image(x), kernel, data_format="channels_last", **options
+    )
+    return y[:0] if x.shape[0] == 0 else y

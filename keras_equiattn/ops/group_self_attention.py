@@ -79,7 +79,7 @@ def group_self_attention(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
         )
     dtype, count = query.dtype, query.shape[0]
-    query, keys, values = map(_with_an_image, (query, keys, values))
+    query, keys, values = map(backend.with_an_image, (query, keys, values))
     query, keys, values, encoding, embedding = _full(
         query, keys, values, encoding, embedding
     )
@@ -145,7 +145,7 @@ def group_attention_weights(
     """
     _check(query, keys, keys, encoding, embedding, local)
     count = query.shape[0]
-    query, keys = map(_with_an_image, (query, keys))
+    query, keys = map(backend.with_an_image, (query, keys))
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
@@ -301,16 +301,6 @@ def _scores(
     lowest = ops.cast(MASKED, position.dtype)
     inside = ops.convert_to_tensor(seen.inside)[:, None]
     return content, ops.where(inside, position, lowest)
-
-
-def _with_an_image(x: Tensor) -> Tensor:
-    """An empty batch with one image: not all backends take a maximum of none.
-
-    TensorFlow does where the size of the batch is not known.
-    """
-    if x.shape[0] != 0:
-        return x
-    return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
 
 
 def _full(*tensors: Tensor | None) -> list[Any]:

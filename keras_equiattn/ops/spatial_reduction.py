@@ -4,6 +4,7 @@ from keras import ops
 
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.convolution import conv
 
 
 def reduce_space(
@@ -20,14 +21,7 @@ def reduce_space(
     size = ops.shape(x)[1:3]
     beyond = [(0, -n % w) for n, w in zip(size, window, strict=True)]
     x = ops.pad(x, [(0, 0), *beyond, (0, 0)])
-    y = ops.conv(
-        x,
-        kernel,
-        strides=tuple(window),
-        padding="valid",
-        data_format="channels_last",
-    )
-    return y + bias
+    return conv(x, kernel, strides=tuple(window), padding="valid") + bias
 
 
 def enlarge_space(

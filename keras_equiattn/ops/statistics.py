@@ -52,6 +52,8 @@ def layer_norm(
 
 def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Over several axes; TensorFlow's own takes no more than five axes."""
-    top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
+    # Not all backends take a maximum of an empty batch without a start.
+    top = ops.max(x, axis=axes, keepdims=True, initial=MASKED)
+    top = ops.stop_gradient(top)
     x = ops.exp(x - top)
     return x / ops.sum(x, axis=axes, keepdims=True)

@@ -42,8 +42,7 @@ class Window:
 
     Attributes:
         size: rows and columns, odd.
-        strides: of the queries: query `i` sits on pixel `strides * i`. Above
-            1 they need images whose size is known before run time.
+        strides: of the queries: query `i` sits on pixel `strides * i`.
         dilation_rate: distance of adjacent neighbours.
         border: what lies outside of the image. "zeros": keys and values are
             zero there (before a bias); "mask": what lies outside is left out
@@ -100,13 +99,6 @@ class Window:
         Frame `(i, j)` holds the pixels that lie `(i, j)` from a multiple of
         the strides, counted from the first neighbour of the first query.
         """
-        for size, stride in zip(x.shape[1:3], self.strides, strict=True):
-            if size is None and stride > 1:
-                raise ValueError(
-                    "A window with strides above 1 needs a size that is known "
-                    f"before run time. Received: shape={tuple(x.shape)}, "
-                    f"strides={self.strides}"
-                )
         for axis in (0, 1):
             x = self._with_surroundings(x, axis)
         if self.strides == (1, 1):
@@ -119,20 +111,22 @@ class Window:
         return ops.reshape(x, (down * along, *ops.shape(x)[2:]))
 
     def _with_surroundings(self, x: Tensor, axis: int) -> Tensor:
-        stride, size = self.strides[axis], x.shape[axis + 1]
+        stride, size = self.strides[axis], ops.shape(x)[axis + 1]
         reach = self.dilation_rate[axis] * (self.size[axis] // 2)
-        if stride == 1:
-            after = reach
-        else:
-            steps = math.ceil(size / stride) + 2 * reach // stride
+        after = reach
+        if stride > 1:
+            # Whole strides; the last pixels may have no query that sees them.
+            steps = -(-size // stride) + 2 * reach // stride
             after = steps * stride - size - reach
         if self.border == "reflect":
             return _mirrored(x, axis + 1, reach, after)
         pads = [(0, 0)] * 5
-        pads[axis + 1] = (reach, max(after, 0))
+        # The most that any size needs: some are known only at run time.
+        pads[axis + 1] = (reach, reach + stride - 1)
         x = ops.pad(x, pads)
-        # With strides, the last pixels may have no query that sees them.
-        keep = slice(None, min(after, 0) or None)
+        if stride == 1:
+            return x
+        keep = slice(None, reach + size + after)
         return x[:, keep] if axis == 0 else x[:, :, keep]
 
     def inside(self, size: tuple[Any, Any]) -> Tensor:

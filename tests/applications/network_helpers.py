@@ -1,5 +1,9 @@
 """What the tests of networks share."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 from layer_contract import as_array
@@ -65,8 +69,44 @@ def assert_images_matter(model):
     assert relative_difference(y[:1], y[1:]) > 1e-2
 
 
+# All that a program which loads a network has to import.
+LOADING = """
+import sys
+
+import keras
+import numpy as np
+
+import keras_equiattn.applications
+
+folder = sys.argv[1]
+model = keras.saving.load_model(f"{folder}/model.keras")
+np.save(f"{folder}/y.npy", model.predict(np.load(f"{folder}/x.npy")))
+"""
+
+
+def assert_another_process_loads(model, x, folder):
+    """That a file of the model holds all that a new process needs."""
+    model.save(folder / "model.keras")
+    np.save(folder / "x.npy", x)
+    environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
+    process = subprocess.run(
+        [sys.executable, "-c", LOADING, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert process.returncode == 0, process.stderr
+    found = np.load(folder / "y.npy")
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def unmoved_by_a_step(model, x, labels):
-    """Paths of the weights that a step of training leaves as they were."""
+    """Paths of the weights that a step of training leaves as they were.
+
+    Rounding moves some of those that nothing depends on, too.
+    """
     # What a gain of one changes by a small step is lost in its rounding.
     model.compile(
         keras.optimizers.SGD(1.0),

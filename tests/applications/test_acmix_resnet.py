@@ -1,13 +1,16 @@
 """Residual networks with ACmix for images of the size of ImageNet."""
 
+import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
 
+from keras_equiattn import layers
 from keras_equiattn.applications import acmix_resnet
 from keras_equiattn.applications import ACmixResNet26
+from keras_equiattn.testing import relative_difference
 
 SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
 
@@ -36,6 +39,32 @@ def test_weights_files(small, tmp_path):
     model.save_weights(path)
     other = ACmixResNet26(weights=path, **SMALL)
     np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+
+
+@pytest.mark.torch_first
+def test_folded_as_in_the_guide(small):
+    model = ACmixResNet26(normalization=(0.5, 0.2), **SMALL)
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        variable.assign(variable + 0.1 * rng.uniform(size=variable.shape))
+
+    def fold(layer):
+        if isinstance(layer, layers.ACmix2D):
+            return layer.folded()
+        return layer.from_config(layer.get_config())
+
+    folded = keras.models.clone_model(model, clone_function=fold)
+    for layer in model.layers:
+        if layer.weights and not isinstance(layer, layers.ACmix2D):
+            folded.get_layer(layer.name).set_weights(layer.get_weights())
+    kinds = [type(layer) for layer in folded.layers]
+    assert kinds.count(layers.FoldedACmix2D) == 4
+    assert layers.ACmix2D not in kinds
+    x = images((2, 9, 10, 3))
+    expected = model.predict(x, verbose=0)
+    assert relative_difference(expected[:1], expected[1:]) > 1e-2
+    found = folded.predict(x, verbose=0)
+    assert relative_difference(found, expected) < 1e-5
 
 
 @pytest.mark.once
@@ -68,6 +97,41 @@ def test_ends(stem, scales, small):
     np.testing.assert_allclose(y.sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize("stem", acmix_resnet.STEMS)
+def test_images_of_any_size(stem, small):
+    def network(height, width):
+        shape = (height, width, 3)
+        return ACmixResNet26(
+            False, input_shape=shape, stem=stem, features_only=True
+        )
+
+    model = network(None, None)
+    assert [x.shape[1:3] for x in model.outputs] == [(None, None)] * len(
+        model.outputs
+    )
+    for size in ((33, 40), (17, 16)):
+        known = network(*size)
+        known.set_weights(model.get_weights())
+        x = images((2, *size, 3))
+        expected = known.predict(x, verbose=0)
+        found = model.predict(x, verbose=0)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("pooling", [None, "avg", "max"])
+def test_ends_for_any_size(pooling, small):
+    options = {"input_shape": (None, None, 3), "pooling": pooling}
+    width = 32
+    space = () if pooling else (None, None)
+    model = ACmixResNet26(include_top=False, **options)
+    assert model.output_shape == (None, *space, width)
+    model = ACmixResNet26(input_shape=(None, None, 3), classes=3)
+    assert model.output_shape == (None, 3)
+
+
 @pytest.mark.once
 def test_names(small):
     assert ACmixResNet26().name == "acmixresnet26"
@@ -85,7 +149,10 @@ def test_names(small):
         ({"features_only": True}, r"features_only=True, include_top=True"),
         ({"weights": "imagenet"}, "`weights` of ACmixResNet26 must be None"),
         ({"input_shape": (32, 32)}, "`input_shape` must be"),
-        ({"classes": 0}, "`classes` must be"),
+        ({"input_shape": (32, None, None)}, "height and width may be None"),
+        ({"input_shape": None}, "`input_shape` must be.*Received: None"),
+        ({"classes": 0}, "`classes` must be a positive integer.*0"),
+        ({"classes": None}, "`classes` must be a positive integer.*None"),
     ],
 )
 def test_bad_arguments(arguments, message):

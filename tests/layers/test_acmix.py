@@ -41,6 +41,7 @@ OWN_ARGUMENTS = {
     "shift_kernels": "random",
     "kernel_groups": 1,
     "kernel_initializer": keras.initializers.HeNormal(seed=1),
+    "mixing_initializer": keras.initializers.GlorotNormal(seed=2),
     "bias_initializer": keras.initializers.Constant(0.5),
     "kernel_regularizer": keras.regularizers.L2(0.01),
 }
@@ -55,7 +56,6 @@ def case(layer, group, shape, output, weights, rectangle=None, **options):
         "group": group,
         **options,
     }
-    strided = "strides" in options
     return LayerCase(
         layer,
         arguments,
@@ -65,7 +65,6 @@ def case(layer, group, shape, output, weights, rectangle=None, **options):
         group=group,
         rectangle=rectangle,
         reach=1,
-        unknown_size=not strided,
     )
 
 
@@ -344,6 +343,7 @@ def test_starts_as_a_sum_of_shifted_maps():
             paths="convolution",
             shift_kernels=kind,
             kernel_initializer=keras.initializers.RandomNormal(seed=3),
+            mixing_initializer=keras.initializers.RandomNormal(seed=4),
             data_format="channels_last",
         )
         for kind in ("learned", "fixed", "random")
@@ -371,6 +371,23 @@ def test_starts_as_a_sum_of_shifted_maps():
         for j in range(3)
     )
     assert relative_difference(of_channels[..., 0], total) < 1e-5
+
+
+@pytest.mark.once
+def test_initializers():
+    layer = ACmix2D(
+        8,
+        shift_kernels="random",
+        kernel_initializer="ones",
+        mixing_initializer=keras.initializers.Constant(2),
+        bias_initializer=keras.initializers.Constant(3),
+    )
+    layer.build((None, 6, 6, 3))
+    for name, values in weights_of(layer).items():
+        start = {"kernel": 1, "bias": 3, "rate": 0.5}[name.split("_")[-1]]
+        if name in ("mixing_kernel", "shift_kernel"):
+            start = 2
+        np.testing.assert_array_equal(values, start)
 
 
 @pytest.mark.torch_first
@@ -486,5 +503,5 @@ def test_bad_calls():
     with pytest.raises(ValueError, match="exactly equivariant"):
         strided.build((None, 8, 8, 4, 3))
     strided.build((None, 9, 9, 4, 3))
-    with pytest.raises(ValueError, match="known"):
-        ACmix2D(8, strides=2).build((None, None, 9, 3))
+    with pytest.raises(ValueError, match=r"known only at run time"):
+        ACmix2D(8, strides=2, group="p4").build((None, None, None, 4, 3))

@@ -111,6 +111,7 @@ class TestAttentiveLiftingConv2D(LayerContract):
 
 class TestAttentiveGroupConv2D(LayerContract):
     layer = AttentiveGroupConv2D
+    empty_batches = False
     cases = convolution_cases(AttentiveGroupConv2D, planar=False)
     arguments = tuple(
         {**CONVOLUTION, **ATTENTION, "chunk_size": 5, **steps}
@@ -141,6 +142,7 @@ class TestCoAttentiveGroupConv2D(LayerContract):
 
 class TestInputAttention(LayerContract):
     layer = InputAttention
+    empty_batches = False
     cases = (
         LayerCase(
             InputAttention,

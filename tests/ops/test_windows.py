@@ -268,12 +268,18 @@ def test_unusual_sizes(window, size):
 
 
 @pytest.mark.torch_first
-def test_strides_need_a_known_size():
-    window = Window((3, 3), strides=(1, 2))
-    window.frames(np.zeros((1, 4, 5, 1, 2)))
-    keys = keras.KerasTensor((None, 4, None, 1, 2))
-    with pytest.raises(ValueError, match=r"known.*\(None, 4, None, 1, 2\)"):
-        window.frames(keys)
+@pytest.mark.parametrize("window", WINDOWS[2:], ids=str)
+def test_frames_of_an_unknown_size(window):
+    class Frames(keras.layers.Layer):
+        def call(self, x):
+            return ops.moveaxis(window.frames(x), 1, 0)
+
+    model = keras.Sequential([keras.Input((None, None, 1, 2)), Frames()])
+    for size in ((7, 6), (1, 2)):
+        x = random(2, *size, 1, 2).astype("float32")
+        expected = as_array(window.frames(ops.convert_to_tensor(x)))
+        found = model.predict(x, verbose=0)
+        np.testing.assert_array_equal(found, np.moveaxis(expected, 1, 0))
 
 
 @pytest.mark.torch_first
