@@ -19,6 +19,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops import window_bands
 from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
+from keras_equiattn.ops import window_tiles
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
@@ -448,6 +449,9 @@ def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
     known = None not in (*x.shape[1:], *k.shape[2:])
     xla = backend.in_xla()
     count = len(form.neighbours)
+    tiled = backend.on_cpu() and not backend.compiles()
+    if tiled and known and not weighted:
+        return window_tiles
     if count > (WRITTEN_OUT if xla else ONE_BY_ONE) and not weighted:
         # All pairs of pixels in a row pay off where windows hold many of them.
         reach, seen = form.reach[1], k.shape[3]
