@@ -285,12 +285,15 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
         step: from one piece to the next.
 
     Returns:
-        The sum, with zeros at the end up to a multiple of `step`.
+        The sum, which may have zeros at the end.
     """
     count, size = x.shape[axis : axis + 2]
+    if count == 1:
+        return ops.squeeze(x, axis)
     parts = -(-size // step)
     before = (slice(None),) * axis
-    outer, inner = tuple(x.shape[:axis]), tuple(x.shape[axis + 2 :])
+    sizes = tuple(ops.shape(x))
+    outer, inner = sizes[:axis], sizes[axis + 2 :]
     shape = (*outer, count + parts - 1, step, *inner)
     total = ops.zeros(shape, x.dtype)
     for n in range(parts):
@@ -462,6 +465,11 @@ def on_cpu() -> bool:
     import torch
 
     return not torch.cuda.is_available()
+
+
+def step_by_step_on_cpu() -> bool:
+    """Whether a CPU runs one operator after the other, without a compiler."""
+    return on_cpu() and not compiles()
 
 
 def xla_on_cpu() -> bool:

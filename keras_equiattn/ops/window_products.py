@@ -320,7 +320,7 @@ def over_images(
     """
     first, axis = tensors[0]
     images = first.shape[axis]
-    tiles = backend.on_cpu() and not backend.compiles()
+    tiles = backend.step_by_step_on_cpu()
     if not tiles or images is None or size is None or images <= size:
         return function(*(x for x, _ in tensors))
     parts = [

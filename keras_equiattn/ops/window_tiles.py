@@ -9,7 +9,6 @@ memory. For keys as they are, without weights; sizes must be known.
 
 import math
 from collections.abc import Callable
-from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ def scores(
     form: Form, x: Tensor, k: Tensor, w: None, bias: Tensor | None
 ) -> Tensor:
     """The derivative of the form with respect to `a`."""
-    tiles = _tiles(form, x.shape[1:3])
+    tiles = _tiles(form, tuple(x.shape[1:3]))
 
     def images(x: Tensor, k: Tensor) -> tuple[Tensor]:
         a = _scores(tiles, _queries(tiles, x), k)
@@ -42,7 +41,7 @@ def weighted_sums(
     form: Form, a: Tensor, k: Tensor, w: None, bias: Tensor | None
 ) -> Tensor:
     """The derivative of the form with respect to `x`."""
-    tiles = _tiles(form, a.shape[4:])
+    tiles = _tiles(form, tuple(a.shape[4:]))
 
     def images(a: Tensor, k: Tensor) -> tuple[Tensor]:
         y = _sums(tiles, _matrices(tiles, a), k)
@@ -55,7 +54,7 @@ def score_gradients(
     form: Form, d: Tensor, x: Tensor, k: Tensor, w: None, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Gradients of `sum(scores * d)`: of x, k, and bias if given."""
-    tiles = _tiles(form, x.shape[1:3])
+    tiles = _tiles(form, tuple(x.shape[1:3]))
 
     def images(d: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         matrices = _matrices(tiles, d)
@@ -73,7 +72,7 @@ def sum_gradients(
     form: Form, d: Tensor, a: Tensor, k: Tensor, w: None, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Gradients of `sum(weighted_sums * d)`: of a, k, and bias if given."""
-    tiles = _tiles(form, d.shape[1:3])
+    tiles = _tiles(form, tuple(d.shape[1:3]))
 
     def images(a: Tensor, d: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         queries = _queries(tiles, d)
@@ -198,8 +197,8 @@ def _queries(
     x = ops.pad(x[:, :, :, 0], ((0, 0), *tiles.missing, (0, 0)))
     heads, channels = tiles.form.heads, x.shape[-1]
     shape = (-1, down, rows, along, columns, heads, channels // heads)
-    x = ops.transpose(_reshaped(x, shape), (0, 1, 3, 5, 2, 4, 6))
-    return _reshaped(x, (-1, rows * columns, channels // heads))
+    x = ops.transpose(ops.reshape(x, shape), (0, 1, 3, 5, 2, 4, 6))
+    return ops.reshape(x, (-1, rows * columns, channels // heads))
 
 
 def _keys(tiles: _Tiles, k: Tensor) -> Float[Tensor, "tiles keys channels"]:
@@ -210,8 +209,8 @@ def _keys(tiles: _Tiles, k: Tensor) -> Float[Tensor, "tiles keys channels"]:
     k = backend.overlapping(k, 2, seen[1], columns)
     k = backend.overlapping(k, 1, seen[0], rows)
     shape = (*ops.shape(k)[:5], heads, channels // heads)
-    k = ops.transpose(_reshaped(k, shape), (0, 1, 3, 5, 2, 4, 6))
-    return _reshaped(k, (-1, math.prod(seen), channels // heads))
+    k = ops.transpose(ops.reshape(k, shape), (0, 1, 3, 5, 2, 4, 6))
+    return ops.reshape(k, (-1, math.prod(seen), channels // heads))
 
 
 def _scores(tiles: _Tiles, queries: Tensor, k: Tensor) -> Tensor:
@@ -222,15 +221,15 @@ def _scores(tiles: _Tiles, queries: Tensor, k: Tensor) -> Tensor:
     for window in tiles.windows:
         keys = _keys(tiles, k[window.frame])
         products = queries @ ops.swapaxes(keys, 1, 2)
-        products = _reshaped(products, (-1, math.prod(products.shape[1:])))
+        products = ops.reshape(products, (-1, math.prod(products.shape[1:])))
         a = backend.strided(
             products, window.start, window.shape, window.strides
         )
-        a = _reshaped(a, (-1, down, along, heads, *window.shape))
+        a = ops.reshape(a, (-1, down, along, heads, *window.shape))
         a = ops.transpose(a, (6, 7, 0, 3, 1, 4, 2, 5))
         size = down * window.shape[0], along * window.shape[1]
         count = len(window.numbers)
-        a = _reshaped(a, (count, a.shape[2], 1, heads, *size))
+        a = ops.reshape(a, (count, -1, 1, heads, *size))
         planes.append(a[..., :height, :width])
         numbers += window.numbers
     a = ops.concatenate(planes) if len(planes) > 1 else planes[0]
@@ -253,10 +252,10 @@ def _matrices(
         b = ops.pad(b, ((0, 0),) * 3 + tiles.missing)
         rows, columns, high, wide = window.shape
         shape = (high, wide, -1, heads, down, rows, along, columns)
-        b = ops.transpose(_reshaped(b, shape), (2, 4, 6, 3, 5, 7, 0, 1))
-        b = _reshaped(b, (-1, *window.shape))
+        b = ops.transpose(ops.reshape(b, shape), (2, 4, 6, 3, 5, 7, 0, 1))
+        b = ops.reshape(b, (-1, *window.shape))
         b = backend.at_strides(b, window.start, queries * keys, window.strides)
-        matrices.append(_reshaped(b, (-1, queries, keys)))
+        matrices.append(ops.reshape(b, (-1, queries, keys)))
     return matrices
 
 
@@ -268,10 +267,10 @@ def _sums(
     for window, matrix in zip(tiles.windows, matrices, strict=True):
         total = total + matrix @ _keys(tiles, k[window.frame])
     heads, channels = tiles.form.heads, total.shape[-1]
-    x = _reshaped(total, (-1, down, along, heads, rows, columns, channels))
+    x = ops.reshape(total, (-1, down, along, heads, rows, columns, channels))
     x = ops.transpose(x, (0, 1, 4, 2, 5, 3, 6))
     size = down * rows, along * columns
-    x = _reshaped(x, (x.shape[0], *size, 1, heads * channels))
+    x = ops.reshape(x, (-1, *size, 1, heads * channels))
     return x[:, : tiles.image[0], : tiles.image[1]]
 
 
@@ -288,12 +287,12 @@ def _spread(
     frames: dict[int, Tensor] = {}
     for window, matrix in zip(tiles.windows, matrices, strict=True):
         k = ops.swapaxes(matrix, 1, 2) @ queries
-        k = _reshaped(k, (-1, down, along, heads, *tiles.seen, channels))
+        k = ops.reshape(k, (-1, down, along, heads, *tiles.seen, channels))
         k = ops.transpose(k, (0, 1, 4, 2, 5, 3, 6))
         k = backend.overlap_add(k, 1, rows)
         k = backend.overlap_add(k, 2, columns)
         k = k[:, :height, :width]
-        k = _reshaped(k, (k.shape[0], height, width, 1, heads * channels))
+        k = ops.reshape(k, (-1, height, width, 1, heads * channels))
         frames[window.frame] = k
     nothing = ops.zeros_like(next(iter(frames.values())))
     return ops.stack([frames.get(n, nothing) for n in range(tiles.form.frames)])
@@ -310,13 +309,3 @@ def _over_images(
     item = 8 if "64" in str(tensors[0][0].dtype) else 4
     images = max(1, window_products.CACHE // (item * math.prod(sizes) or 1))
     return window_products.over_images(function, tensors, joined, images)
-
-
-def _reshaped(x: Tensor, shape: tuple[Any, ...]) -> Tensor:
-    """`ops.reshape` that knows the one free size of an empty batch, too."""
-    if -1 in shape:
-        known = -math.prod(shape)
-        shape = tuple(
-            math.prod(x.shape) // known if n == -1 else n for n in shape
-        )
-    return ops.reshape(x, shape)

@@ -198,31 +198,33 @@ def realisation(request, monkeypatch):
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize(
-    ("compiler", "size", "count", "weighted", "expected"),
+    ("compiler", "size", "count", "heads", "weighted", "expected"),
     [
-        ("xla", 8, 25, True, window_planes),
-        ("xla", None, 25, True, window_products),
-        ("xla", 8, 81, True, window_products),
-        ("xla", 96, 81, False, window_bands),
-        ("other", 8, 81, False, window_products),
-        ("other", 8, 225, False, window_bands),
-        ("other", 96, 225, False, window_products),
-        ("other", None, 225, True, window_products),
-        (None, 96, 49, False, window_tiles),
-        (None, 96, 225, False, window_tiles),
-        (None, 96, 49, True, window_products),
-        (None, None, 49, False, window_products),
+        ("xla", 8, 25, 1, True, window_planes),
+        ("xla", None, 25, 1, True, window_products),
+        ("xla", 8, 81, 1, True, window_products),
+        ("xla", 96, 81, 1, False, window_bands),
+        ("other", 8, 81, 1, False, window_products),
+        ("other", 8, 225, 1, False, window_bands),
+        ("other", 96, 225, 1, False, window_products),
+        ("other", None, 225, 1, True, window_products),
+        (None, 96, 49, 1, False, window_tiles),
+        (None, 96, 225, 1, False, window_tiles),
+        (None, 96, 49, 2, False, window_products),
+        (None, 96, 9, 1, False, window_products),
+        (None, 96, 49, 1, True, window_products),
+        (None, None, 49, 1, False, window_products),
     ],
 )
-def test_choice(compiler, size, count, weighted, expected, monkeypatch):
+def test_choice(compiler, size, count, heads, weighted, expected, monkeypatch):
     monkeypatch.setattr(windows.backend, "in_xla", lambda: compiler == "xla")
     monkeypatch.setattr(windows.backend, "compiles", lambda: bool(compiler))
     monkeypatch.setattr(windows.backend, "on_cpu", lambda: True)
     side = round(count**0.5)
-    form = Form(Window((side, side)).neighbours, 1)
-    x = keras.KerasTensor((None, size, size, 1, 4))
+    form = Form(Window((side, side)).neighbours, heads)
+    x = keras.KerasTensor((None, size, size, 1, 16))
     seen = None if size is None else size + side - 1
-    k = keras.KerasTensor((1, None, seen, seen, 1, 4))
+    k = keras.KerasTensor((1, None, seen, seen, 1, 16))
     assert windows._realisation(form, x, k, weighted) is expected
 
 
