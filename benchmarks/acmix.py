@@ -4,24 +4,29 @@
     KERAS_BACKEND=jax python benchmarks/acmix.py memory
     KERAS_BACKEND=torch python benchmarks/acmix.py stages
     KERAS_BACKEND=torch python benchmarks/acmix.py networks
+    KERAS_BACKEND=torch python benchmarks/acmix.py profile
 
 "ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
-paths. In "grouped" the path of convolution mixes the maps of each channel by
-one convolution with as many groups, instead of being put together with the
-linear maps to one dense convolution. "unfold" is close to the form of the
-authors: the neighbours of all pixels side by side (positions are taken off the
-keys before, theirs after), mixed maps of all pixels and a grouped convolution
-of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3 convolution
-of the same width. "ACmix2D", "grouped" and "unfold" are checked to be equal.
+paths. In "dense" the path of convolution is put together with the linear maps
+to one convolution, in "grouped" it mixes the maps of each channel by one
+convolution with as many groups; the layer takes one or the other. "unfold" is
+close to the form of the authors: the neighbours of all pixels side by side
+(positions are taken off the keys before, theirs after), mixed maps of all
+pixels and a grouped convolution of these, with the gradient of the backend.
+"Conv2D" is Keras' 3 x 3 convolution of the same width. "ACmix2D", "dense", "grouped" and "unfold" are checked to be
+equal. `--forms` chooses from these: TensorFlow and JAX take minutes for a step
+of "grouped" and "unfold" on a CPU.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
 temporaries of such a step off the compiler. `stages` counts the parameters of
 the layers and their multiply-adds for each pixel. `networks` adds them up for
-the residual networks on an image of 224 x 224 pixels: "dense" with the path of
-convolution as the layer has it, "grouped" with the mixing of the paper and its
-grouped convolution in its place, "plain" with 3 x 3 convolutions. "kernels" is
-what putting the dense kernels together takes, once for all images. Writes
+the residual networks on an image of 224 x 224 pixels, also with 3 x 3
+convolutions in their place as "plain"; "kernels" is what putting the dense
+kernels together takes, once for all images. `profile` times training steps of
+the parts of the layer, each by itself, in turns in one process: they add up to
+a little more than the layer. On one core (`taskset -c 0 python ...`) `time` and
+`profile` say so in the name of their file. Writes
 `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
@@ -32,6 +37,8 @@ import itertools
 import json
 import math
 import statistics
+from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -40,63 +47,73 @@ import timing
 from keras import ops
 
 from keras_equiattn import applications
+from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications import reporting
+from keras_equiattn.ops.acmix import Convolution
+from keras_equiattn.ops.acmix import convolve
+from keras_equiattn.ops.acmix import convolve_maps
+from keras_equiattn.ops.acmix import grouped_kernel
 from keras_equiattn.ops.acmix import image_coordinates
+from keras_equiattn.ops.acmix import joint_convolution
 from keras_equiattn.ops.acmix import position_keys
+from keras_equiattn.ops.acmix import split_maps
+from keras_equiattn.ops.affine_self_convolution import group_linear
+from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.windows import window_scores
+from keras_equiattn.ops.windows import window_softmax
+from keras_equiattn.ops.windows import window_sum
 
 RESULTS = Path(__file__).parent / "results"
 # Channels, and rows and columns of the image.
 SIZES = ((64, 32), (256, 14), (512, 7))
 
 
+class DenseACmix2D(layers.ACmix2D):
+    """The path of convolution is put together to one convolution."""
+
+    def shares_maps(self, x):
+        return False
+
+
 class GroupedACmix2D(layers.ACmix2D):
     """Each channel of the heads is mixed and convolved by itself."""
 
-    def convolved(self, x):
-        mixed = ops.einsum(
-            "mt,xyto->xymo",
-            ops.convert_to_tensor(self.mixing_kernel),
-            ops.convert_to_tensor(self.shift_kernel),
-        )
-        y = ops.conv(self._maps(x), mixed, padding="same")
-        return y[:, :, :, None]
-
-    def _maps(self, x):
-        """`(batch, height, width, channels of all heads)`, heads fastest."""
-        size = self.filters // self.num_heads
-        maps = [self._linear(x, name) for name in ("query", "key", "value")]
-        maps = ops.concatenate(maps, axis=-1)
-        maps = ops.reshape(maps, (*maps.shape[:3], -1, size))
-        return ops.reshape(ops.swapaxes(maps, -1, -2), (*maps.shape[:3], -1))
+    def shares_maps(self, x):
+        return True
 
 
 class UnfoldedACmix2D(GroupedACmix2D):
     """The neighbours of all pixels side by side, and all mixed maps."""
 
-    def convolved(self, x):
-        maps = self._maps(x)
+    def convolved_maps(self, maps):
+        size = self.filters // self.num_heads
         count = self.mixing_kernel.shape[0]
-        maps = ops.reshape(maps, (*maps.shape[:3], -1, count))
-        mixed = ops.matmul(maps, ops.convert_to_tensor(self.mixing_kernel))
+        maps = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
+        maps = ops.reshape(maps, (*maps.shape[:3], count, size))
+        mixed = ops.matmul(
+            ops.swapaxes(maps, -1, -2),
+            ops.convert_to_tensor(self.mixing_kernel),
+        )
         mixed = ops.reshape(mixed, (*mixed.shape[:3], -1))
         shift = ops.convert_to_tensor(self.shift_kernel)
         return ops.conv(mixed, shift, padding="same")[:, :, :, None]
 
-    def _attend(self, x):
+    def _attend(self, query, keys, values):
         size = self.filters // self.num_heads
-        batch, height, width = x.shape[:3]
+        batch, height, width = query.shape[:3]
         heads = (batch, height, width, self.num_heads, size)
-        query = ops.reshape(self._linear(x, "query"), heads) * size**-0.5
+        query = ops.reshape(query, heads) * size**-0.5
         positions = position_keys(
             image_coordinates(height, width, self.compute_dtype),
             ops.convert_to_tensor(self.position_kernel),
             ops.convert_to_tensor(self.position_bias),
             "z2",
         )
-        keys = ops.reshape(self._linear(x, "key"), heads) - positions
-        values = ops.reshape(self._linear(x, "value"), heads)
-        keys, values = (self._neighbours(x) for x in (keys, values))
+        keys = ops.reshape(keys, heads) - positions
+        keys, values = (
+            self._neighbours(x) for x in (keys, ops.reshape(values, heads))
+        )
         scores = ops.sum(query * keys, axis=-1)
         weights = ops.softmax(scores, axis=0)
         y = ops.sum(weights[..., None] * values, axis=0)
@@ -119,13 +136,14 @@ FORMS = {
     "ACmix2D": layers.ACmix2D,
     "attention": functools.partial(layers.ACmix2D, paths="attention"),
     "convolution": functools.partial(layers.ACmix2D, paths="convolution"),
+    "dense": DenseACmix2D,
     "grouped": GroupedACmix2D,
     "unfold": UnfoldedACmix2D,
     "Conv2D": functools.partial(
         keras.layers.Conv2D, kernel_size=3, padding="same"
     ),
 }
-SAME = ("ACmix2D", "grouped", "unfold")
+SAME = ("ACmix2D", "dense", "grouped", "unfold")
 
 
 def image(width: int, size: int, batch: int) -> np.ndarray:
@@ -144,11 +162,15 @@ def make(form: str, width: int, x: np.ndarray) -> keras.layers.Layer:
     return layer
 
 
-def check_same(width: int, size: int) -> None:
+def check_same(
+    width: int, size: int, forms: Sequence[str] = tuple(FORMS)
+) -> None:
     """That the forms differ in nothing but cost."""
     x = image(width, size, 1)
+    same = [form for form in SAME if form in forms]
     first, *others = (
-        ops.convert_to_numpy(make(form, width, x)(x)) for form in SAME
+        ops.convert_to_numpy(make(form, width, x)(x))
+        for form in same or SAME[:1]
     )
     for other in others:
         np.testing.assert_allclose(other, first, rtol=0, atol=1e-4)
@@ -158,11 +180,11 @@ def time(options: argparse.Namespace) -> dict:
     """Ratios to a convolution of the same width."""
     found = {}
     for width, size in SIZES:
-        check_same(width, size)
+        check_same(width, size, options.forms)
         x = image(width, size, options.batch)
         steps = {
             form: timing.training_step(make(form, width, x), x)
-            for form in FORMS
+            for form in dict.fromkeys((*options.forms, "Conv2D"))
         }
         seconds = timing.alternate(steps, options.repeats, warm_up=3)
         median = {form: statistics.median(s) for form, s in seconds.items()}
@@ -188,10 +210,10 @@ def memory(options: argparse.Namespace) -> dict:
 
     found = {}
     for width, size in SIZES:
-        check_same(width, size)
+        check_same(width, size, options.forms)
         x = image(width, size, options.batch)
         row = {}
-        for form in FORMS:
+        for form in options.forms:
             layer = make(form, width, x)
             values = [variable.value for variable in layer.trainable_variables]
 
@@ -202,11 +224,126 @@ def memory(options: argparse.Namespace) -> dict:
             step = jax.jit(jax.grad(loss, argnums=count))
             analysis = step.lower(x, *values).compile().memory_analysis()
             row[form] = round(analysis.temp_size_in_bytes / 2**20, 1)
-        row["ACmix2D / unfold"] = round(row["ACmix2D"] / row["unfold"], 3)
+        if {"ACmix2D", "unfold"} <= set(row):
+            row["ACmix2D / unfold"] = round(row["ACmix2D"] / row["unfold"], 3)
         found[f"{width} channels, {size} x {size}"] = row
     return {
         "benchmark": "temporaries of a training step by XLA, MiB",
         "mib": found,
+    }
+
+
+def profile(options: argparse.Namespace) -> dict:
+    """Milliseconds of the parts of a training step."""
+    found = {}
+    for width, size in SIZES:
+        x = image(width, size, options.batch)
+        steps = {
+            name: timing.gradient_step(function, tensors)
+            for name, (function, tensors) in parts(width, x).items()
+        }
+        steps["ACmix2D"] = timing.training_step(make("ACmix2D", width, x), x)
+        steps["Conv2D"] = timing.training_step(make("Conv2D", width, x), x)
+        seconds = timing.alternate(steps, options.repeats, warm_up=3)
+        median = {name: statistics.median(s) for name, s in seconds.items()}
+        found[f"{width} channels, {size} x {size}"] = {
+            "ms": {name: round(1000 * s, 2) for name, s in median.items()},
+            "over Conv2D": {
+                name: round(s / median["Conv2D"], 2)
+                for name, s in median.items()
+            },
+        }
+    return {
+        "benchmark": "training steps of the parts of ACmix2D, each by itself, "
+        "in turns in one process: medians",
+        "sizes": found,
+    }
+
+
+def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
+    """Functions of tensors, and these: what the layer does one by one."""
+    layer = make("ACmix2D", width, x)
+    plane = groups.get("z2")
+    maps = [ops.convert_to_tensor(x[:, :, :, None] / n) for n in (1, 2, 3)]
+    kernels = [
+        ops.convert_to_tensor(getattr(layer, f"{name}_{kind}"))
+        for name in ("query", "key", "value")
+        for kind in ("kernel", "bias")
+    ]
+    mixing, shift, position, bias = (
+        ops.convert_to_tensor(weight)
+        for weight in (
+            layer.mixing_kernel,
+            layer.shift_kernel,
+            layer.position_kernel,
+            layer.position_bias,
+        )
+    )
+    heads, window = layer.num_heads, layer.window
+    per_head = width // heads
+    query, keys, values = maps
+    # Zeros around the image, which cost little: the border is by itself.
+    inner = Window(window.size)
+    scores = ops.convert_to_numpy(window_scores(query, keys, inner, heads))
+
+    def linear(x, *kernels):
+        pairs = zip(kernels[::2], kernels[1::2], strict=True)
+        found = [group_linear(x, *pair, plane) for pair in pairs]
+        return ops.concatenate(found, axis=-1)
+
+    def positions(keys, kernel, bias):
+        coordinates = image_coordinates(*keys.shape[1:3], "float32")
+        found = position_keys(coordinates, kernel, bias, plane)
+        return keys - ops.tile(found, (1, 1, 1, heads))
+
+    def composed(mixing, shift, *kernels):
+        joint = joint_convolution(
+            ops.concatenate([split_maps(k, per_head) for k in kernels[::2]]),
+            ops.concatenate(
+                [ops.reshape(b, (heads, per_head)) for b in kernels[1::2]]
+            ),
+            mixing,
+            shift,
+            heads,
+        )
+        return joint.kernel + joint.bias[:, :, None, None]
+
+    def dense(x, kernel, bias):
+        joint = Convolution(kernel, bias)
+        return convolve(x, joint, plane, (1, 1), (1, 1))
+
+    def grouped(query, keys, values, mixing, shift):
+        kernel = grouped_kernel(mixing, shift, per_head, heads)
+        maps = [query, keys, values]
+        return convolve_maps(maps, kernel, per_head, (1, 1), (1, 1))
+
+    joint = layer.convolution()
+    found = {
+        "linear maps": (linear, [maps[0], *kernels]),
+        "positions": (positions, [keys, position, bias]),
+        "border of keys and values": (
+            lambda k, v: window.frames(k) + window.frames(v),
+            [keys, values],
+        ),
+        "scores": (
+            lambda q, k: window_scores(q, k, inner, heads),
+            [query, keys],
+        ),
+        "softmax": (window_softmax, [ops.convert_to_tensor(scores)]),
+        "weighted sums": (
+            lambda a, v: window_sum(a, v, inner),
+            [ops.convert_to_tensor(scores), values],
+        ),
+    }
+    if layer.shares_maps(maps[0]):
+        found["grouped convolution"] = grouped, [*maps, mixing, shift]
+    else:
+        found["kernel put together"] = composed, [mixing, shift, *kernels]
+        found["convolution"] = dense, [maps[0], joint.kernel, joint.bias]
+    # Each step has leaves of its own.
+    return {
+        name: (function, [ops.copy(tensor) for tensor in tensors])
+        for name, (function, tensors) in found.items()
     }
 
 
@@ -333,27 +470,45 @@ MEASURES = {
     "memory": memory,
     "stages": stages,
     "networks": networks,
+    "profile": profile,
+}
+# What each of them looks at.
+SETTINGS = {
+    "time": ("forms", "batch", "repeats"),
+    "memory": ("forms", "batch"),
+    "stages": (),
+    "networks": (),
+    "profile": ("batch", "repeats"),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=tuple(MEASURES))
+    parser.add_argument(
+        "--forms", nargs="+", choices=tuple(FORMS), default=list(FORMS)
+    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     backend = keras.backend.backend()
     if options.what == "memory" and backend != "jax":
         parser.error("memory needs KERAS_BACKEND=jax")
+    hardware = reporting.hardware()
     results = {
         **MEASURES[options.what](options),
-        "settings": vars(options),
-        "hardware": reporting.hardware(),
+        "settings": {
+            name: getattr(options, name) for name in SETTINGS[options.what]
+        },
+        "hardware": hardware,
         "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
     date = datetime.date.today().isoformat()
-    name = f"acmix-{options.what}-{backend}-{date}.json"
+    what = options.what
+    if what in ("time", "profile") and hardware["cores"] == 1:
+        what = f"{what}-one_core"
+    name = f"acmix-{what}-{backend}-{date}.json"
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
 

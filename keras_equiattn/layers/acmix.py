@@ -10,6 +10,7 @@ from keras_equiattn import groups
 from keras_equiattn.layers.base import check_window
 from keras_equiattn.layers.base import fresh
 from keras_equiattn.layers.convolution_path import ConvolutionPath
+from keras_equiattn.layers.convolution_path import full
 from keras_equiattn.layers.convolution_path import MAPS
 from keras_equiattn.layers.convolution_path import PATHS
 from keras_equiattn.layers.convolution_path import times
@@ -18,7 +19,10 @@ from keras_equiattn.layers.convolution_path import uniform_by_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.acmix import Convolution
+from keras_equiattn.ops.acmix import convolve_maps
+from keras_equiattn.ops.acmix import grouped_kernel
 from keras_equiattn.ops.acmix import image_coordinates
+from keras_equiattn.ops.acmix import in_groups
 from keras_equiattn.ops.acmix import position_keys
 from keras_equiattn.ops.acmix import queries_at
 from keras_equiattn.ops.affine_self_convolution import window_attention
@@ -101,17 +105,16 @@ class BaseACmix2D(TwoPaths):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        attention = self._attend(x)[0] if self.attends else None
-        return self.activation(self.join_paths(x, attention))
+        return self.activation(self._both_paths(x)[0])
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.require_attention()
-        attention, weights = self._attend(x)
-        size = attention.shape[1:3]
+        y, weights = self._both_paths(x)
+        size = y.shape[1:3]
         maps = {"window": self.window_map(weights, self.window, query, size)}
-        return self.activation(self.join_paths(x, attention)), maps
+        return self.activation(y), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = tuple(shape[1:3])
@@ -121,11 +124,35 @@ class BaseACmix2D(TwoPaths):
         rows, columns = self.window.output_size(size)
         return (shape[0], rows, columns, self.group.order, self.filters)
 
-    def _attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def shares_maps(self, x: Tensor) -> bool:
+        """Whether the convolution takes the linear maps of attention."""
+        return False
+
+    def convolved_maps(self, maps: list[Tensor]) -> Tensor:
+        """What `convolved` gives, from queries, keys and values."""
+        raise NotImplementedError(f"{type(self).__name__}.convolved_maps")
+
+    def _both_paths(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What both paths add up to, and the weights of attention."""
+        if not self.attends:
+            return self.sum_of_paths(None, self.convolved(x)), None
+        if self.shares_maps(x):
+            maps = [self._linear(x, name) for name in MAPS]
+            convolved = self.convolved_maps(maps)
+            maps[0] = queries_at(maps[0], self.window)
+        else:
+            maps = [self._linear(queries_at(x, self.window), "query")]
+            maps += [self._linear(x, name) for name in ("key", "value")]
+            convolved = self.convolved(x)
+        attention, weights = self._attend(*maps)
+        return self.sum_of_paths(attention, convolved), weights
+
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The path of attention, and its weights."""
         size = self.filters // self.num_heads
-        query = self._linear(queries_at(x, self.window), "query")
-        height, width = ops.shape(x)[1:3]
+        height, width = ops.shape(keys)[1:3]
         coordinates = image_coordinates(height, width, self.compute_dtype)
         positions = position_keys(
             coordinates,
@@ -135,9 +162,8 @@ class BaseACmix2D(TwoPaths):
         )
         return window_attention(
             query * size**-0.5,
-            self._linear(x, "key")
-            - ops.tile(positions, (1, 1, 1, self.num_heads)),
-            self._linear(x, "value"),
+            keys - ops.tile(positions, (1, 1, 1, self.num_heads)),
+            values,
             self.window,
             self.num_heads,
             recompute=self.recompute,
@@ -196,7 +222,9 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
     and shifts and `W` of the linear maps.
 
     All of the second path is linear, so the layer computes it as that one
-    convolution, whose kernel it puts together from its weights in each call.
+    convolution, whose kernel it puts together from its weights in each call;
+    or, where `ops.acmix.in_groups` says that this is cheaper, as a grouped
+    convolution of the linear maps, with the same results to rounding.
 
     Args:
         filters: channels of the output and of queries, keys and values;
@@ -360,6 +388,23 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         self.add_rates()
         self._built_for = tuple(input_shape)
         self.finish_build(shape)
+
+    def shares_maps(self, x: Tensor) -> bool:
+        maps = len(MAPS) * self.num_heads
+        return self.convolves and in_groups(self.group, x.shape[-1], maps)
+
+    def convolved_maps(self, maps: list[Tensor]) -> Tensor:
+        size = self.filters // self.num_heads
+        kernel = grouped_kernel(
+            full(self.mixing_kernel), self.shift_seen(), size, self.outputs
+        )
+        return convolve_maps(
+            maps,
+            ops.cast(kernel, self.compute_dtype),
+            size,
+            self.strides,
+            self.dilation_rate,
+        )
 
     def folded(self) -> "FoldedACmix2D":
         """An equal layer in which the path of convolution is one convolution.

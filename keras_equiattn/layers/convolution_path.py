@@ -206,12 +206,6 @@ class ConvolutionPath(TwoPaths):
         size = self.filters // self.outputs
         maps = [split_maps(self.kernel_seen(name), size) for name in MAPS]
         biases = [self._map(name)[1] for name in MAPS]
-        if self.shift_kernels == "fixed":
-            shift = shifts(*self.kernel_size)[..., None]
-            shift = ops.convert_to_tensor(shift, dtype=maps[0].dtype)
-            shift = ops.tile(shift, (1, 1, 1, size))
-        else:
-            shift = full(self.shift_kernel)
         bias = None
         if biases[0] is not None:
             bias = ops.concatenate(
@@ -221,7 +215,7 @@ class ConvolutionPath(TwoPaths):
             ops.concatenate(maps),
             bias,
             full(self.mixing_kernel),
-            shift,
+            self.shift_seen(),
             self.outputs,
             None if self.mixing_bias is None else full(self.mixing_bias),
         )
@@ -231,6 +225,16 @@ class ConvolutionPath(TwoPaths):
                 for x in joint
             )
         )
+
+    def shift_seen(self) -> Tensor:
+        """The shift kernels, those that are fixed as well."""
+        if self.shift_kernels != "fixed":
+            return full(self.shift_kernel)
+        shift = ops.convert_to_tensor(
+            shifts(*self.kernel_size)[..., None],
+            dtype=full(self.mixing_kernel).dtype,
+        )
+        return ops.tile(shift, (1, 1, 1, self.filters // self.outputs))
 
     def kernel_seen(self, name: str) -> Tensor:
         """The kernel of a linear map, of all that the convolution sees."""

@@ -4,7 +4,8 @@ With the linear maps `q`, `k`, `v` of the input, each of `filters` channels in
 `heads` contiguous blocks, the `3 heads` maps of a channel `c` within its block
 are mixed, and a convolution with one group for each `c` follows. All of that is
 linear in the input: it is one convolution, whose kernel is put together from
-the weights alone, at a cost that does not grow with the image.
+the weights alone, at a cost that does not grow with the image. Or, where the
+linear maps are there anyway, it is one convolution of these in groups.
 """
 
 from typing import NamedTuple
@@ -14,11 +15,18 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.windows import Window
+
+# Channels of the input, in all and for each linear map of a channel, from which
+# the grouped form is cheaper for PyTorch on a CPU: a tenth at 128, a third at
+# 256, and at 64 nothing.
+GROUPED_CHANNELS = 128
+GROUPED_CHANNELS_OF_A_MAP = 5
 
 
 class Convolution(NamedTuple):
@@ -119,10 +127,8 @@ def joint_convolution(
     Returns:
         The kernel and the bias.
     """
-    rows, columns, count, shifted = shift.shape
-    size = maps.shape[-1]
-    shift = ops.reshape(shift, (rows, columns, count, size, shifted // size))
-    composed = ops.einsum("mt,xytcg->xymcg", mixing, shift)
+    shift = _by_channel(shift, maps.shape[-1])
+    composed = _composed(mixing, shift)
     kernel = ops.einsum("mric,xymcg->xyricg", maps, composed)
     added = []
     if biases is not None:
@@ -131,6 +137,36 @@ def joint_convolution(
         added.append(ops.einsum("t,xytcg->xycg", mixing_bias, shift))
     bias = _for_all(sum(added[1:], added[0]), outputs) if added else None
     return Convolution(_for_all(kernel, outputs), bias)
+
+
+def grouped_kernel(
+    mixing: Float[Tensor, "maps shifts"],
+    shift: Float[Tensor, "rows columns shifts shifted"],
+    size: int,
+    outputs: int,
+) -> Float[Tensor, "rows columns maps filters"]:
+    """The path of convolution of linear maps, for `convolve_maps`.
+
+    Args:
+        mixing, shift, outputs: see `joint_convolution`.
+        size: channels of each map.
+    """
+    return _for_all(_composed(mixing, _by_channel(shift, size)), outputs)
+
+
+def _by_channel(
+    shift: Float[Tensor, "rows columns shifts shifted"], size: int
+) -> Float[Tensor, "rows columns shifts {size} kernels"]:
+    *outer, shifted = shift.shape
+    return ops.reshape(shift, (*outer, size, shifted // size))
+
+
+def _composed(
+    mixing: Float[Tensor, "maps shifts"],
+    shift: Float[Tensor, "rows columns shifts size kernels"],
+) -> Float[Tensor, "rows columns maps size kernels"]:
+    """Mixing and shift kernels in one."""
+    return ops.einsum("mt,xytcg->xymcg", mixing, shift)
 
 
 def _for_all(
@@ -154,11 +190,7 @@ def convolve(
     Outside of the image the linear maps are zero.
     """
     kernel, bias = convolution
-    reach = [
-        dilation * (size // 2)
-        for size, dilation in zip(kernel.shape[:2], dilation_rate, strict=True)
-    ]
-    around = [(n, n) for n in reach]
+    around = _reach(kernel, dilation_rate)
     options = {
         "strides": strides,
         "padding": "valid",
@@ -172,6 +204,62 @@ def convolve(
     inside = ops.pad(inside, [(0, 0), *around, (0, 0)])
     bias = lifting_conv(inside, bias[:, :, None], group, **options)
     return y + bias
+
+
+def in_groups(group: str | Group, channels: int, maps: int) -> bool:
+    """Whether `convolve_maps` is cheaper, given the linear maps.
+
+    It has `maps` multiply-adds where `convolve` has `channels`. Compilers are
+    slow at many groups of few channels.
+
+    Args:
+        group: a group or its name.
+        channels: of the input of the linear maps.
+        maps: how many linear maps each channel of a head has.
+    """
+    plane = groups.get(group).order == 1
+    enough = max(GROUPED_CHANNELS, GROUPED_CHANNELS_OF_A_MAP * maps)
+    return plane and channels >= enough and backend.step_by_step_on_cpu()
+
+
+def convolve_maps(
+    maps: list[Float[Tensor, "batch height width 1 *channels"]],
+    kernel: Float[Tensor, "rows columns maps filters"],
+    size: int,
+    strides: tuple[int, int],
+    dilation_rate: tuple[int, int],
+) -> Float[Tensor, "batch new_height new_width 1 filters"]:
+    """What `convolve` gives, on the plane, from the linear maps themselves.
+
+    Args:
+        maps: side by side, those of a channel `size` apart.
+        kernel: see `grouped_kernel`.
+        size: channels of each map, as many as the convolution has groups.
+        strides, dilation_rate: see `convolve`.
+    """
+    x = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
+    outer = ops.shape(x)[:3]
+    x = ops.reshape(x, (*outer, kernel.shape[2], size))
+    x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, -1))
+    around = _reach(kernel, dilation_rate)
+    return ops.conv(
+        ops.pad(x, [(0, 0), *around, (0, 0)]),
+        kernel,
+        strides=strides,
+        padding="valid",
+        data_format="channels_last",
+        dilation_rate=dilation_rate,
+    )[:, :, :, None]
+
+
+def _reach(
+    kernel: Tensor, dilation_rate: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """What is added to rows and columns for a kernel centred on pixels."""
+    return [
+        (dilation * (size // 2),) * 2
+        for size, dilation in zip(kernel.shape[:2], dilation_rate, strict=True)
+    ]
 
 
 def queries_at(

@@ -219,6 +219,106 @@ def add_product_at(
     return total + ops.pad(x * y, ((0, 0), *around, *rest))
 
 
+def strided(
+    x: Tensor, start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Tensor:
+    """Entries of vectors, `start + i * strides` at each index `i`.
+
+    Args:
+        x: `(vectors, entries)`.
+        start: the first entry.
+        shape: of what each vector becomes.
+        strides: entries from one to the next along its axes.
+
+    Returns:
+        `(vectors, *shape)`, under PyTorch in the memory of `x`.
+    """
+    if keras.backend.backend() == "torch":
+        x = x.contiguous()
+        outer = x.shape[0], x.shape[1]
+        return x.as_strided(
+            (outer[0], *shape),
+            (outer[1], *strides),
+            x.storage_offset() + start,
+        )
+    return ops.take(x, _entries(start, shape, strides), axis=1)
+
+
+def at_strides(
+    x: Tensor, start: int, size: int, strides: tuple[int, ...]
+) -> Tensor:
+    """Vectors of `size` entries: undoes `strided`, with zeros between.
+
+    No two entries may fall on the same place.
+    """
+    shape = tuple(x.shape[1:])
+    if keras.backend.backend() == "torch":
+        found = x.new_zeros((x.shape[0], size))
+        found.as_strided(tuple(x.shape), (size, *strides), start).copy_(x)
+        return found
+    count = math.prod(shape)
+    places = np.full(size, count)
+    places[_entries(start, shape, strides).ravel()] = np.arange(count)
+    x = ops.pad(ops.reshape(x, (-1, count)), ((0, 0), (0, 1)))
+    return ops.take(x, places, axis=1)
+
+
+def _entries(
+    start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    return start + np.tensordot(strides, np.indices(shape), 1)
+
+
+def overlapping(x: Tensor, axis: int, size: int, step: int) -> Tensor:
+    """Pieces of an axis, each `step` after the last, along two new ones.
+
+    Args:
+        x: the tensor.
+        axis: the axis, which becomes `(pieces, size)`.
+        size: of a piece.
+        step: from one piece to the next.
+
+    Returns:
+        The pieces, under PyTorch in the memory of `x`.
+    """
+    if keras.backend.backend() == "torch":
+        return x.unfold(axis, size, step).movedim(-1, axis + 1)
+    starts = np.arange(0, x.shape[axis] - size + 1, step)
+    return ops.take(x, starts[:, None] + np.arange(size), axis=axis)
+
+
+def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
+    """The transpose of `overlapping`: adds pieces up where they overlap.
+
+    Args:
+        x: pieces along `axis`, each along the next axis.
+        axis: of the pieces.
+        step: from one piece to the next.
+
+    Returns:
+        The sum, which may have zeros at the end.
+    """
+    count, size = x.shape[axis : axis + 2]
+    if count == 1:
+        return ops.squeeze(x, axis)
+    parts = -(-size // step)
+    before = (slice(None),) * axis
+    sizes = tuple(ops.shape(x))
+    outer, inner = sizes[:axis], sizes[axis + 2 :]
+    shape = (*outer, count + parts - 1, step, *inner)
+    total = ops.zeros(shape, x.dtype)
+    for n in range(parts):
+        part = x[(*before, slice(None), slice(n * step, (n + 1) * step))]
+        length = part.shape[axis + 1]
+        if keras.backend.backend() == "torch":
+            total[(*before, slice(n, n + count), slice(length))].add_(part)
+        else:
+            around = [(0, 0)] * len(shape)
+            around[axis : axis + 2] = [(n, parts - 1 - n), (0, step - length)]
+            total = total + ops.pad(part, around)
+    return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))
+
+
 def recomputed(forward: Function, backward: Function, instead: str) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
@@ -376,6 +476,11 @@ def on_cpu() -> bool:
     import torch
 
     return not torch.cuda.is_available()
+
+
+def step_by_step_on_cpu() -> bool:
+    """Whether a CPU runs one operator after the other, without a compiler."""
+    return on_cpu() and not compiles()
 
 
 def xla_on_cpu() -> bool:

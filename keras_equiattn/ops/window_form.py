@@ -10,10 +10,10 @@ by `w` and weighted by `a`. The other two are gradients of these, and all
 gradients of any of the four are among the four again. A bias `b[n, p, c]` may
 stand beside the product `k w`, as in an affine map.
 
-There are three realisations, `window_planes`, `window_products` and
-`window_bands`. Each has `scores`, `weighted_sums`, and the gradients of both,
-`score_gradients` and `sum_gradients`, and none builds the neighbours of all
-pixels. Tensors in these modules:
+There are four realisations, `window_planes`, `window_products`, `window_bands`
+and `window_tiles`. Each has `scores`, `weighted_sums`, and the gradients of
+both, `score_gradients` and `sum_gradients`, and none builds the neighbours of
+all pixels. Tensors in these modules:
 
     a     (neighbours, batch, query elements, heads, height, width)
     x     (batch, height, width, query elements, channels)

@@ -40,11 +40,11 @@ def scores(
         x, k, w, bias = piece
         sums = []
         for n, total in enumerate(totals):
-            seen = _window(k, form.neighbours[n], size)
             for c in range(x.shape[3]):
                 at = n, slice(None), slice(None), c
+                # A slice for each use: XLA would store one of all channels.
                 total = total + x[:, :, :, c] * _affine(
-                    seen[:, :, :, c],
+                    _window(k[:, :, :, :, c], form.neighbours[n], size),
                     None if w is None else w[at],
                     None if bias is None else bias[at],
                 )

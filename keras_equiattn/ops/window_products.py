@@ -38,7 +38,7 @@ def scores(
         ]
         return (with_bias_scores(form, _stacked(of_a, size), x, bias),)
 
-    return _over_images(images, [(x, 0), (k, 1)], (1,), _size(x.shape[3], k))[0]
+    return over_images(images, [(x, 0), (k, 1)], (1,), _size(x.shape[3], k))[0]
 
 
 def weighted_sums(
@@ -56,7 +56,7 @@ def weighted_sums(
         of_x = ops.moveaxis(of_x, 1, 3)
         return (with_bias_sums(form, of_x, a, bias),)
 
-    return _over_images(images, [(a, 1), (k, 1)], (0,), _size(a.shape[2], k))[0]
+    return over_images(images, [(a, 1), (k, 1)], (0,), _size(a.shape[2], k))[0]
 
 
 def score_gradients(
@@ -92,7 +92,7 @@ def score_gradients(
         )
 
     tensors = [(d, 1), (x, 0), (k, 1)]
-    return _over_images(images, tensors, (0, 1), _size(x.shape[3], k))
+    return over_images(images, tensors, (0, 1), _size(x.shape[3], k))
 
 
 def sum_gradients(
@@ -126,7 +126,7 @@ def sum_gradients(
         )
 
     tensors = [(a, 1), (d, 0), (k, 1)]
-    return _over_images(images, tensors, (1, 1), _size(d.shape[3], k))
+    return over_images(images, tensors, (1, 1), _size(d.shape[3], k))
 
 
 def _window(k: Tensor, place: Neighbour, size: tuple[Any, Any]) -> Tensor:
@@ -303,7 +303,7 @@ def _size(order: int, k: Tensor) -> int | None:
     return max(1, CACHE // (item * math.prod(numbers)))
 
 
-def _over_images(
+def over_images(
     function: Callable[..., tuple[Tensor, ...]],
     tensors: list[tuple[Tensor, int]],
     joined: tuple[int, ...],
@@ -320,7 +320,7 @@ def _over_images(
     """
     first, axis = tensors[0]
     images = first.shape[axis]
-    tiles = backend.on_cpu() and not backend.compiles()
+    tiles = backend.step_by_step_on_cpu()
     if not tiles or images is None or size is None or images <= size:
         return function(*(x for x, _ in tensors))
     parts = [

@@ -19,6 +19,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops import window_bands
 from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
+from keras_equiattn.ops import window_tiles
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
@@ -34,6 +35,10 @@ BORDERS = ("zeros", "mask", "reflect")
 WRITTEN_OUT = 64
 # Neighbours up to which they are cheaper one by one than as matrix products.
 ONE_BY_ONE = 160
+# Neighbours and channels of a head from which tiles are cheaper on CPUs
+# without a compiler: those of 3 x 3 are too few, and 8 channels about the same.
+TILED_NEIGHBOURS = 9
+TILED_CHANNELS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -442,6 +447,9 @@ def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
     known = None not in (*x.shape[1:], *k.shape[2:])
     xla = backend.in_xla()
     count = len(form.neighbours)
+    tiles = backend.step_by_step_on_cpu()
+    if tiles and known and not weighted and _fills_tiles(form, k.shape[-1]):
+        return window_tiles
     if count > (WRITTEN_OUT if xla else ONE_BY_ONE) and not weighted:
         # All pairs of pixels in a row pay off where windows hold many of them.
         reach, seen = form.reach[1], k.shape[3]
@@ -450,6 +458,12 @@ def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
     if xla and known and count <= WRITTEN_OUT:
         return window_planes
     return window_products
+
+
+def _fills_tiles(form: Form, channels: int) -> bool:
+    """Whether products of tiles have enough to do for what they copy."""
+    large = len(form.neighbours) > TILED_NEIGHBOURS
+    return large and channels // form.heads >= TILED_CHANNELS
 
 
 def _shapes(tensors: Any) -> tuple[tuple[int | None, ...], ...]:

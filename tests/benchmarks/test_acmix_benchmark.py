@@ -17,15 +17,15 @@ def acmix(monkeypatch):
 
 
 @pytest.mark.torch_first
-@pytest.mark.parametrize("part", ["convolved", "_attend"])
+@pytest.mark.parametrize("part", ["convolved_maps", "_attend"])
 def test_forms_differ_in_cost_alone(part, acmix, monkeypatch):
     acmix.check_same(8, 5)
     # They have the part by themselves.
     own = getattr(acmix.UnfoldedACmix2D, part)
     assert own is not getattr(acmix.layers.ACmix2D, part)
 
-    def other(layer, x):
-        return keras.tree.map_structure(lambda y: 2 * y, own(layer, x))
+    def other(layer, *maps):
+        return keras.tree.map_structure(lambda y: 2 * y, own(layer, *maps))
 
     monkeypatch.setattr(acmix.UnfoldedACmix2D, part, other)
     with pytest.raises(AssertionError):

@@ -101,19 +101,22 @@ def test_neighbours_of_all_pixels_are_never_held(kernel_size, weighted):
     maps = math.prod(SIZE) * CHANNELS
     around = math.prod(n + kernel_size - 1 for n in SIZE) * CHANNELS
     assert kept[True] < 4 * (weights + 2 * around + 8 * maps)
-    assert kept[True] < kept[False] / 4
+    # Tiles leave less to the backend.
+    assert kept[True] < kept[False] / (4 if weighted else 2)
 
 
-def test_operators_grow_with_the_rows_of_large_windows_alone():
+@pytest.mark.parametrize("heads", [HEADS, 2 * HEADS])
+def test_operators_grow_with_the_rows_of_large_windows_alone(heads):
+    """And not even with these for heads of enough channels to be tiled."""
     counts = []
     for size in ((3, 61), (3, 81), (5, 61)):
         window = Window(size)
         values = random(1, *SIZE, 1, CHANNELS)
-        weights = random(math.prod(size), 1, 1, HEADS, *SIZE)
+        weights = random(math.prod(size), 1, 1, heads, *SIZE)
         y, _, _, forward = watch(
             functools.partial(window_sum, weights, values, window)
         )
         _, _, _, backward = watch(y.sum().backward)
         counts.append((forward, backward))
     assert counts[0] == counts[1]
-    assert counts[2] > counts[0]
+    assert (counts[2] > counts[0]) == (heads > HEADS)

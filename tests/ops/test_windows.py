@@ -13,6 +13,7 @@ from layer_contract import as_array
 from keras_equiattn.ops import window_bands
 from keras_equiattn.ops import window_planes
 from keras_equiattn.ops import window_products
+from keras_equiattn.ops import window_tiles
 from keras_equiattn.ops import windows
 from keras_equiattn.ops.window_form import Form
 from keras_equiattn.ops.windows import Window
@@ -170,7 +171,7 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=["planes", "products", "bands"])
+@pytest.fixture(params=["planes", "products", "bands", "tiles"])
 def realisation(request, monkeypatch):
     """Each of them, also where another would be chosen."""
     name = request.param
@@ -183,6 +184,11 @@ def realisation(request, monkeypatch):
         monkeypatch.setattr(window_products, "CACHE", 1)
     if name == "bands":
         monkeypatch.setattr(windows, "_realisation", lambda *_: window_bands)
+    if name == "tiles":
+        monkeypatch.setattr(windows, "_realisation", lambda *_: window_tiles)
+        monkeypatch.setattr(window_products, "CACHE", 1)
+        # Two rows, so that tiles overlap and the last of them is not full.
+        monkeypatch.setattr(window_tiles, "_tile_size", lambda *_: 2)
     for cached in (windows._scores, windows._sums):
         cached.cache_clear()
     yield name
@@ -192,44 +198,52 @@ def realisation(request, monkeypatch):
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize(
-    ("xla", "size", "count", "weighted", "expected"),
+    ("compiler", "size", "count", "heads", "weighted", "expected"),
     [
-        (True, 8, 25, True, window_planes),
-        (True, None, 25, True, window_products),
-        (True, 8, 81, True, window_products),
-        (True, 96, 81, False, window_bands),
-        (False, 8, 81, False, window_products),
-        (False, 8, 225, False, window_bands),
-        (False, 96, 225, False, window_products),
-        (False, None, 225, True, window_products),
+        ("xla", 8, 25, 1, True, window_planes),
+        ("xla", None, 25, 1, True, window_products),
+        ("xla", 8, 81, 1, True, window_products),
+        ("xla", 96, 81, 1, False, window_bands),
+        ("other", 8, 81, 1, False, window_products),
+        ("other", 8, 225, 1, False, window_bands),
+        ("other", 96, 225, 1, False, window_products),
+        ("other", None, 225, 1, True, window_products),
+        (None, 96, 49, 1, False, window_tiles),
+        (None, 96, 225, 1, False, window_tiles),
+        (None, 96, 49, 2, False, window_products),
+        (None, 96, 9, 1, False, window_products),
+        (None, 96, 49, 1, True, window_products),
+        (None, None, 49, 1, False, window_products),
     ],
 )
-def test_choice(xla, size, count, weighted, expected, monkeypatch):
-    monkeypatch.setattr(windows.backend, "in_xla", lambda: xla)
+def test_choice(compiler, size, count, heads, weighted, expected, monkeypatch):
+    monkeypatch.setattr(windows.backend, "in_xla", lambda: compiler == "xla")
+    monkeypatch.setattr(windows.backend, "compiles", lambda: bool(compiler))
+    monkeypatch.setattr(windows.backend, "on_cpu", lambda: True)
     side = round(count**0.5)
-    form = Form(Window((side, side)).neighbours, 1)
-    x = keras.KerasTensor((None, size, size, 1, 4))
+    form = Form(Window((side, side)).neighbours, heads)
+    x = keras.KerasTensor((None, size, size, 1, 16))
     seen = None if size is None else size + side - 1
-    k = keras.KerasTensor((1, None, seen, seen, 1, 4))
+    k = keras.KerasTensor((1, None, seen, seen, 1, 16))
     assert windows._realisation(form, x, k, weighted) is expected
 
 
-def skip_weighted_bands(realisation, kind):
-    if realisation == "bands" and kind[2]:
-        pytest.skip("bands are for keys as they are")
+def skip_weighted(realisation, kind):
+    if realisation in ("bands", "tiles") and kind[2]:
+        pytest.skip("for keys as they are")
 
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize(("window", "kind"), PAIRS, ids=str)
 def test_scores(window, kind, realisation):
-    skip_weighted_bands(realisation, kind)
+    skip_weighted(realisation, kind)
     check_scores(window, kind)
 
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize(("window", "kind"), PAIRS, ids=str)
 def test_sums(window, kind, realisation):
-    skip_weighted_bands(realisation, kind)
+    skip_weighted(realisation, kind)
     check_sums(window, kind)
 
 
@@ -286,7 +300,7 @@ def test_frames_of_an_unknown_size(window):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_empty_batches(weighted, realisation):
     kind = (2, 2, weighted, True)
-    skip_weighted_bands(realisation, kind)
+    skip_weighted(realisation, kind)
     window = WINDOWS[1]
     x, k, rest = arguments(window, *kind)
 
@@ -318,7 +332,7 @@ def test_few_images_at_a_time(on_cpu, compiles, expected, monkeypatch):
         found.append(len(x))
         return 2 * x, ops.sum(x, axis=0)
 
-    y, total = window_products._over_images(double, [(x, 0)], (0,), 2)
+    y, total = window_products.over_images(double, [(x, 0)], (0,), 2)
     assert found == expected
     np.testing.assert_array_equal(as_array(y), 2 * x)
     np.testing.assert_array_equal(as_array(total), x.sum(axis=0))
@@ -372,7 +386,7 @@ def test_number_of_heads_is_checked_first():
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_pair(window, kind, realisation):
-    skip_weighted_bands(realisation, kind)
+    skip_weighted(realisation, kind)
     check_scores(window, kind)
     check_sums(window, kind)
 
