@@ -13,9 +13,9 @@ convolution with as many groups; the layer takes one or the other. "unfold" is
 close to the form of the authors: the neighbours of all pixels side by side
 (positions are taken off the keys before, theirs after), mixed maps of all
 pixels and a grouped convolution of these, with the gradient of the backend.
-"Conv2D" is Keras' 3 x 3 convolution of the same width. "ACmix2D", "dense", "grouped" and "unfold" are checked to be
-equal. `--forms` chooses from these: TensorFlow and JAX take minutes for a step
-of "grouped" and "unfold" on a CPU.
+"Conv2D" is Keras' 3 x 3 convolution of the same width. "ACmix2D", "dense",
+"grouped" and "unfold" are checked to be equal. `--forms` chooses from these:
+TensorFlow and JAX take minutes for a step of "grouped" and "unfold" on a CPU.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the

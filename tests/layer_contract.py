@@ -457,9 +457,10 @@ def second_derivative(layer, x, direction):
         import jax
 
         values = [variable.value for variable in layer.trainable_variables]
+        others = [v.value for v in layer.non_trainable_variables]
 
         def loss(t):
-            y, _ = layer.stateless_call(values, [], x + t * direction)
+            y, _ = layer.stateless_call(values, others, x + t * direction)
             return (y**2).sum()
 
         return float(jax.grad(jax.grad(loss))(0.0))

@@ -44,6 +44,42 @@ def randomize(model):
             variable.assign(rng.normal(0, deviation, variable.shape))
 
 
+def draw(model, small=()):
+    """All weights anew, so that no scale grows and no layer is lost.
+
+    Those of the names in `small` are a fifth of it.
+    """
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        values = rng.normal(size=variable.shape)
+        if variable.name in small:
+            values *= 0.2
+        elif variable.name.endswith("variance"):
+            values = rng.uniform(0.2, 1.0, variable.shape)
+        elif "gamma" in variable.name or "rate" in variable.name:
+            values = 1 + 0.2 * values
+        elif len(variable.shape) > 1:
+            values /= np.sqrt(np.prod(variable.shape[:-1]))
+        variable.assign(values)
+
+
+def share_weights(source, *models):
+    """Gives models what they have in common with another, by names."""
+    found = {variable.path: variable for variable in source.weights}
+    for model in models:
+        for variable in model.weights:
+            variable.assign(found[variable.path])
+
+
+def weights_below(weights, name):
+    """Those of a layer, by their names in it."""
+    return {
+        path.removeprefix(f"{name}/"): value
+        for path, value in weights.items()
+        if path.startswith(f"{name}/")
+    }
+
+
 def images(shape):
     """Random images of large patches, which global means do not level."""
     batch, height, width, channels = shape

@@ -8,7 +8,10 @@ import oracles
 import pytest
 from layer_contract import as_array
 from network_helpers import assert_another_process_loads
+from network_helpers import draw
 from network_helpers import images
+from network_helpers import share_weights
+from network_helpers import weights_below
 
 from keras_equiattn.applications import acmix_pvt
 from keras_equiattn.applications import ACmixPVTTiny
@@ -62,7 +65,7 @@ def test_one_step_of_fit(mixer, small):
 
 
 def pvt(x, model, depths):
-    """The logits in NumPy, from the weights by name."""
+    """The logits and the maps of the stages, in NumPy."""
     w = {v.path: as_array(v).astype("float64") for v in model.weights}
 
     def norm(x, name, epsilon=1e-6):
@@ -74,11 +77,7 @@ def pvt(x, model, depths):
         return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
 
     def mix(x, tokens, name, stage):
-        own = {
-            path.removeprefix(f"{name}/"): value
-            for path, value in w.items()
-            if path.startswith(f"{name}/")
-        }
+        own = weights_below(w, name)
         attention, convolution, of_tokens, _ = oracles.spatial_reduction_acmix(
             x,
             own,
@@ -95,6 +94,7 @@ def pvt(x, model, depths):
         y = y * (1 + np.vectorize(math.erf)(y / 2**0.5)) / 2
         return x + dense(y, f"{name}_dense2")
 
+    maps = []
     for stage, depth in enumerate(depths):
         name = f"stage{stage + 1}"
         kernel = w[f"{name}_patches/kernel"]
@@ -125,27 +125,26 @@ def pvt(x, model, depths):
                 mlp(before + after, block) if before.size else before
                 for before, after in zip((x, token), found, strict=True)
             )
-    return dense(norm(token, "norm")[:, 0], "logits")
+        maps.append(x)
+    maps[-1] = norm(x, "norm")
+    return dense(norm(token, "norm")[:, 0], "logits"), maps
 
 
 @pytest.mark.torch_first
 def test_network_step_by_step(small):
     model = ACmixPVTTiny(**SMALL)
-    rng = np.random.default_rng(0)
-    for variable in model.weights:
-        values = rng.normal(size=variable.shape)
-        if variable.name in ("embedding", "token"):
-            values *= 0.2  # or they are all that matters
-        elif "gamma" in variable.name or "rate" in variable.name:
-            values = 1 + 0.2 * values
-        else:
-            values /= np.sqrt(np.prod(variable.shape[:-1]))
-        variable.assign(values)
+    # Or embeddings are all that matters.
+    draw(model, small=("embedding", "token"))
     x = images((2, 16, 24, 3))
-    expected = pvt(x.astype("float64"), model, (2, 1, 1, 2))
+    expected, maps = pvt(x.astype("float64"), model, (2, 1, 1, 2))
     found = model.predict(x, verbose=0)
     assert relative_difference(found[:1], found[1:]) > 1e-2
     assert relative_difference(found, expected) < 1e-4
+    levels = ACmixPVTTiny(False, features_only=True, **SMALL)
+    share_weights(model, levels)
+    for level, wanted in zip(levels.predict(x, verbose=0), maps, strict=True):
+        assert level.shape == wanted.shape
+        assert relative_difference(level, wanted) < 1e-4
 
 
 @pytest.mark.torch_first

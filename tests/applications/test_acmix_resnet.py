@@ -2,10 +2,14 @@
 
 import keras
 import numpy as np
+import oracles
 import pytest
 from layer_contract import as_array
+from network_helpers import draw
 from network_helpers import images
+from network_helpers import share_weights
 from network_helpers import unmoved_by_a_step
+from network_helpers import weights_below
 
 from keras_equiattn import layers
 from keras_equiattn.applications import acmix_resnet
@@ -28,6 +32,118 @@ def test_one_step_of_fit(mixer, small):
     model = ACmixResNet26(mixer=mixer, **SMALL)
     still = unmoved_by_a_step(model, images((2, 9, 10, 3)), np.array([0, 2]))
     assert all(path.endswith("position_bias") for path in still), still
+
+
+def resnet(x, model, depths, mixer, stem):
+    """The logits and the maps of the stages, in NumPy."""
+    w = {v.path: as_array(v).astype("float64") for v in model.weights}
+
+    def convolution(x, name, strides=1):
+        kernel = w[f"{name}/kernel"]
+        around = (kernel.shape[0] // 2,) * 2
+        x = np.pad(x, [(0, 0), around, around, (0, 0)])
+        return oracles.correlate(x, kernel, strides)
+
+    def norm(x, name):
+        own = weights_below(w, name)
+        x = (x - own["moving_mean"]) / np.sqrt(own["moving_variance"] + 1e-5)
+        return x * own["gamma"] + own["beta"]
+
+    def mix(x, name, strides):
+        if mixer == "conv":
+            return convolution(x, f"{name}_conv2", strides)
+        own = weights_below(w, f"{name}_acmix")
+        attention, convolved, _ = oracles.acmix(
+            x[:, :, :, None], own, "z2", 4, (3, 3), strides
+        )
+        y = own["attention_rate"] * attention
+        return (y + own["convolution_rate"] * convolved)[:, :, :, 0]
+
+    def block(x, name, strides, first):
+        y = np.maximum(norm(convolution(x, f"{name}_conv1"), f"{name}_bn1"), 0)
+        y = np.maximum(norm(mix(y, name, strides), f"{name}_bn2"), 0)
+        y = norm(convolution(y, f"{name}_conv3"), f"{name}_bn3")
+        if first:
+            x = convolution(x, f"{name}_shortcut", strides)
+            x = norm(x, f"{name}_shortcut_bn")
+        return np.maximum(x + y, 0)
+
+    x = convolution(x, "conv1", 2 if stem == "imagenet" else 1)
+    x = np.maximum(norm(x, "bn1"), 0)
+    if stem == "imagenet":
+        height, width = x.shape[1:3]
+        x = np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)])
+        x = np.max(
+            [
+                x[:, i : i + height : 2, j : j + width : 2]
+                for i, j in np.ndindex(3, 3)
+            ],
+            axis=0,
+        )
+    maps = []
+    for stage, depth in enumerate(depths, 1):
+        for index in range(1, depth + 1):
+            strides = 2 if stage > 1 and index == 1 else 1
+            x = block(x, f"stage{stage}_block{index}", strides, index == 1)
+        maps.append(x)
+    return x.mean((1, 2)) @ w["logits/kernel"] + w["logits/bias"], maps
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("mixer", "stem", "size"),
+    [("acmix", "cifar", (9, 10)), ("conv", "imagenet", (38, 35))],
+)
+def test_network_step_by_step(mixer, stem, size, small, monkeypatch):
+    depths = (2, 1, 2, 1)
+    monkeypatch.setattr(acmix_resnet, "BLOCKS", {26: depths})
+    options = {"mixer": mixer, "stem": stem, "input_shape": (*size, 3)}
+    model = ACmixResNet26(classes=3, **options)
+    draw(model)
+    x = images((2, *size, 3))
+    logits, maps = resnet(x.astype("float64"), model, depths, mixer, stem)
+    found = model.predict(x, verbose=0)
+    assert relative_difference(found[:1], found[1:]) > 1e-2
+    assert relative_difference(found, logits) < 1e-4
+    levels = ACmixResNet26(False, features_only=True, **options)
+    share_weights(model, levels)
+    for level, expected in zip(levels.predict(x, verbose=0), maps, strict=True):
+        assert level.shape == expected.shape
+        assert relative_difference(level, expected) < 1e-4
+
+
+@pytest.mark.torch_first
+def test_normalization_and_pooling(small):
+    options = {"include_top": False, "stem": "cifar", "input_shape": (9, 10, 3)}
+    statistics = ((0.1, 0.2, 0.3), (0.5, 1.0, 2.0))
+    plain = ACmixResNet26(**options)
+    draw(plain)
+    x = images((2, 9, 10, 3))
+    maps = plain.predict((x - statistics[0]) / statistics[1], verbose=0)
+    assert relative_difference(maps, plain.predict(x, verbose=0)) > 1e-2
+    for pooling, expected in (
+        (None, maps),
+        ("avg", maps.mean((1, 2))),
+        ("max", maps.max((1, 2))),
+    ):
+        model = ACmixResNet26(
+            normalization=statistics, pooling=pooling, **options
+        )
+        share_weights(plain, model)
+        found = model.predict(x, verbose=0)
+        assert relative_difference(found, expected) < 1e-5
+
+
+@pytest.mark.once
+def test_windows_and_heads(monkeypatch):
+    monkeypatch.setattr(acmix_resnet, "WIDTHS", (4, 4, 8, 8))
+    model = ACmixResNet26(num_heads=2, input_shape=(32, 32, 3))
+    mixers = [x for x in model.layers if x.name.endswith("_acmix")]
+    assert len(mixers) == 1 + 2 + 4 + 1
+    for mixer in mixers:
+        assert mixer.attention_kernel_size == (7, 7)
+        assert mixer.kernel_size == (3, 3)
+        assert mixer.num_heads == 2
 
 
 @pytest.mark.torch_first

@@ -2,13 +2,18 @@
 
 import keras
 import numpy as np
+import oracles
 import pytest
 from layer_contract import as_array
+from network_helpers import draw
 from network_helpers import images
+from network_helpers import share_weights
 from network_helpers import unmoved_by_a_step
+from network_helpers import weights_below
 
 from keras_equiattn.applications import acmix_san
 from keras_equiattn.applications import ACmixSAN10
+from keras_equiattn.testing import relative_difference
 
 WIDTHS = (16, 16, 16, 32, 32)
 SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
@@ -36,6 +41,65 @@ def test_one_step_of_fit(mixer, small):
         f"stage{stage}_block1_{name}" for stage in (1, 4) for name in names
     }
     assert set(still) <= without_gradient
+
+
+def san(x, model, depths, stem):
+    """The logits and the maps of the stages, in NumPy."""
+    w = {v.path: as_array(v).astype("float64") for v in model.weights}
+
+    def convolution(x, name):
+        return x @ w[f"{name}/kernel"][0, 0] + w.get(f"{name}/bias", 0)
+
+    def norm_relu(x, name):
+        own = weights_below(w, name)
+        x = (x - own["moving_mean"]) / np.sqrt(own["moving_variance"] + 1e-5)
+        return np.maximum(x * own["gamma"] + own["beta"], 0)
+
+    def block(x, name):
+        own = weights_below(w, f"{name}_mixer")
+        attention, convolved, *_ = oracles.patchwise_acmix(
+            norm_relu(x, f"{name}_bn1"), own, 2, (3, 3), training=False
+        )
+        y = own["attention_rate"] * attention
+        y = y + own["convolution_rate"] * convolved
+        return x + convolution(norm_relu(y, f"{name}_bn2"), f"{name}_expand")
+
+    x = norm_relu(convolution(x, "conv1"), "bn1")
+    maps = []
+    for stage, depth in enumerate(depths, 1):
+        if stage > 2 or stem == "imagenet":
+            # Odd sizes keep their last row.
+            beyond = [(0, n % 2) for n in x.shape[1:3]]
+            x = np.pad(x, [(0, 0), *beyond, (0, 0)], constant_values=-np.inf)
+            x = np.max([x[:, i::2, j::2] for i, j in np.ndindex(2, 2)], axis=0)
+        x = convolution(x, f"stage{stage}_conv")
+        for index in range(1, depth + 1):
+            x = block(x, f"stage{stage}_block{index}")
+        x = norm_relu(x, f"stage{stage}_bn")
+        maps.append(x)
+    return x.mean((1, 2)) @ w["logits/kernel"] + w["logits/bias"], maps
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("stem", "size"), [("cifar", (6, 5)), ("imagenet", (11, 14))]
+)
+def test_network_step_by_step(stem, size, small, monkeypatch):
+    depths = (1, 0, 2, 1, 0)
+    monkeypatch.setattr(acmix_san, "BLOCKS", {10: depths})
+    options = {"stem": stem, "input_shape": (*size, 3)}
+    model = ACmixSAN10(classes=3, **options)
+    draw(model)
+    x = images((2, *size, 3))
+    logits, maps = san(x.astype("float64"), model, depths, stem)
+    found = model.predict(x, verbose=0)
+    assert relative_difference(found[:1], found[1:]) > 1e-2
+    assert relative_difference(found, logits) < 1e-4
+    levels = ACmixSAN10(False, features_only=True, **options)
+    share_weights(model, levels)
+    for level, expected in zip(levels.predict(x, verbose=0), maps, strict=True):
+        assert level.shape == expected.shape
+        assert relative_difference(level, expected) < 1e-4
 
 
 @pytest.mark.torch_first

@@ -69,6 +69,64 @@ def test_weights_files(small, tmp_path):
     np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize("shape", [(2, 3, 4), (5, 4)])
+@pytest.mark.parametrize("path", ["mixer", "dense"])
+def test_drop_path_leaves_out_what_is_added_to_an_image(path, shape):
+    """Nothing or all of it, over the rate at which it is kept."""
+    inputs = keras.Input(shape)
+    mix = keras.layers.Dense(4, kernel_initializer="he_normal", name="mix")
+    model = keras.Model(
+        inputs, transformers.block(inputs, mix, 2, 1e-5, 0.25, "block")
+    )
+    dense = model.get_layer("block_dense2")
+    dense.kernel.assign(50 * dense.kernel)
+    alone = dense if path == "mixer" else mix
+    alone.kernel.assign(0 * alone.kernel)
+    x = np.random.default_rng(0).normal(size=(200, *shape)).astype("float32")
+    added = as_array(model(x)) - x
+    kept = (as_array(model(x, training=True)) - x) / (added / 0.75)
+    kept = kept.reshape(200, -1)
+    assert np.ptp(kept, axis=1).max() < 1e-2
+    kept = kept.mean(1)
+    np.testing.assert_allclose(kept, np.round(kept), rtol=0, atol=1e-2)
+    assert 0.6 < kept.mean() < 0.9
+
+
+@pytest.mark.torch_first
+def test_levels_are_what_stages_end_with(small):
+    model = ACmixSwinTiny(
+        False, features_only=True, **{**SMALL, "classes": 1000}
+    )
+    for variable in model.weights:  # weights are small, and so changes
+        if len(variable.shape) > 1:
+            variable.assign(20 * variable)
+    ends = ["stage1_block2_add2", "stage2_block1_add2", "stage3_block1_add2"]
+    outputs = [model.get_layer(name).output for name in (*ends, "norm")]
+    reference = keras.Model(model.input, outputs)
+    x = images((2, 16, 16, 3))
+    for found, expected in zip(
+        model.predict(x, verbose=0),
+        reference.predict(x, verbose=0),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("size", [(16, 32), (32, 16)])
+def test_windows_of_maps_with_one_along_a_side(size, small, monkeypatch):
+    """They are not shifted, along no side."""
+    monkeypatch.setattr(acmix_swin, "DEPTHS", {"Tiny": (2, 2, 2, 2)})
+    model = ACmixSwinTiny(**{**SMALL, "input_shape": (*size, 3)})
+    mixers = [x for x in model.layers if x.name.endswith("_mixer")]
+    shifted = [layer.shift for layer in mixers[1::2]]
+    assert shifted == [(2, 2), (2, 2), (0, 0), (0, 0)]
+    assert {layer.shift for layer in mixers[::2]} == {(0, 0)}
+    windows = [layer.window_size for layer in mixers[1::2]]
+    assert windows == [(4, 4), (4, 4), (4, 4), (2, 2)]
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("shift", [0, 2])
 def test_block_of_the_authors(shift):

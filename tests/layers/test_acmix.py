@@ -9,11 +9,13 @@ from layer_contract import as_array
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
+from layer_contract import second_derivative
 from vectors import load_vectors
 
 from keras_equiattn.layers import ACmix2D
 from keras_equiattn.layers import FoldedACmix2D
 from keras_equiattn.ops import backend
+from keras_equiattn.ops.acmix import image_coordinates
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 
@@ -175,6 +177,106 @@ def test_oracle(group, size, options):
     assert relative_difference(as_array(one), weights[:, 0, 1]) < LIMIT
     folded = layer.folded()
     assert relative_difference(as_array(folded(x)), expected) < LIMIT
+
+
+def with_weights_of(layer, **arguments):
+    """Another layer with the same weights."""
+    other = random_layer(**arguments)
+    for ours, theirs in zip(other.weights, layer.weights, strict=True):
+        ours.assign(theirs)
+    return other
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("border", ["reflect", "mask"])
+@pytest.mark.parametrize("strides", [(1, 3), (3, 2)])
+def test_strides_of_each_axis_leave_out_pixels(strides, border):
+    options = {
+        "filters": 4,
+        "num_heads": 2,
+        "attention_kernel_size": (3, 5),
+        "kernel_size": (5, 3),
+        "border": border,
+    }
+    layer = random_layer(strides=strides, exact=False, size=(7, 6), **options)
+    dense = with_weights_of(layer, **options)
+    x = sample(layer, (7, 6))
+    down, along = strides
+    y, maps = layer(x, return_attention_maps=True)
+    expected, of_all = dense(x, return_attention_maps=True)
+    expected = as_array(expected)[:, ::down, ::along]
+    assert y.shape == expected.shape
+    assert relative_difference(as_array(y), expected) < LIMIT
+    of_all = as_array(of_all["window"])[:, ::down, ::along]
+    assert relative_difference(as_array(maps["window"]), of_all) < LIMIT
+    for place in ((1, 0), (2, 1)):
+        one = layer(x, return_attention_maps=True, query=place)[1]["window"]
+        wanted = of_all[:, place[0], place[1]]
+        assert relative_difference(as_array(one), wanted) < LIMIT
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("border", ["reflect", "mask"])
+@pytest.mark.parametrize("dilation", [(1, 3), (3, 2)])
+def test_dilation_of_each_axis_sees_every_other_pixel(dilation, border):
+    """Where the last pixel is one of them, they are an image of their own."""
+    options = {
+        "filters": 4,
+        "num_heads": 2,
+        "attention_kernel_size": (3, 5),
+        "kernel_size": (5, 3),
+        "border": border,
+    }
+    layer = random_layer(dilation_rate=dilation, **options)
+    near = with_weights_of(layer, **options)
+    x = sample(layer, (7, 7))
+    some = (slice(None), *(slice(None, None, step) for step in dilation))
+    expected = as_array(near(x[some]))
+    assert relative_difference(as_array(layer(x))[some], expected) < LIMIT
+    found = as_array(layer.folded()(x))[some]
+    assert relative_difference(found, expected) < LIMIT
+
+
+@pytest.mark.torch_first
+def test_activation_with_and_without_maps():
+    plain = random_layer(filters=8)
+    layer = with_weights_of(plain, filters=8, activation="relu")
+    x = sample(layer)
+    expected = np.maximum(as_array(plain(x)), 0)
+    assert (expected == 0).any()
+    for y in (layer(x), layer(x, return_attention_maps=True)[0]):
+        assert relative_difference(as_array(y), expected) < LIMIT
+
+
+@pytest.mark.torch_first
+def test_second_derivatives_without_recomputation():
+    layer = random_layer(filters=4, num_heads=2, recompute=False)
+    x = sample(layer, (3, 4))
+    direction = np.random.default_rng(3).normal(size=3)
+    direction = np.broadcast_to(direction, x.shape).astype(DTYPE)
+    step = 1e-3 if DTYPE == "float64" else 0.1
+    low, middle, high = (
+        (as_array(layer(x + t * direction)).astype("float64") ** 2).sum()
+        for t in (-step, 0, step)
+    )
+    expected = (low - 2 * middle + high) / step**2
+    found = second_derivative(layer, x, direction)
+    tolerance = 1e-4 if DTYPE == "float64" else 0.1
+    np.testing.assert_allclose(found, expected, rtol=tolerance)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_coordinates_in_half_precision_are_rounded_once(policy):
+    height, width = 613, 2
+    rows = np.arange(height) * (2 / (height - 1)) - 1
+    wanted = ops.cast(rows.astype("float32"), policy)
+    found = image_coordinates(height, width, policy)
+    assert keras.backend.standardize_dtype(found.dtype) == policy
+    found = as_array(ops.cast(found, "float32"))
+    wanted = as_array(ops.cast(wanted, "float32"))
+    np.testing.assert_array_equal(found[:, 1, 0], wanted)
+    np.testing.assert_array_equal(found[3, :, 1], [-1, 1])
 
 
 THEIRS = {
@@ -453,6 +555,62 @@ def test_weights_start_differently():
     assert abs(np.corrcoef(values)[0, 1]) < 0.5
     # PyTorch's default, as in the authors' code.
     assert 0.3 < np.abs(w["query_kernel"]).max() <= 8**-0.5
+
+
+@pytest.mark.torch_first
+def test_convolution_starts_by_what_each_kernel_sees():
+    """Uniform within one over the square root of the fan-in."""
+    layer = ACmix2D(64, (3, 5), num_heads=4, shift_kernels="random")
+    layer.build((None, 6, 6, 8))
+    w = weights_of(layer)
+    for name, fan_in in (("mixing_kernel", 12), ("shift_kernel", 15 * 15)):
+        largest = np.abs(w[name]).max()
+        assert 0.95 * fan_in**-0.5 < largest <= fan_in**-0.5, name
+
+
+@pytest.mark.torch_first
+def test_fixed_shifts_are_those_that_learned_ones_start_as():
+    """In windows that are not square, too."""
+    layers = {
+        kind: ACmix2D(
+            4,
+            kernel_size=(3, 5),
+            num_heads=2,
+            paths="convolution",
+            shift_kernels=kind,
+            kernel_groups=1,
+            data_format="channels_last",
+            dtype=DTYPE,
+        )
+        for kind in ("learned", "fixed")
+    }
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 5, 6, 3)).astype(DTYPE)
+    for layer in layers.values():
+        layer.build(x.shape)
+    for variable in layers["fixed"].weights:
+        variable.assign(rng.normal(size=variable.shape))
+        getattr(layers["learned"], variable.name).assign(variable)
+    learned, fixed = (as_array(layer(x)) for layer in layers.values())
+    assert relative_difference(fixed, learned) < LIMIT
+    shift = as_array(layers["learned"].shift_kernel)
+    for n, (i, j) in enumerate(np.ndindex(3, 5)):
+        wanted = np.zeros((3, 5))
+        wanted[i, j] = 1
+        np.testing.assert_array_equal(shift[:, :, n, 0], wanted)
+
+
+@pytest.mark.once
+def test_regularizer_is_of_the_linear_maps():
+    layer = ACmix2D(8, kernel_regularizer=keras.regularizers.L2(0.5))
+    layer.build((None, 6, 6, 3))
+    w = weights_of(layer)
+    expected = sum(
+        0.5 * (w[f"{name}_kernel"] ** 2).sum()
+        for name in ("query", "key", "value")
+    )
+    found = sum(as_array(loss) for loss in layer.losses)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.torch_first

@@ -12,6 +12,7 @@ from layer_contract import LayerContract
 from layer_contract import second_derivative
 
 from keras_equiattn.layers import PatchwiseACmix2D
+from keras_equiattn.ops.patchwise import patch_features
 from keras_equiattn.ops.patchwise import patch_moments
 from keras_equiattn.ops.windows import Window
 from keras_equiattn.testing import relative_difference
@@ -170,6 +171,56 @@ def test_oracle(size, options, training):
         assert relative_difference(one, weights[:, 0, 1]) < LIMIT
 
 
+RECTANGULAR = {
+    "filters": 4,
+    "share": 2,
+    "attention_kernel_size": (3, 5),
+    "kernel_size": (5, 3),
+}
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("strides", [(1, 3), (3, 2)])
+def test_strides_of_each_axis_leave_out_pixels(strides):
+    layer = random_layer((7, 6), strides=strides, **RECTANGULAR)
+    dense = random_layer((7, 6), **RECTANGULAR)
+    x = sample((7, 6))
+    down, along = strides
+    y, maps = layer(x, return_attention_maps=True)
+    expected, of_all = dense(x, return_attention_maps=True)
+    expected = as_array(expected)[:, ::down, ::along]
+    assert y.shape == expected.shape
+    assert relative_difference(as_array(y), expected) < LIMIT
+    of_all = as_array(of_all["window"])[:, ::down, ::along]
+    assert relative_difference(as_array(maps["window"]), of_all) < LIMIT
+    for place in ((1, 0), (2, 1)):
+        one = layer(x, return_attention_maps=True, query=place)[1]["window"]
+        wanted = of_all[:, place[0], place[1]]
+        assert relative_difference(as_array(one), wanted) < LIMIT
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("dilation", [(1, 3), (3, 2)])
+def test_dilation_of_each_axis_sees_every_other_pixel(dilation):
+    """Where the last pixel is one of them, they are an image of their own."""
+    layer = random_layer((7, 7), dilation_rate=dilation, **RECTANGULAR)
+    near = random_layer(**RECTANGULAR)
+    x = sample((7, 7))
+    some = (slice(None), *(slice(None, None, step) for step in dilation))
+    expected = as_array(near(x[some]))
+    assert relative_difference(as_array(layer(x))[some], expected) < LIMIT
+
+
+@pytest.mark.torch_first
+def test_activation_with_and_without_maps():
+    plain, layer = random_layer(), random_layer(activation="relu")
+    x = sample()
+    expected = np.maximum(as_array(plain(x)), 0)
+    assert (expected == 0).any()
+    for y in (layer(x), layer(x, return_attention_maps=True)[0]):
+        assert relative_difference(as_array(y), expected) < LIMIT
+
+
 class Unfolded(PatchwiseACmix2D):
     """The keys of all windows as channels, and autodiff for all of it."""
 
@@ -291,6 +342,58 @@ def test_moments(offset):
         (variances, seen.var((1, 2, 3, 4))),
     ):
         assert relative_difference(as_array(found), wanted) < limit
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_loses_no_more_than_its_own_digits(dtype):
+    """Statistics and features of the numbers that there are."""
+    rng = np.random.default_rng(0)
+    half = ops.cast(30 + rng.normal(size=(4, 6, 5, 1, 3)), dtype)
+    exact = ops.cast(half, "float32")
+    window = Window((3, 3), border="reflect")
+    found = patch_moments(half, half, window)
+    expected = patch_moments(exact, exact, window)
+    for a, b in zip(found, expected, strict=True):
+        assert keras.backend.standardize_dtype(a.dtype) == "float32"
+        np.testing.assert_array_equal(as_array(a), as_array(b))
+    scale, shift = (rng.normal(size=(10, 3)) for _ in range(2))
+    weights = [
+        ops.cast(w, "float32")
+        for w in (scale, shift - 30 * scale, rng.normal(size=(10, 3, 2)))
+    ]
+    found = patch_features(half, half, *weights, window)
+    expected = patch_features(exact, exact, *weights, window)
+    assert relative_difference(as_array(found), as_array(expected)) < 1e-6
+
+
+@pytest.mark.torch_first
+def test_kernels_of_windows_start_by_what_they_see():
+    """Uniform within one over the square root of the fan-in."""
+    layer = PatchwiseACmix2D(64, (3, 5), (5, 3), shift_kernels="random")
+    layer.build((None, 6, 6, 8))
+    w = weights_of(layer)
+    for name, fan_in in (
+        ("reduce_kernel", (1 + 15) * 16),
+        ("expand_kernel", 8),
+        ("mixing_kernel", 2 + 4),
+        ("shift_kernel", 15 * 15),
+    ):
+        largest = np.abs(w[name]).max()
+        assert 0.9 * fan_in**-0.5 < largest <= fan_in**-0.5, name
+
+
+@pytest.mark.once
+def test_regularizer_is_of_the_linear_maps():
+    layer = PatchwiseACmix2D(8, kernel_regularizer=keras.regularizers.L2(0.5))
+    layer.build((None, 6, 6, 3))
+    w = weights_of(layer)
+    expected = sum(
+        0.5 * (w[f"{name}_kernel"] ** 2).sum()
+        for name in ("query", "key", "value")
+    )
+    found = sum(as_array(loss) for loss in layer.losses)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.torch_first

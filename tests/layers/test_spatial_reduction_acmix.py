@@ -402,6 +402,29 @@ def test_dropout():
     plain, dropped = (as_array(layer(x, training=t)) for t in (False, True))
     assert np.ptp(plain, axis=(1, 2)).max() < 1e-6
     assert np.ptp(dropped, axis=(1, 2)).max() > 1e-4
+    # What is shown are the weights before any is dropped.
+    kept, shown = (
+        layer(x, return_attention_maps=True, training=t, tokens=tokens)[1]
+        for t in (False, True)
+    )
+    for name in ("image", "tokens"):
+        expected, found = as_array(kept[name]), as_array(shown[name])
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.once
+def test_regularizer_is_of_the_linear_maps():
+    layer = SpatialReductionACmix2D(
+        8, 4, kernel_regularizer=keras.regularizers.L2(0.5)
+    )
+    layer.build((None, 4, 4, 3))
+    w = weights_of(layer)
+    expected = sum(
+        0.5 * (w[f"{name}_kernel"] ** 2).sum()
+        for name in ("query", "key", "value", "output", "reduction")
+    )
+    found = sum(as_array(loss) for loss in layer.losses)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.torch_first

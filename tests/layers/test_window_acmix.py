@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 from layer_contract import as_array
 from layer_contract import gradients
 from layer_contract import LayerCase
@@ -10,6 +11,7 @@ from layer_contract import LayerContract
 from vectors import load_vectors
 
 from keras_equiattn.layers import WindowACmix2D
+from keras_equiattn.ops.dense_attention import dense_attention
 from keras_equiattn.ops.partitioned_attention import join
 from keras_equiattn.ops.partitioned_attention import neighbours_in_image
 from keras_equiattn.ops.partitioned_attention import partition
@@ -242,6 +244,45 @@ def test_dropout():
     plain, dropped = (as_array(layer(x, training=t)) for t in (False, True))
     assert np.ptp(plain, axis=(1, 2)).max() < 1e-6
     assert np.ptp(dropped, axis=(1, 2)).max() > 1e-4
+    # What is shown are the weights before any is dropped.
+    kept, shown = (
+        as_array(
+            layer(x, return_attention_maps=True, training=training)[1]["image"]
+        )
+        for training in (False, True)
+    )
+    np.testing.assert_allclose(shown, kept, rtol=1e-5)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_position_biases_beside_large_scores(dtype):
+    """What they add would be lost in the rounding of half precision."""
+    full = np.full((1, 1, 16), 8.0)  # scores of 1024
+    query = ops.cast(full, dtype)
+    keys, values = (ops.cast(np.tile(full, (1, 4, 1)), dtype) for _ in "kv")
+    bias = np.array([0.0, 0.1, 0.2, -0.1]).reshape(1, 1, 4)
+    _, weights = dense_attention(
+        query, keys, values, 1, ops.convert_to_tensor(bias, dtype="float32")
+    )
+    assert keras.backend.standardize_dtype(weights.dtype) == dtype
+    expected = np.exp(bias) / np.exp(bias).sum()
+    found = as_array(ops.cast(weights, "float32"))[0]
+    assert relative_difference(found, expected) < 5e-3
+
+
+@pytest.mark.once
+def test_regularizer_is_of_the_linear_maps():
+    layer = WindowACmix2D(
+        8, 4, 2, kernel_regularizer=keras.regularizers.L2(0.5)
+    )
+    layer.build((None, 4, 4, 3))
+    expected = sum(
+        0.5 * (as_array(getattr(layer, f"{name}_kernel")) ** 2).sum()
+        for name in ("query", "key", "value", "output")
+    )
+    found = sum(as_array(loss) for loss in layer.losses)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.once
