@@ -593,6 +593,20 @@ def test_folded_layers_are_equal(options, tmp_path):
     assert relative_difference(y, expected) < 1e-6
 
 
+def test_folding_leaves_the_layer_as_it_was():
+    """Also after predictions, which may give away the memory of weights."""
+    layer = random_layer(filters=4, num_heads=2, dtype="float32")
+    x = sample(layer, (3, 4)).astype("float32")
+    plain, folded = (
+        keras.Sequential([keras.Input(x.shape[1:]), each])
+        for each in (layer, layer.folded())
+    )
+    expected = plain.predict(x, verbose=0)
+    y = folded.predict(x, verbose=0)
+    assert relative_difference(y, expected) < 1e-5
+    np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)
+
+
 @pytest.mark.torch_first
 def test_another_element_is_not_the_symmetry():
     layer = random_layer(filters=8, group="p4")
