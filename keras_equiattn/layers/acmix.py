@@ -428,7 +428,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         rate, rate_of_convolution = self.rates_of_paths()
         for variable in layer.weights:
             if hasattr(self, variable.name):
-                variable.assign(getattr(self, variable.name))
+                # JAX would share the memory, and predictions give it away.
+                variable.assign(ops.copy(getattr(self, variable.name)))
         if self.attends and rate is not None:
             # Attention is linear in the values, whose weights add up to one.
             for variable in layer._map("value"):

@@ -68,7 +68,8 @@ def share_weights(source, *models):
     found = {variable.path: variable for variable in source.weights}
     for model in models:
         for variable in model.weights:
-            variable.assign(found[variable.path])
+            # A copy: under JAX, predictions give away the memory of weights.
+            variable.assign(as_array(found[variable.path]))
 
 
 def weights_below(weights, name):

@@ -238,6 +238,22 @@ def test_dilation_of_each_axis_sees_every_other_pixel(dilation, border):
 
 
 @pytest.mark.torch_first
+@pytest.mark.parametrize("group", ["p8", "p8m"])
+def test_positions_between_quarter_turns(group):
+    """The linear map of positions knows every angle."""
+    options = {"filters": 2, "num_heads": 1, "group": group}
+    layer = random_layer(**options)
+    alone = random_layer(paths="attention", **options)
+    for variable in alone.weights:
+        variable.assign(getattr(layer, variable.name))
+    x = sample(layer, (3, 4))
+    expected, _, weights = oracle(layer, x)
+    y, maps = alone(x, return_attention_maps=True)
+    assert relative_difference(as_array(y), expected) < LIMIT
+    assert relative_difference(as_array(maps["window"]), weights) < LIMIT
+
+
+@pytest.mark.torch_first
 def test_activation_with_and_without_maps():
     plain = random_layer(filters=8)
     layer = with_weights_of(plain, filters=8, activation="relu")
@@ -662,6 +678,20 @@ def test_folded_layers_are_equal(options, tmp_path):
     revived = keras.saving.load_model(tmp_path / "folded.keras")
     y = revived.predict(x, verbose=0)  # on PyTorch in float32
     assert relative_difference(y, expected) < 1e-6
+
+
+def test_folding_leaves_the_layer_as_it_was():
+    """Also after predictions, which may give away the memory of weights."""
+    layer = random_layer(filters=4, num_heads=2, dtype="float32")
+    x = sample(layer, (3, 4)).astype("float32")
+    plain, folded = (
+        keras.Sequential([keras.Input(x.shape[1:]), each])
+        for each in (layer, layer.folded())
+    )
+    expected = plain.predict(x, verbose=0)
+    y = folded.predict(x, verbose=0)
+    assert relative_difference(y, expected) < 1e-5
+    np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)
 
 
 @pytest.mark.torch_first
