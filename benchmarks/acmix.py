@@ -8,13 +8,13 @@
 "ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
 paths. In "dense" the path of convolution is put together with the linear maps
 to one convolution, in "grouped" it mixes the maps of each channel by one
-convolution with as many groups; the layer takes one or the other. "unfold" is close to the form of the
-authors: the neighbours of all pixels side by side (positions are taken off the
-keys before, theirs after), mixed maps of all pixels and a grouped convolution
-of these, with the gradient of the backend. "Conv2D" is Keras' 3 x 3 convolution
-of the same width. "ACmix2D", "dense", "grouped" and "unfold" are checked to be
-equal. `--forms` chooses from these: TensorFlow and JAX take minutes for a step
-of "grouped" and "unfold" on a CPU.
+convolution with as many groups; the layer takes one or the other. "unfold" is
+close to the form of the authors: the neighbours of all pixels side by side
+(positions are taken off the keys before, theirs after), mixed maps of all
+pixels and a grouped convolution of these, with the gradient of the backend.
+"Conv2D" is Keras' 3 x 3 convolution of the same width. "ACmix2D", "dense",
+"grouped" and "unfold" are checked to be equal. `--forms` chooses from all:
+TensorFlow and JAX take very long for grouped convolutions on a CPU.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
