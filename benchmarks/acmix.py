@@ -14,13 +14,8 @@ close to the form of the authors: the neighbours of all pixels side by side
 (positions are taken off the keys before, theirs after), mixed maps of all
 pixels and a grouped convolution of these, with the gradient of the backend.
 "Conv2D" is Keras' 3 x 3 convolution of the same width. "ACmix2D", "dense",
-<<<<<<< HEAD
-"grouped" and "unfold" are checked to be equal. `--forms` chooses from these:
-TensorFlow and JAX take minutes for a step of "grouped" and "unfold" on a CPU.
-=======
 "grouped" and "unfold" are checked to be equal. `--forms` chooses from all:
 TensorFlow and JAX take very long for grouped convolutions on a CPU.
->>>>>>> wb
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
