@@ -389,6 +389,17 @@ def _as_others(tensors: Any) -> Any:
     return tensors
 
 
+def by_itself(function: Function) -> Function:
+    """The function, compiled by JAX without what comes before and after.
+
+    XLA would read what was transposed before it, or transpose what comes out,
+    within each loop of the function, at long strides.
+    """
+    if keras.backend.backend() != "jax":
+        return function
+    return lambda *arguments: _as_others(function(*_as_others(arguments)))
+
+
 def _not_differentiable(x: Tensor, instead: str) -> Tensor:
     """The same, with an error where TensorFlow differentiates it."""
     if keras.backend.backend() == "tensorflow":
