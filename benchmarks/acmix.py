@@ -19,10 +19,12 @@ TensorFlow and JAX take very long for grouped convolutions on a CPU.
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
 temporaries of such a step off the compiler. `stages` counts the parameters of
-the layers and their multiply-adds for each pixel. `profile` times training
-steps of the parts of the layer, each by itself, in turns in one process: they
-add up to a little more than the layer. On one core (`taskset -c 0 python ...`)
-`time` and `profile` say so in the name of their file. Writes
+the layers and their multiply-adds for each pixel.
+
+`profile` times training steps of the parts of the layer, each by itself, in
+turns in one process: they need not add up to the layer, which a compiler sees
+as a whole. On one core (`taskset -c 0 python ...`) `time` and `profile` say so
+in the name of their file. Writes
 `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
