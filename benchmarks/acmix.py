@@ -24,9 +24,10 @@ the layers and their multiply-adds for each pixel. `networks` adds them up for
 the residual networks on an image of 224 x 224 pixels, also with 3 x 3
 convolutions in their place as "plain"; "kernels" is what putting the dense
 kernels together takes, once for all images. `profile` times training steps of
-the parts of the layer, each by itself, in turns in one process: they add up to
-a little more than the layer. On one core (`taskset -c 0 python ...`) `time` and
-`profile` say so in the name of their file. Writes
+the parts of the layer, each by itself, in turns in one process: they need not
+add up to the layer, which a compiler sees as a whole. On one core
+(`taskset -c 0 python ...`) `time` and `profile` say so in the name of their
+file. Writes
 `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 

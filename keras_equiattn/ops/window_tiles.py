@@ -263,7 +263,7 @@ def _sums(
     tiles: _Tiles, matrices: list[Tensor], k: Tensor
 ) -> Float[Tensor, "batch height width 1 channels"]:
     (down, along), (rows, columns) = tiles.counts, tiles.size
-    total = 0.0
+    total: Tensor = 0.0
     for window, matrix in zip(tiles.windows, matrices, strict=True):
         total = total + matrix @ _keys(tiles, k[window.frame])
     heads, channels = tiles.form.heads, total.shape[-1]
