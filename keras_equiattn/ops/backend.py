@@ -389,15 +389,20 @@ def _as_others(tensors: Any) -> Any:
     return tensors
 
 
-def by_itself(function: Function) -> Function:
-    """The function, compiled by JAX without what comes before and after.
+def row_major(x: Tensor) -> Tensor:
+    """The same, in memory in the order of its axes where JAX compiles for CPUs.
 
-    XLA would read what was transposed before it, or transpose what comes out,
-    within each loop of the function, at long strides.
+    XLA would take a transposition for another order of the same memory, and
+    read it at long strides in each of the loops that follow.
     """
-    if keras.backend.backend() != "jax":
-        return function
-    return lambda *arguments: _as_others(function(*_as_others(arguments)))
+    if keras.backend.backend() != "jax" or not on_cpu():
+        return x
+    try:
+        from jax.experimental.layout import Layout
+        from jax.experimental.layout import with_layout_constraint
+    except ImportError:  # an older JAX
+        return x
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _not_differentiable(x: Tensor, instead: str) -> Tensor:

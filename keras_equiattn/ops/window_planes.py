@@ -205,12 +205,14 @@ def _planes(form: Form, x: Tensor) -> Tensor:
     split = (elements, form.heads, channels // form.heads)
     x = ops.reshape(x, (*outer, height, width, *split))
     n = len(outer)
-    return ops.transpose(x, (*range(n), n + 2, n + 3, n + 4, n, n + 1))
+    x = ops.transpose(x, (*range(n), n + 2, n + 3, n + 4, n, n + 1))
+    return backend.row_major(x)
 
 
 def _pixels(x: Tensor) -> Tensor:
     """Undoes `_planes`."""
     n = len(x.shape) - 5
+    x = backend.row_major(x)
     x = ops.transpose(x, (*range(n), n + 3, n + 4, n, n + 1, n + 2))
     *outer, heads, channels = ops.shape(x)
     return ops.reshape(x, (*outer, heads * channels))

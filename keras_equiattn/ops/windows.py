@@ -438,7 +438,6 @@ def _plain_softmax(scores: Tensor) -> Tensor:
 
 def _differentiable(forward: Any, backward: Any, recompute: bool) -> Any:
     if recompute:
-        forward, backward = map(backend.by_itself, (forward, backward))
         return backend.recomputed(forward, backward, "recompute=False")
     return lambda *arguments: forward(*arguments)[0]
 
