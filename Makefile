@@ -72,7 +72,9 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend taskset -c 0 $(BIN)/python \
 	    benchmarks/group_self_attention.py time; \
-	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time \
+	    --forms ACmix2D attention convolution dense Conv2D; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \

@@ -124,10 +124,10 @@ def ACmixResNet50(
     parameters for 1000 classes, with `mixer="conv"` 25,557,032.
 
     On an image of 224 x 224 pixels it takes 5.07 G multiply-adds, and 0.14 G in
-    each call, whatever the number of images, to put kernels together:
-    `ACmix2D` has its path of convolution as one dense convolution. With the
-    grouped one of the paper it would be 3.50 G (the paper has 3.6 G), with
-    `mixer="conv"` it is 4.09 G.
+    each call, whatever the number of images, to put kernels together, with
+    the path of convolution of `ACmix2D` as one dense convolution. With the
+    grouped one of the paper, which it takes under PyTorch on a CPU, it is
+    3.50 G (the paper has 3.6 G), with `mixer="conv"` 4.09 G.
 
     Layers are called `conv1`, `bn1`, `relu1`, `pool1`, then
     `stage1_block1_conv1`, `..._bn1`, `..._relu1`, `..._acmix` or

@@ -125,11 +125,11 @@ class BaseACmix2D(TwoPaths):
         return (shape[0], rows, columns, self.group.order, self.filters)
 
     def shares_maps(self, x: Tensor) -> bool:
-        """Whether the convolution takes the linear maps of attention."""
+        """Whether `convolved_maps` does in place of `convolved`."""
         return False
 
     def convolved_maps(self, maps: list[Tensor]) -> Tensor:
-        """What `convolved` gives, from queries, keys and values."""
+        """The path of convolution, from queries, keys and values."""
         raise NotImplementedError(f"{type(self).__name__}.convolved_maps")
 
     def _both_paths(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -223,8 +223,9 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
 
     All of the second path is linear, so the layer computes it as that one
     convolution, whose kernel it puts together from its weights in each call;
-    or, where `ops.acmix.in_groups` says that this is cheaper, as a grouped
-    convolution of the linear maps, with the same results to rounding.
+    or, under PyTorch on a CPU on "z2" from 128 channels on, where that is
+    cheaper, as a grouped convolution of the linear maps, with the same results
+    to rounding.
 
     Args:
         filters: channels of the output and of queries, keys and values;
@@ -282,8 +283,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. With
         "z2" also images of rank 4, which give rank 4. Height and width may be
-        None; with strides that only where `exact` asks for nothing, as on
-        "z2" it does.
+        None; with strides above 1 only on "z2" or with `exact=False`.
 
     Output shape:
         As the input, with `filters` channels and, with strides,
@@ -410,7 +410,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         """An equal layer in which the path of convolution is one convolution.
 
         Spares putting the kernel together in each call. The rates are folded
-        in, too.
+        in, too. Under PyTorch on a CPU it is the dearer one from 128 channels
+        on, where this layer convolves in groups.
 
         Returns:
             A `FoldedACmix2D` of the same name, built.

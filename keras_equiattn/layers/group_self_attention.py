@@ -292,11 +292,13 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             side of the image less one, along both axes.
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
-            those of an offset, for all output elements together.
+            those of an offset, for all output elements together. Rounded to
+            a multiple of 1 / 65536.
         epsilon: of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in tiles. False
-            computes and keeps the weights of all elements at once, and can be
-            differentiated twice on every backend.
+            computes and keeps the weights of all elements at once, can be
+            differentiated twice on every backend, and needs a known height
+            and width, as attention maps do.
         kernel_initializer: of the linear maps and the encoding.
         bias_initializer: of their biases.
         kernel_regularizer: of the kernels of the linear maps.
@@ -390,11 +392,12 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
             those of a query element, key element and offset, for all output
-            elements together.
+            elements together. Rounded to a multiple of 1 / 65536.
         epsilon: of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in tiles. False
-            computes and keeps the weights of all elements at once, and can be
-            differentiated twice on every backend.
+            computes and keeps the weights of all elements at once, can be
+            differentiated twice on every backend, and needs a known height
+            and width, as attention maps do.
         kernel_initializer: of the linear maps and the encoding.
         bias_initializer: of their biases.
         kernel_regularizer: of the kernels of the linear maps.

@@ -78,6 +78,9 @@ class WindowACmix2D(TransformerACmix):
 
     Symmetry:
         None: not even translations, by which pixels change their windows.
+        Without a shift an image that is rolled by whole windows, which divide
+        its size, gives the output rolled, as far as the convolution does not
+        see the border.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (1, channels, filters)`,

@@ -18,6 +18,7 @@ from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.convolution import conv
 from keras_equiattn.ops.convolution import group_conv
 from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.windows import Window
@@ -239,15 +240,15 @@ def convolve_maps(
     """
     x = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
     outer = ops.shape(x)[:3]
-    x = ops.reshape(x, (*outer, kernel.shape[2], size))
-    x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, -1))
+    count = kernel.shape[2]
+    x = ops.reshape(x, (*outer, count, size))
+    x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, count * size))
     around = _reach(kernel, dilation_rate)
-    return ops.conv(
+    return conv(
         ops.pad(x, [(0, 0), *around, (0, 0)]),
         kernel,
         strides=strides,
         padding="valid",
-        data_format="channels_last",
         dilation_rate=dilation_rate,
     )[:, :, :, None]
 

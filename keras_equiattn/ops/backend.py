@@ -389,20 +389,23 @@ def _as_others(tensors: Any) -> Any:
     return tensors
 
 
-def row_major(x: Tensor) -> Tensor:
-    """The same, in memory in the order of its axes where JAX compiles for CPUs.
+def one_by_one(function: Function, x: Tensor, axes: int) -> Tensor:
+    """A transposition of the last axes, for the first axes in a loop.
 
-    XLA would take a transposition for another order of the same memory, and
-    read it at long strides in each of the loops that follow.
+    Of all at once where JAX does not compile for a CPU. There XLA would take
+    it for another order of the same memory, and write `x` at long strides.
+
+    Args:
+        function: takes and returns tensors with any number of axes before.
+        x: the tensor.
+        axes: how many of its axes come before.
     """
     if keras.backend.backend() != "jax" or not on_cpu():
-        return x
-    try:
-        from jax.experimental.layout import Layout
-        from jax.experimental.layout import with_layout_constraint
-    except ImportError:  # an older JAX
-        return x
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+        return function(x)
+    outer, inner = x.shape[:axes], x.shape[axes:]
+    pieces = ops.reshape(x, (math.prod(outer), *inner))
+    pieces = scan(lambda _, piece: ((), function(piece)), (), pieces)[1]
+    return ops.reshape(pieces, (*outer, *pieces.shape[1:]))
 
 
 def _not_differentiable(x: Tensor, instead: str) -> Tensor:

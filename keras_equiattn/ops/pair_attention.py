@@ -54,12 +54,12 @@ class Positions(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The two factors of the attention, and what dropout makes of the first.
+    """The two factors of the attention, and what dropout makes of one.
 
     Attributes:
         of_elements: softmax over the key elements.
         of_neighbours: softmax over the neighbours.
-        kept: the first after dropout.
+        kept: `of_elements` after dropout.
     """
 
     of_elements: Tensor

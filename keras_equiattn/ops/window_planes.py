@@ -205,14 +205,16 @@ def _planes(form: Form, x: Tensor) -> Tensor:
     split = (elements, form.heads, channels // form.heads)
     x = ops.reshape(x, (*outer, height, width, *split))
     n = len(outer)
-    x = ops.transpose(x, (*range(n), n + 2, n + 3, n + 4, n, n + 1))
-    return backend.row_major(x)
+    return ops.transpose(x, (*range(n), n + 2, n + 3, n + 4, n, n + 1))
 
 
 def _pixels(x: Tensor) -> Tensor:
     """Undoes `_planes`."""
+    return backend.one_by_one(_as_pixels, x, len(x.shape) - 5)
+
+
+def _as_pixels(x: Tensor) -> Tensor:
     n = len(x.shape) - 5
-    x = backend.row_major(x)
     x = ops.transpose(x, (*range(n), n + 3, n + 4, n, n + 1, n + 2))
     *outer, heads, channels = ops.shape(x)
     return ops.reshape(x, (*outer, heads * channels))

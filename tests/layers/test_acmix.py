@@ -483,6 +483,37 @@ def test_grouped_form_is_the_dense_one(options, dtype, monkeypatch):
             assert relative_difference(grouped, dense) < limit
 
 
+def test_grouped_form_of_no_images(monkeypatch):
+    layer = random_layer(filters=8, size=(5, 7))
+    monkeypatch.setattr(layer, "shares_maps", lambda x: True)
+    x = sample(layer, (5, 7))[:0]
+    y = layer(x)
+    assert tuple(y.shape) == (0, 5, 7, 8)
+    for gradient in gradients(layer, x, y):
+        assert not gradient.any()
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="the format is JAX's"
+)
+def test_compiled_code_can_be_kept_in_a_file():
+    """JAX refuses calls that other versions of it may not know."""
+    import jax.export
+
+    layer = random_layer(filters=8, size=(5, 7))
+    values = [variable.value for variable in layer.trainable_variables]
+
+    def call(x):
+        return layer.stateless_call(values, [], x)[0]
+
+    x = sample(layer, (5, 7))
+    kept = jax.export.deserialize(
+        jax.export.export(jax.jit(call))(x).serialize()
+    )
+    found = as_array(kept.call(x))
+    assert relative_difference(found, as_array(layer(x))) < LIMIT
+
+
 @pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("expected", "channels", "options"),
