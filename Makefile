@@ -70,8 +70,6 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
-	  KERAS_BACKEND=$$backend taskset -c 0 $(BIN)/python \
-	    benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time \
 	    --forms ACmix2D attention convolution dense Conv2D; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile; \
@@ -84,8 +82,6 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/windows.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py profile
-	KERAS_BACKEND=jax taskset -c 0 $(BIN)/python \
-	  benchmarks/group_self_attention.py profile
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/acmix.py memory
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py stages
