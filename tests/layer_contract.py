@@ -483,3 +483,19 @@ def second_derivative(layer, x, direction):
     y = layer(x + t * direction)
     (slope,) = torch.autograd.grad((y**2).sum(), t, create_graph=True)
     return float(torch.autograd.grad(slope, t)[0])
+
+
+def assert_strides_leave_out_pixels(layer, dense, x, limit):
+    """Outputs and maps are some of those of the same layer without strides."""
+    some = (slice(None), *(slice(None, None, step) for step in layer.strides))
+    y, maps = layer(x, return_attention_maps=True)
+    expected, of_all = dense(x, return_attention_maps=True)
+    expected = as_array(expected)[some]
+    assert y.shape == expected.shape
+    assert relative_difference(as_array(y), expected) < limit
+    of_all = as_array(of_all["window"])[some]
+    assert relative_difference(as_array(maps["window"]), of_all) < limit
+    for place in ((1, 0), (2, 1)):
+        one = layer(x, return_attention_maps=True, query=place)[1]["window"]
+        wanted = of_all[:, place[0], place[1]]
+        assert relative_difference(as_array(one), wanted) < limit

@@ -156,3 +156,32 @@ def unmoved_by_a_step(model, x, labels):
         for variable, start in zip(model.weights, before, strict=True)
         if np.array_equal(as_array(variable), start)
     ]
+
+
+def assert_any_size(build):
+    """A network of images of any size is that of each size.
+
+    Args:
+        build: takes `input_shape`, returns a network with maps as outputs.
+    """
+    model = build((None, None, 3))
+    for level in model.outputs:
+        assert level.shape[1:3] == (None, None)
+    for size in ((33, 40), (17, 16)):
+        known = build((*size, 3))
+        known.set_weights(model.get_weights())
+        x = images((2, *size, 3))
+        expected = known.predict(x, verbose=0)
+        found = model.predict(x, verbose=0)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def assert_ends_for_any_size(network, pooling, width):
+    """With the top, without it, and with pooling in its place."""
+    options = {"input_shape": (None, None, 3), "pooling": pooling}
+    space = () if pooling else (None, None)
+    model = network(include_top=False, **options)
+    assert model.output_shape == (None, *space, width)
+    model = network(input_shape=(None, None, 3), classes=3)
+    assert model.output_shape == (None, 3)

@@ -5,6 +5,8 @@ import numpy as np
 import oracles
 import pytest
 from layer_contract import as_array
+from network_helpers import assert_any_size
+from network_helpers import assert_ends_for_any_size
 from network_helpers import draw
 from network_helpers import images
 from network_helpers import share_weights
@@ -216,36 +218,18 @@ def test_ends(stem, scales, small):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("stem", acmix_resnet.STEMS)
 def test_images_of_any_size(stem, small):
-    def network(height, width):
-        shape = (height, width, 3)
+    def build(input_shape):
         return ACmixResNet26(
-            False, input_shape=shape, stem=stem, features_only=True
+            False, input_shape=input_shape, stem=stem, features_only=True
         )
 
-    model = network(None, None)
-    assert [x.shape[1:3] for x in model.outputs] == [(None, None)] * len(
-        model.outputs
-    )
-    for size in ((33, 40), (17, 16)):
-        known = network(*size)
-        known.set_weights(model.get_weights())
-        x = images((2, *size, 3))
-        expected = known.predict(x, verbose=0)
-        found = model.predict(x, verbose=0)
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_any_size(build)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("pooling", [None, "avg", "max"])
 def test_ends_for_any_size(pooling, small):
-    options = {"input_shape": (None, None, 3), "pooling": pooling}
-    width = 32
-    space = () if pooling else (None, None)
-    model = ACmixResNet26(include_top=False, **options)
-    assert model.output_shape == (None, *space, width)
-    model = ACmixResNet26(input_shape=(None, None, 3), classes=3)
-    assert model.output_shape == (None, 3)
+    assert_ends_for_any_size(ACmixResNet26, pooling, 32)
 
 
 @pytest.mark.once

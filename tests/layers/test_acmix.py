@@ -6,6 +6,7 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import assert_strides_leave_out_pixels
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
@@ -187,32 +188,23 @@ def with_weights_of(layer, **arguments):
     return other
 
 
+RECTANGULAR = {
+    "filters": 4,
+    "num_heads": 2,
+    "attention_kernel_size": (3, 5),
+    "kernel_size": (5, 3),
+}
+
+
 @pytest.mark.torch_first
 @pytest.mark.parametrize("border", ["reflect", "mask"])
 @pytest.mark.parametrize("strides", [(1, 3), (3, 2)])
 def test_strides_of_each_axis_leave_out_pixels(strides, border):
-    options = {
-        "filters": 4,
-        "num_heads": 2,
-        "attention_kernel_size": (3, 5),
-        "kernel_size": (5, 3),
-        "border": border,
-    }
+    options = {**RECTANGULAR, "border": border}
     layer = random_layer(strides=strides, exact=False, size=(7, 6), **options)
     dense = with_weights_of(layer, **options)
     x = sample(layer, (7, 6))
-    down, along = strides
-    y, maps = layer(x, return_attention_maps=True)
-    expected, of_all = dense(x, return_attention_maps=True)
-    expected = as_array(expected)[:, ::down, ::along]
-    assert y.shape == expected.shape
-    assert relative_difference(as_array(y), expected) < LIMIT
-    of_all = as_array(of_all["window"])[:, ::down, ::along]
-    assert relative_difference(as_array(maps["window"]), of_all) < LIMIT
-    for place in ((1, 0), (2, 1)):
-        one = layer(x, return_attention_maps=True, query=place)[1]["window"]
-        wanted = of_all[:, place[0], place[1]]
-        assert relative_difference(as_array(one), wanted) < LIMIT
+    assert_strides_leave_out_pixels(layer, dense, x, LIMIT)
 
 
 @pytest.mark.torch_first
@@ -220,13 +212,7 @@ def test_strides_of_each_axis_leave_out_pixels(strides, border):
 @pytest.mark.parametrize("dilation", [(1, 3), (3, 2)])
 def test_dilation_of_each_axis_sees_every_other_pixel(dilation, border):
     """Where the last pixel is one of them, they are an image of their own."""
-    options = {
-        "filters": 4,
-        "num_heads": 2,
-        "attention_kernel_size": (3, 5),
-        "kernel_size": (5, 3),
-        "border": border,
-    }
+    options = {**RECTANGULAR, "border": border}
     layer = random_layer(dilation_rate=dilation, **options)
     near = with_weights_of(layer, **options)
     x = sample(layer, (7, 7))
@@ -488,7 +474,7 @@ def test_grouped_form_of_no_images(monkeypatch):
     monkeypatch.setattr(layer, "shares_maps", lambda x: True)
     x = sample(layer, (5, 7))[:0]
     y = layer(x)
-    assert tuple(y.shape) == (0, 5, 7, 8)
+    assert tuple(y.shape) == (0, 5, 7, 1, 8)
     for gradient in gradients(layer, x, y):
         assert not gradient.any()
 

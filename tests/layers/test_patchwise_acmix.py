@@ -6,6 +6,7 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import assert_strides_leave_out_pixels
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
@@ -185,18 +186,7 @@ def test_strides_of_each_axis_leave_out_pixels(strides):
     layer = random_layer((7, 6), strides=strides, **RECTANGULAR)
     dense = random_layer((7, 6), **RECTANGULAR)
     x = sample((7, 6))
-    down, along = strides
-    y, maps = layer(x, return_attention_maps=True)
-    expected, of_all = dense(x, return_attention_maps=True)
-    expected = as_array(expected)[:, ::down, ::along]
-    assert y.shape == expected.shape
-    assert relative_difference(as_array(y), expected) < LIMIT
-    of_all = as_array(of_all["window"])[:, ::down, ::along]
-    assert relative_difference(as_array(maps["window"]), of_all) < LIMIT
-    for place in ((1, 0), (2, 1)):
-        one = layer(x, return_attention_maps=True, query=place)[1]["window"]
-        wanted = of_all[:, place[0], place[1]]
-        assert relative_difference(as_array(one), wanted) < LIMIT
+    assert_strides_leave_out_pixels(layer, dense, x, LIMIT)
 
 
 @pytest.mark.torch_first
