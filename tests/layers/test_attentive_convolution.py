@@ -102,6 +102,7 @@ def convolution_cases(layer, planar):
 @pytest.mark.every_backend
 class TestAttentiveLiftingConv2D(LayerContract):
     layer = AttentiveLiftingConv2D
+    empty_batches = False
     cases = convolution_cases(AttentiveLiftingConv2D, planar=True)
     arguments = tuple(
         {**CONVOLUTION, **ATTENTION, "chunk_size": 5, **steps}
