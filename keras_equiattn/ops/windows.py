@@ -150,7 +150,7 @@ class Window:
         return ops.logical_and(rows[:, :, None], columns[:, None])
 
 
-def _mirrored(x: Tensor, axis: int, before: int, after: int) -> Tensor:
+def _mirrored(x: Tensor, axis: int, before: int, after: Any) -> Tensor:
     """The image and, before and after it, its mirror image.
 
     With fewer than none after it, the last pixels are left out.
