@@ -499,3 +499,11 @@ def assert_strides_leave_out_pixels(layer, dense, x, limit):
         one = layer(x, return_attention_maps=True, query=place)[1]["window"]
         wanted = of_all[:, place[0], place[1]]
         assert relative_difference(as_array(one), wanted) < limit
+
+
+def assert_regularizes(layer, names, rate):
+    """The built layer's regulariser, `L2(rate)`, is of these kernels alone."""
+    kernels = (as_array(getattr(layer, f"{name}_kernel")) for name in names)
+    expected = sum(rate * (kernel**2).sum() for kernel in kernels)
+    found = sum(as_array(loss) for loss in layer.losses)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -185,3 +185,22 @@ def assert_ends_for_any_size(network, pooling, width):
     assert model.output_shape == (None, *space, width)
     model = network(input_shape=(None, None, 3), classes=3)
     assert model.output_shape == (None, 3)
+
+
+def assert_agrees(model, levels, x, logits, maps):
+    """A network and its levels give what an oracle does.
+
+    Args:
+        model: the network with its top.
+        levels: the same with `features_only=True`; gets the weights.
+        x: images that differ in what they give.
+        logits: the output of the oracle.
+        maps: its levels.
+    """
+    found = model.predict(x, verbose=0)
+    assert relative_difference(found[:1], found[1:]) > 1e-2
+    assert relative_difference(found, logits) < 1e-4
+    share_weights(model, levels)
+    for level, expected in zip(levels.predict(x, verbose=0), maps, strict=True):
+        assert level.shape == expected.shape
+        assert relative_difference(level, expected) < 1e-4

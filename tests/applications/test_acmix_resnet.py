@@ -5,6 +5,7 @@ import numpy as np
 import oracles
 import pytest
 from layer_contract import as_array
+from network_helpers import assert_agrees
 from network_helpers import assert_any_size
 from network_helpers import assert_ends_for_any_size
 from network_helpers import draw
@@ -104,14 +105,8 @@ def test_network_step_by_step(mixer, stem, size, small, monkeypatch):
     draw(model)
     x = images((2, *size, 3))
     logits, maps = resnet(x.astype("float64"), model, depths, mixer, stem)
-    found = model.predict(x, verbose=0)
-    assert relative_difference(found[:1], found[1:]) > 1e-2
-    assert relative_difference(found, logits) < 1e-4
     levels = ACmixResNet26(False, features_only=True, **options)
-    share_weights(model, levels)
-    for level, expected in zip(levels.predict(x, verbose=0), maps, strict=True):
-        assert level.shape == expected.shape
-        assert relative_difference(level, expected) < 1e-4
+    assert_agrees(model, levels, x, logits, maps)
 
 
 @pytest.mark.torch_first

@@ -5,17 +5,16 @@ import numpy as np
 import oracles
 import pytest
 from layer_contract import as_array
+from network_helpers import assert_agrees
 from network_helpers import assert_any_size
 from network_helpers import assert_ends_for_any_size
 from network_helpers import draw
 from network_helpers import images
-from network_helpers import share_weights
 from network_helpers import unmoved_by_a_step
 from network_helpers import weights_below
 
 from keras_equiattn.applications import acmix_san
 from keras_equiattn.applications import ACmixSAN10
-from keras_equiattn.testing import relative_difference
 
 WIDTHS = (16, 16, 16, 32, 32)
 SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
@@ -94,14 +93,8 @@ def test_network_step_by_step(stem, size, small, monkeypatch):
     draw(model)
     x = images((2, *size, 3))
     logits, maps = san(x.astype("float64"), model, depths, stem)
-    found = model.predict(x, verbose=0)
-    assert relative_difference(found[:1], found[1:]) > 1e-2
-    assert relative_difference(found, logits) < 1e-4
     levels = ACmixSAN10(False, features_only=True, **options)
-    share_weights(model, levels)
-    for level, expected in zip(levels.predict(x, verbose=0), maps, strict=True):
-        assert level.shape == expected.shape
-        assert relative_difference(level, expected) < 1e-4
+    assert_agrees(model, levels, x, logits, maps)
 
 
 @pytest.mark.torch_first

@@ -6,6 +6,7 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import assert_regularizes
 from layer_contract import assert_strides_leave_out_pixels
 from layer_contract import gradients
 from layer_contract import LayerCase
@@ -637,13 +638,8 @@ def test_fixed_shifts_are_those_that_learned_ones_start_as():
 def test_regularizer_is_of_the_linear_maps():
     layer = ACmix2D(8, kernel_regularizer=keras.regularizers.L2(0.5))
     layer.build((None, 6, 6, 3))
-    w = weights_of(layer)
-    expected = sum(
-        0.5 * (w[f"{name}_kernel"] ** 2).sum()
-        for name in ("query", "key", "value")
-    )
-    found = sum(as_array(loss) for loss in layer.losses)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    names = ("query", "key", "value")
+    assert_regularizes(layer, names, 0.5)
 
 
 @pytest.mark.torch_first

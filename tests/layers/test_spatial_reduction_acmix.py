@@ -6,6 +6,7 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import assert_regularizes
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
@@ -418,13 +419,8 @@ def test_regularizer_is_of_the_linear_maps():
         8, 4, kernel_regularizer=keras.regularizers.L2(0.5)
     )
     layer.build((None, 4, 4, 3))
-    w = weights_of(layer)
-    expected = sum(
-        0.5 * (w[f"{name}_kernel"] ** 2).sum()
-        for name in ("query", "key", "value", "output", "reduction")
-    )
-    found = sum(as_array(loss) for loss in layer.losses)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    names = ("query", "key", "value", "output", "reduction")
+    assert_regularizes(layer, names, 0.5)
 
 
 @pytest.mark.torch_first

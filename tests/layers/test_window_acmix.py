@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import assert_regularizes
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
@@ -277,12 +278,8 @@ def test_regularizer_is_of_the_linear_maps():
         8, 4, 2, kernel_regularizer=keras.regularizers.L2(0.5)
     )
     layer.build((None, 4, 4, 3))
-    expected = sum(
-        0.5 * (as_array(getattr(layer, f"{name}_kernel")) ** 2).sum()
-        for name in ("query", "key", "value", "output")
-    )
-    found = sum(as_array(loss) for loss in layer.losses)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    names = ("query", "key", "value", "output")
+    assert_regularizes(layer, names, 0.5)
 
 
 @pytest.mark.once
