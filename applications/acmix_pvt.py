@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import layers
-from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.applications import transformers
 
 DIMS = (64, 128, 320, 512)
@@ -34,7 +34,7 @@ def ACmixPVTTiny(
     mixer: str = "acmix",
     patch_size: int = 4,
     drop_path: float = 0.1,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """PVT-Tiny with `SpatialReductionACmix2D` in place of its attention.
@@ -118,7 +118,7 @@ def ACmixPVTSmall(
     mixer: str = "acmix",
     patch_size: int = 4,
     drop_path: float = 0.1,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """PVT-Small with `SpatialReductionACmix2D` in place of its attention.
@@ -204,9 +204,7 @@ def _network(
         token = keras.layers.Flatten(name="class_vector")(token)
         return [*features, _image(x, size, "features")], token
 
-    return building.imagenet_network(
-        title, stages, input_shape=shape, **options
-    )
+    return ends.imagenet_network(title, stages, input_shape=shape, **options)
 
 
 def _check_patches(title: str, shape: tuple[int, int, int], patch: int) -> None:

@@ -9,7 +9,7 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import layers
-from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 
 WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4  # output channels of a block over its width
@@ -32,7 +32,7 @@ def ACmixResNet26(
     mixer: str = "acmix",
     stem: str = "imagenet",
     num_heads: int = 4,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """ResNet26 with `ACmix2D` in place of its 3 x 3 convolutions.
@@ -72,7 +72,7 @@ def ACmixResNet38(
     mixer: str = "acmix",
     stem: str = "imagenet",
     num_heads: int = 4,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """ResNet38 with `ACmix2D` in place of its 3 x 3 convolutions.
@@ -112,7 +112,7 @@ def ACmixResNet50(
     mixer: str = "acmix",
     stem: str = "imagenet",
     num_heads: int = 4,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """ResNet50 with `ACmix2D` in place of its 3 x 3 convolutions.
@@ -202,7 +202,7 @@ def _network(
     design = _Design(mixer, stem, num_heads)
     kind = "ACmixResNet" if mixer == "acmix" else "ResNet"
     stages = functools.partial(_stages, design, BLOCKS[depth])
-    return building.imagenet_network(f"{kind}{depth}", stages, **options)
+    return ends.imagenet_network(f"{kind}{depth}", stages, **options)
 
 
 def _stages(

@@ -9,7 +9,7 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import layers
-from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 
 WIDTHS = (64, 256, 512, 1024, 2048)
 REDUCTION = 4  # channels of a stage over those of its mixers
@@ -35,7 +35,7 @@ def ACmixSAN10(
     name: str | None = None,
     mixer: str = "acmix",
     stem: str = "imagenet",
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """SAN10 with `PatchwiseACmix2D` in place of its patchwise attention.
@@ -73,7 +73,7 @@ def ACmixSAN15(
     name: str | None = None,
     mixer: str = "acmix",
     stem: str = "imagenet",
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """SAN15 with `PatchwiseACmix2D` in place of its patchwise attention.
@@ -111,7 +111,7 @@ def ACmixSAN19(
     name: str | None = None,
     mixer: str = "acmix",
     stem: str = "imagenet",
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """SAN19 with `PatchwiseACmix2D` in place of its patchwise attention.
@@ -194,7 +194,7 @@ def _network(
     design = _Design(mixer, stem)
     kind = "ACmixSAN" if mixer == "acmix" else "SAN"
     stages = functools.partial(_stages, design, BLOCKS[depth])
-    return building.imagenet_network(f"{kind}{depth}", stages, **options)
+    return ends.imagenet_network(f"{kind}{depth}", stages, **options)
 
 
 def _stages(

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_equiattn import _checks
 from keras_equiattn import layers
-from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.applications import transformers
 
 HEADS = (3, 6, 12, 24)
@@ -32,7 +32,7 @@ def ACmixSwinTiny(
     patch_size: int = 4,
     window_size: int = 7,
     drop_path: float = 0.2,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """Swin-T with `WindowACmix2D` in place of its attention.
@@ -105,7 +105,7 @@ def ACmixSwinSmall(
     patch_size: int = 4,
     window_size: int = 7,
     drop_path: float = 0.3,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     features_only: bool = False,
 ) -> keras.Model:
     """Swin-S with `WindowACmix2D` in place of its attention.
@@ -186,9 +186,7 @@ def _network(
         features[-1] = transformers.norm(x, EPSILON, "norm")
         return (features,)
 
-    return building.imagenet_network(
-        title, stages, input_shape=shape, **options
-    )
+    return ends.imagenet_network(title, stages, input_shape=shape, **options)
 
 
 def _designs(

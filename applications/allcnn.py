@@ -7,6 +7,7 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.applications._sizes import Window
 from keras_equiattn.applications.building import AttentionSettings
 
@@ -28,7 +29,7 @@ def AllCNNC(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     classes: int = 10,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
@@ -147,7 +148,7 @@ def AllCNNC(
         x = building.batch_norm_relu(x, f"{{}}{index}")
         if index in HALVING:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
-    x = building.global_mean(x)
+    x = ends.global_mean(x)
     name = name or f"allcnnc_{group.name}{network.suffix}"
     return network.finish(inputs, x, name)
 

@@ -14,6 +14,7 @@ from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications import _sizes
 from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.ops.pooling import MODES
 
 # PyTorch's default, which is what the authors have.
@@ -74,7 +75,7 @@ def GSANet(
     input_shape: tuple[int, int, int] = (28, 28, 1),
     classes: int = 10,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     exact: bool = True,
     weights: str | Path | None = None,
     name: str | None = None,
@@ -181,7 +182,7 @@ def GSANet(
         normalization=normalization,
         downsampling="exact" if _checks.flag(exact, "exact") else "strided",
         weights=weights,
-        planar=building.he_normal,
+        planar=ends.he_normal,
         windows=lambda exact: _windows(stages),
         choices=("exact=True", "exact=False"),
     )
@@ -204,7 +205,7 @@ def GSANet(
                 name=f"stage{number}_pool",
             )(x)
             x = _dropout(x, design.pool_dropout, f"stage{number}_dropout")
-    x = building.logits(x, network.classes, use_bias=False)
+    x = ends.logits(x, network.classes, use_bias=False)
     x = ops.sum(x, axis=(1, 2), keepdims=True)
     x = layers.GroupPooling(
         design.head, data_format="channels_last", name=f"group_{design.head}"
@@ -407,7 +408,7 @@ class _Design:
             group=self.group,
             attention_dropout=self.attention_dropout,
             epsilon=self.epsilon,
-            kernel_initializer=building.he_normal(),
+            kernel_initializer=ends.he_normal(),
             data_format="channels_last",
             name=name,
         )(x)
@@ -450,7 +451,7 @@ def _block(design: _Design, x: Any, width: int, crop: int, name: str) -> Any:
 
 def _dense(x: Any, width: int, name: str) -> Any:
     return keras.layers.Dense(
-        width, kernel_initializer=building.he_normal(), name=name
+        width, kernel_initializer=ends.he_normal(), name=name
     )(x)
 
 

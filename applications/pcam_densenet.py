@@ -7,6 +7,7 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.applications._sizes import Window
 from keras_equiattn.applications.building import AttentionSettings
 
@@ -28,7 +29,7 @@ def PCamDenseNet(
     input_shape: tuple[int, int, int] = (96, 96, 3),
     classes: int = 2,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
@@ -116,7 +117,7 @@ def PCamDenseNet(
         normalization=normalization,
         downsampling=downsampling,
         weights=weights,
-        planar=building.he_normal,
+        planar=ends.he_normal,
         scale=building.HE_SCALE,
         windows=_windows,
     )
@@ -139,7 +140,7 @@ def PCamDenseNet(
     x = network.convolution(
         x, network.classes, 1, settings, rescaled=False, name="conv_out"
     )
-    x = building.global_mean(x)
+    x = ends.global_mean(x)
     name = name or f"pcam_densenet_{group.name}{network.suffix}"
     return network.finish(inputs, x, name)
 

@@ -10,6 +10,7 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.applications._sizes import Window
 
 # Of the planar network; other groups get these over sqrt(order).
@@ -44,7 +45,7 @@ def ResNet29(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     classes: int = 10,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
@@ -165,7 +166,7 @@ def ResNet83(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     classes: int = 10,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
@@ -286,7 +287,7 @@ def _network(
         group=group,
         attention=None,
         filters=widths[0],
-        planar=building.he_normal,
+        planar=ends.he_normal,
         windows=_windows,
         **arguments,
     )
@@ -312,7 +313,7 @@ def _network(
                 halves=index == 1 and stage > 1,
                 name=f"stage{stage}_block{index}",
             )
-    x = building.logits(building.global_mean(x), network.classes)
+    x = ends.logits(ends.global_mean(x), network.classes)
     if name is None:
         strided = "" if network.exact else "_strided"
         name = f"{kind.lower()}_{group.name}{blocks.suffix}{strided}"
@@ -338,7 +339,7 @@ def _block(
         else:
             options = {
                 "kernel_size": WINDOW,
-                "kernel_initializer": building.he_normal(),
+                "kernel_initializer": ends.he_normal(),
             }
         y = ATTENTION[blocks.mixer](
             width,
@@ -367,7 +368,7 @@ def _block(
         y = layers.SqueezeExcite(
             max(1, round(SQUEEZE_RATIO / blocks.group.order)),
             group=blocks.group,
-            kernel_initializer=building.he_normal(),
+            kernel_initializer=ends.he_normal(),
             data_format="channels_last",
             name=f"{name}_se",
         )(y)

@@ -7,6 +7,7 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.applications._sizes import Window
 from keras_equiattn.applications.building import AttentionSettings
 from keras_equiattn.layers import SpatialPooling2D
@@ -24,7 +25,7 @@ def ResNet44(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     classes: int = 10,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
@@ -120,7 +121,7 @@ def ResNet44(
         normalization=normalization,
         downsampling=downsampling,
         weights=weights,
-        planar=building.he_normal,
+        planar=ends.he_normal,
         scale=building.HE_SCALE,
         windows=_windows,
     )
@@ -153,7 +154,7 @@ def ResNet44(
     x = network.convolution(
         x, network.classes, 1, _attention(x), rescaled=False, name="conv_out"
     )
-    x = building.global_mean(x)
+    x = ends.global_mean(x)
     name = name or f"resnet44_{group.name}{network.suffix}"
     return network.finish(inputs, x, name)
 

@@ -6,15 +6,16 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 from keras_equiattn.layers import GroupPooling
 
 PLANAR_WIDTH = 20
 DROPOUT = 0.3
 
 # Of exact networks, by (group, attention, filters), then by name.
-SHIPPED: building.Shipped = {
+SHIPPED: ends.Shipped = {
     settings: {
-        "rot_mnist": building.ShippedWeights(
+        "rot_mnist": ends.ShippedWeights(
             f"{network}-rot_mnist.weights.h5",
             normalization=(0.1309, 0.2901),
             input_shape=(28, 28, 1),
@@ -37,7 +38,7 @@ def RotMNISTCNN(
     input_shape: tuple[int, int, int] = (28, 28, 1),
     classes: int = 10,
     classifier_activation: str | None = None,
-    normalization: building.Statistics | None = None,
+    normalization: ends.Statistics | None = None,
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_equiattn.applications import building
+from keras_equiattn.applications import ends
 
 # What `mixer` of a transformer can be.
 MIXERS = ("acmix", "attention")
@@ -22,7 +22,7 @@ def known_shape(
         input_shape: the shape asked for.
         reason: why no other size goes.
     """
-    shape = building.check_image_shape(input_shape, any_size=True)
+    shape = ends.check_image_shape(input_shape, any_size=True)
     if None in shape:
         raise ValueError(
             f"`input_shape` of {title} must have a known height and width: "

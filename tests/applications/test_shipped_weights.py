@@ -9,8 +9,8 @@ from layer_contract import as_array
 from layer_contract import GOLDEN
 
 from keras_equiattn import applications
-from keras_equiattn.applications import building
 from keras_equiattn.applications import datasets
+from keras_equiattn.applications import ends
 from keras_equiattn.applications import rotmnist
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.testing import relative_difference
@@ -33,9 +33,9 @@ def test_shipped_weights_expect_the_images_of_their_dataset(key):
     assert shipped.path.is_file()
     info = datasets.info("rot_mnist")
     channels = info.shape[-1]
-    assert building.check_normalization(
+    assert ends.check_normalization(
         shipped.normalization, channels
-    ) == building.check_normalization(info.normalization, channels)
+    ) == ends.check_normalization(info.normalization, channels)
     assert (shipped.input_shape, shipped.classes) == (info.shape, info.classes)
 
 
@@ -77,7 +77,7 @@ def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
 @SHIPPED
 def test_shipped_weights_on_all_test_digits(name):
     """The error on the model card, on 50,000 digits."""
-    card = building.WEIGHTS_FOLDER / f"{name}-rot_mnist.md"
+    card = ends.WEIGHTS_FOLDER / f"{name}-rot_mnist.md"
     (error,) = re.findall(r"\| test error \| ([\d.]+) %", card.read_text())
     model = applications.get_model(name, weights="rot_mnist")
     test = datasets.load_pydataset("rot_mnist", "test", 500)
