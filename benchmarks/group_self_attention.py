@@ -144,7 +144,38 @@ def profile(options: argparse.Namespace) -> dict:
     """Milliseconds of the parts of a tile, and nanoseconds of a pair."""
     import jax
 
-    elements, heads, size, window = 4, 9, 28, options.kernel_size
+    parts, pairs = parts_of_a_tile(28, options.kernel_size, 9, 10)
+    steps = {}
+    for name, (function, tensors) in parts.items():
+        part = jax.jit(function)
+        steps[name] = functools.partial(
+            lambda part, tensors: jax.block_until_ready(part(*tensors)),
+            part,
+            tensors,
+        )
+    seconds = timing.alternate(steps, options.repeats, warm_up=2)
+    return {
+        "benchmark": "parts of attention to a tile of p4, 28 x 28 pixels, 9 "
+        "heads of 10 channels, each compiled by itself (medians)",
+        "pairs": pairs,
+        "parts": {
+            name: {
+                "ms": round(1000 * statistics.median(each), 2),
+                "ns of a pair": round(1e9 * statistics.median(each) / pairs, 2),
+            }
+            for name, each in seconds.items()
+        },
+    }
+
+
+def parts_of_a_tile(
+    size: int, window: int, heads: int, channels: int, elements: int = 4
+) -> tuple[dict[str, tuple[Callable, tuple]], int]:
+    """What attention to a tile consists of, and how many pairs that has.
+
+    Returns:
+        Functions and their arguments by name, and the number of pairs.
+    """
     windows = Planes(window, size, size, 0, size)
     rng = np.random.default_rng(0)
 
@@ -153,17 +184,15 @@ def profile(options: argparse.Namespace) -> dict:
 
     pixels = size * windows.padded_width
     around = (size + window - 1) * windows.padded_width + window - 1
-    channels = 10
     query, upstream = (draw(channels, elements, heads, pixels) for _ in "qu")
     keys, values = (draw(channels, elements, heads, around) for _ in "kv")
     positions = Positions(
         draw(window**2, elements, channels // 2),
-        draw(elements, elements, channels // 2),
+        draw(elements, elements, channels - channels // 2),
     )
     found = pair_attention.factors(windows, query, keys, positions, None)
     weights = pair_attention.pair_weights(found)
     seed = ops.convert_to_tensor([0.0, 0.0])
-    tile = (windows, query, keys, values, positions, None)
     parts = {
         "scores": (windows.scores, (query, keys)),
         "both softmaxes": (
@@ -180,45 +209,26 @@ def profile(options: argparse.Namespace) -> dict:
         ),
         "pair weights": (
             lambda a, b: pair_attention.pair_weights(
-                pair_attention.Factors(a, b, a)
+                pair_attention.Factors(a, b, a, found.logs)
             ),
             found[:2],
         ),
         "weighted sums": (windows.sums, (weights, values)),
         "gradient of the keys": (windows.spread, (weights, query, keys)),
         "all of the forward pass": (
-            lambda q, k, v: pair_attention.attend(windows, q, k, v, *tile[4:]),
+            lambda q, k, v: pair_attention.attend(
+                windows, q, k, v, positions, None
+            ),
             (query, keys, values),
         ),
         "all of the backward pass": (
             lambda q, k, v, d: pair_attention.gradients(
-                windows, q, k, v, *tile[4:], d
+                windows, q, k, v, positions, None, found.logs, d
             ),
             (query, keys, values, upstream),
         ),
     }
-    steps = {}
-    for name, (function, tensors) in parts.items():
-        part = jax.jit(function)
-        steps[name] = functools.partial(
-            lambda part, tensors: jax.block_until_ready(part(*tensors)),
-            part,
-            tensors,
-        )
-    seconds = timing.alternate(steps, options.repeats, warm_up=2)
-    pairs = window**2 * elements**2 * heads * pixels
-    return {
-        "benchmark": "parts of attention to a tile of p4, 28 x 28 pixels, 9 "
-        "heads of 10 channels, each compiled by itself (medians)",
-        "pairs": pairs,
-        "parts": {
-            name: {
-                "ms": round(1000 * statistics.median(each), 2),
-                "ns of a pair": round(1e9 * statistics.median(each) / pairs, 2),
-            }
-            for name, each in seconds.items()
-        },
-    }
+    return parts, window**2 * elements**2 * heads * pixels
 
 
 def angles(options: argparse.Namespace) -> dict:

@@ -60,17 +60,20 @@ class Factors(NamedTuple):
         of_elements: softmax over the key elements.
         of_neighbours: softmax over the neighbours.
         kept: `of_elements` after dropout.
+        logs: logarithms of the sums that `of_neighbours` was divided by,
+            `(1, output elements, query elements, heads, pixels)`.
     """
 
     of_elements: Tensor
     of_neighbours: Tensor
     kept: Tensor
+    logs: Tensor
 
 
 def attend(
     windows: Any, query: Tensor, keys: Tensor, values: Tensor, *rest: Any
-) -> Tensor:
-    """The output of a tile.
+) -> tuple[Tensor, Tensor]:
+    """The output of a tile, and what makes its gradient cheaper.
 
     Args:
         windows: where the neighbours lie, see `ops.pair_windows`.
@@ -79,10 +82,11 @@ def attend(
             or None.
 
     Returns:
-        `(channels, output elements, heads, pixels)`.
+        The output `(channels, output elements, heads, pixels)`, and the `logs`
+        of its factors.
     """
     found = factors(windows, query, keys, *rest)
-    return windows.sums(pair_weights(found), values)
+    return windows.sums(pair_weights(found), values), found.logs
 
 
 def factors(
@@ -91,8 +95,12 @@ def factors(
     keys: Tensor,
     positions: Positions,
     dropout: Any,
+    logs: Tensor | None = None,
 ) -> Factors:
-    """The two softmaxes whose product is the attention."""
+    """The two softmaxes whose product is the attention.
+
+    With the `logs` found before, the neighbours take one pass instead of four.
+    """
     first = windows.position_channels(positions.encoding)
     of_group = None
     if positions.embedding is not None:
@@ -104,11 +112,14 @@ def factors(
     of_elements = scores / total[:, None]
     logits = windows.positions(query[:first], positions.encoding)
     logits = windows.masked(logits + (top + ops.log(total))[:, None])
-    of_neighbours = _softmax(logits)
+    if logs is None:
+        of_neighbours, logs = _softmax(logits)
+    else:
+        of_neighbours = ops.exp(logits - logs)
     kept = of_elements
     if dropout is not None:
         kept = of_elements * dropout(of_elements)
-    return Factors(of_elements, of_neighbours, kept)
+    return Factors(of_elements, of_neighbours, kept, logs)
 
 
 def pair_weights(found: Factors) -> Tensor:
@@ -127,15 +138,16 @@ def gradients(
     values: Tensor,
     positions: Positions,
     dropout: Any,
+    logs: Tensor,
     upstream: Tensor,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Positions]:
-    """Gradients of `sum(attend(...) * upstream)`, everything computed anew.
+    """Gradients of `sum(output * upstream)`; all but `logs` is computed anew.
 
     Returns:
         Those of query, keys and values, and those of the positions.
     """
     first = windows.position_channels(positions.encoding)
-    found = factors(windows, query, keys, positions, dropout)
+    found = factors(windows, query, keys, positions, dropout, logs)
     d_values = windows.spread(pair_weights(found), upstream, values)
     d_weights = windows.scores(upstream, values)
     d_scores, d_logits = _score_gradients(found, d_weights)
@@ -170,7 +182,7 @@ def _score_gradients(
     gradient of `S` is `a d - softmax(S) mean`. Position scores have its sum
     over `m`, content scores over `v`.
     """
-    of_elements, of_neighbours, kept = found
+    of_elements, of_neighbours, kept, _ = found
     d_neighbours = _products(
         [d_weights[:, m][:, :, None] for m in range(kept.shape[1])],
         [kept[:, m][:, None] for m in range(kept.shape[1])],
@@ -230,10 +242,12 @@ def _maximum(x: Tensor, axis: int) -> Tensor:
     return top
 
 
-def _softmax(x: Tensor) -> Tensor:
-    """Over the neighbours."""
-    x = ops.exp(x - _top(x))
-    return x / _total(x)
+def _softmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Over the neighbours, and the logarithm of the sum of exponentials."""
+    top = _top(x)
+    x = ops.exp(x - top)
+    total = _total(x)
+    return x / total, top + ops.log(total)
 
 
 def _total(x: Tensor) -> Tensor:

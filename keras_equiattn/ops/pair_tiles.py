@@ -2,8 +2,8 @@
 
 A tile is some heads of some images, as many as fill a cache. A head that does
 not even fit by itself is done a block of rows at a time; with attention to the
-whole image a block is one row. The backward pass keeps queries, keys and values
-alone, and computes each block anew.
+whole image a block is one row. The backward pass keeps queries, keys, values
+and one number for all neighbours of a pixel, and computes each block anew.
 """
 
 import dataclasses
@@ -75,12 +75,13 @@ def _block_size(
     batch, height, width, elements, heads, _ = query.shape
     if not local:
         return 1, 1
-    if height is None or width is None:
+    if not (isinstance(height, int) and isinstance(width, int)):
         return 1, None
     rows, columns, order, _ = encoding.shape
     pairs = elements * max(keys.shape[3], order)
     scores = rows * columns * pairs * height * (width + columns - 1)
-    count = heads * (batch or 1)
+    # JAX exports sizes as symbols.
+    count = heads * (batch if isinstance(batch, int) else 1)
     limit = GPU_TILE
     if backend.on_cpu():
         limit = COMPILED_TILE if backend.in_xla() else CPU_TILE
@@ -151,8 +152,11 @@ class _Tiles:
 
     def attend(
         self, piece: Any, positions: Positions, seed: Tensor | None
-    ) -> Tensor:
-        """The output of a tile, from query, keys, values and its number."""
+    ) -> tuple[Tensor, Tensor]:
+        """The output of a tile, from query, keys, values and its number.
+
+        And what `gradients` takes of each block.
+        """
         query, keys, values, index = piece
         blocks, numbers = self._blocks(query)
         first = index * ops.cast(ops.shape(blocks)[0], "float32")
@@ -160,25 +164,26 @@ class _Tiles:
         def block(_: Any, piece: Any) -> Any:
             query, number = piece
             part = self._part(query, keys, values, positions, number)
-            y = pair_attention.attend(
+            y, logs = pair_attention.attend(
                 part.windows,
                 part.windows.flat_queries(query),
                 *part.tensors[:2],
                 positions._replace(encoding=part.tensors[2]),
                 self._dropout(seed, first + ops.cast(number, "float32")),
             )
-            return (), ops.reshape(
-                y, (*ops.shape(y)[:3], *ops.shape(query)[3:])
-            )
+            y = ops.reshape(y, (*ops.shape(y)[:3], *ops.shape(query)[3:]))
+            return (), (y, logs)
 
-        y = backend.scan(block, (), (blocks, numbers), like=query)[1]
-        return _joined(y)
+        like = (query, query)
+        y, logs = backend.scan(block, (), (blocks, numbers), like=like)[1]
+        return _joined(y), logs
 
     def gradients(
         self,
         piece: Any,
         positions: Positions,
         seed: Tensor | None,
+        logs: Tensor,
         upstream: Tensor,
     ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Tensor]]:
         """Those of query, keys and values, and those of the positions."""
@@ -187,7 +192,7 @@ class _Tiles:
         first = index * ops.cast(ops.shape(blocks)[0], "float32")
 
         def block(totals: Any, piece: Any) -> Any:
-            query, upstream, number = piece
+            query, upstream, number, logs = piece
             part = self._part(query, keys, values, positions, number)
             (d_query, *d_seen), d_positions = pair_attention.gradients(
                 part.windows,
@@ -195,12 +200,13 @@ class _Tiles:
                 *part.tensors[:2],
                 positions._replace(encoding=part.tensors[2]),
                 self._dropout(seed, first + ops.cast(number, "float32")),
+                logs,
                 part.windows.flat_queries(upstream),
             )
             d_encoding, *rest = d_positions.given
             found = [*map(part.windows.rows_of_keys, d_seen), d_encoding]
             seen = [
-                _add_at(total, start, d)
+                backend.add_at(total, start, d)
                 for total, start, d in zip(
                     totals[:3], part.starts, found, strict=True
                 )
@@ -210,7 +216,7 @@ class _Tiles:
 
         encoding, *rest = positions.given
         totals = [ops.zeros_like(x) for x in (keys, values, encoding, *rest)]
-        pieces = (blocks, self._blocks(upstream)[0], numbers)
+        pieces = (blocks, self._blocks(upstream)[0], numbers, logs)
         (d_keys, d_values, *d_positions), d_query = backend.scan(
             block, totals, pieces, like=query
         )
@@ -222,7 +228,7 @@ class _Tiles:
         rows = height if self.rows is None else self.rows
         count = height // rows
         x = ops.reshape(x, (*outer, count, rows, width))
-        return ops.moveaxis(x, 3, 0), ops.arange(count, dtype="int32")
+        return ops.moveaxis(x, 3, 0), backend.steps(count)
 
     def _part(
         self,
@@ -276,12 +282,6 @@ def _joined(x: Tensor) -> Tensor:
     return ops.reshape(x, (*ops.shape(x)[:3], -1, ops.shape(x)[5]))
 
 
-def _add_at(total: Tensor, start: Any, part: Tensor) -> Tensor:
-    """Adds a part to what lies there."""
-    before = ops.slice(total, start, ops.shape(part))
-    return ops.slice_update(total, start, before + part)
-
-
 def _added(totals: Any, terms: Any) -> list[Tensor]:
     return [total + x for total, x in zip(totals, terms, strict=True)]
 
@@ -300,22 +300,22 @@ def _tiled(tiles: _Tiles, shapes: Any) -> Any:
             return (), tiles.attend(piece, positions, seed)
 
         pieces = (*tensors[:3], _numbers(tensors[0]))
-        return backend.scan(tile, (), pieces, like=tensors[0])[1], ()
+        return backend.scan(tile, (), pieces, like=tensors[:2])[1]
 
     def backward(
-        tensors: tuple[Tensor, ...], _: Any, upstream: Tensor
+        tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
     ) -> tuple[Tensor, ...]:
         positions, seed = tiles.unpack(tensors[3:])
 
         def tile(totals: Any, piece: Any) -> Any:
-            *piece, upstream = piece
+            *piece, logs, upstream = piece
             gradients, d_positions = tiles.gradients(
-                piece, positions, seed, upstream
+                piece, positions, seed, logs, upstream
             )
             return _added(totals, d_positions), gradients
 
         totals = list(map(ops.zeros_like, positions.given))
-        pieces = (*tensors[:3], _numbers(tensors[0]), upstream)
+        pieces = (*tensors[:3], _numbers(tensors[0]), logs, upstream)
         totals, gradients = backend.scan(tile, totals, pieces, like=tensors[:3])
         unmoved = [] if seed is None else [ops.zeros_like(seed)]
         return (*gradients, *totals, *unmoved)

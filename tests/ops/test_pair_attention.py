@@ -296,6 +296,55 @@ def test_seeds_are_numbers_that_single_precision_holds():
         assert int(np.float32(number)) == number
 
 
+# --- Exported ----------------------------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="the format is JAX's")
+@pytest.mark.parametrize("local", [True, False])
+def test_functions_of_any_batch_can_be_exported_by_jax(local):
+    from jax import export
+    from jax import jit
+    from jax import ShapeDtypeStruct
+
+    arrays = arguments(3 if local else None, (3, 2), 2, 2)
+    arrays = [a.astype("float32") for a in arrays]
+    scope = export.SymbolicScope()
+
+    def attend(*arrays):
+        return group_self_attention(*arrays, local=local)
+
+    shapes = [
+        ShapeDtypeStruct(
+            export.symbolic_shape(
+                ", ".join(map(str, ("b", *a.shape[1:]))), scope=scope
+            )
+            if index < 3
+            else a.shape,
+            "float32",
+        )
+        for index, a in enumerate(arrays)
+    ]
+    kept = export.deserialize(export.export(jit(attend))(*shapes).serialize())
+    found = as_array(kept.call(*arrays))
+    assert relative_difference(found, as_array(attend(*arrays))) < RTOL
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the format is PyTorch's")
+@pytest.mark.parametrize("local", [True, False])
+def test_programs_can_be_exported_by_torch(local):
+    import torch
+
+    class Attend(torch.nn.Module):
+        def forward(self, *arrays):
+            return group_self_attention(*arrays, local=local)
+
+    arrays = arguments(3 if local else None, (3, 2), 2, 2)
+    tensors = tuple(ops.convert_to_tensor(a, DTYPE) for a in arrays)
+    program = torch.export.export(Attend(), tensors, strict=False).module()
+    found = as_array(program(*tensors))
+    assert relative_difference(found, as_array(Attend()(*tensors))) < RTOL
+
+
 # --- Weights and offsets ----------------------------------------------------
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_equiattn.ops import pair_tiles
 from keras_equiattn.ops.affine_self_convolution import AffineMap
 from keras_equiattn.ops.affine_self_convolution import window_attention
+from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.windows import Window
 from keras_equiattn.ops.windows import window_sum
 
@@ -120,3 +122,52 @@ def test_operators_grow_with_the_rows_of_large_windows_alone(heads):
         counts.append((forward, backward))
     assert counts[0] == counts[1]
     assert (counts[2] > counts[0]) == (heads > HEADS)
+
+
+# --- Group self-attention ---------------------------------------------------
+
+
+def group_attention(window, recompute):
+    """A function that attends, its tensors, and the pairs of a head."""
+    order, heads, channels = 4, 2, 6
+    shape = (1, *SIZE, order, heads, channels)
+    tensors = [random(*shape, seed=seed) for seed in range(3)]
+    seen = (window, window) if window else tuple(2 * n - 1 for n in SIZE)
+    tensors.append(random(*seen, order, channels // 2))
+    tensors.append(random(order, order, channels // 2))
+    attend = functools.partial(
+        group_self_attention,
+        *tensors,
+        local=window is not None,
+        dropout=0.2,
+        seed=ops.convert_to_tensor([1.0, 2.0]),
+        recompute=recompute,
+    )
+    neighbours = window**2 if window else math.prod(SIZE)
+    return attend, tensors, neighbours * order**2 * math.prod(SIZE)
+
+
+@pytest.mark.parametrize("window", [3, 7, None])
+def test_pairs_of_group_elements_are_held_a_block_at_a_time(
+    window, monkeypatch
+):
+    import torch
+
+    attend, tensors, pairs = group_attention(window, True)
+    monkeypatch.setattr(pair_tiles, "CPU_TILE", pairs / 4)
+    y, kept, largest, _ = watch(attend)
+    # Windows have pixels in excess, and are copied for products with channels.
+    limit = 6 * pairs / 3
+    assert largest < limit
+    gradients, _, largest, _ = watch(
+        functools.partial(torch.autograd.grad, y.sum(), tensors)
+    )
+    assert all(gradient.any() for gradient in gradients)
+    assert largest < limit
+    # The arguments in tiles, padded, the output and a number for each pixel
+    # and pair of elements.
+    around = math.prod(n + (window or 1) - 1 for n in SIZE)
+    assert kept < 4 * 6 * around * tensors[0][0, 0, 0].numel()
+    _, held, largest, _ = watch(group_attention(window, False)[0])
+    assert held > 4 * (2 * 4 * pairs)
+    assert largest >= 2 * 4 * pairs
