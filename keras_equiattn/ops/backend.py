@@ -512,7 +512,7 @@ def in_xla() -> bool:
 
 
 def on_cpu() -> bool:
-    """Whether there is no accelerator that the backend would take."""
+    """Whether the backend takes a CPU, without an accelerator or told to."""
     backend = keras.backend.backend()
     if backend == "jax":
         import jax
@@ -522,9 +522,10 @@ def on_cpu() -> bool:
         import tensorflow as tf
 
         return not tf.config.list_physical_devices("GPU")
-    import torch
-
-    return not torch.cuda.is_available()
+    # What Keras takes. While shapes are found it is "meta", where only they
+    # count.
+    device: str = ops.convert_to_tensor(0.0).device.type
+    return device in ("cpu", "meta")
 
 
 def step_by_step_on_cpu() -> bool:
