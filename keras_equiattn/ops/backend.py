@@ -196,6 +196,16 @@ def contiguous(x: Tensor) -> Tensor:
     return x.contiguous() if keras.backend.backend() == "torch" else x
 
 
+def update(name: str, x: Tensor, *others: Tensor) -> Tensor:
+    """`ops.<name>(x, *others)`, in place under PyTorch: `x` must be ours alone.
+
+    It then has the shape of the result, and no need for other memory.
+    """
+    if keras.backend.backend() == "torch":
+        return getattr(x, f"{name}_")(*others)
+    return getattr(ops, name)(x, *others)
+
+
 def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """`total + x * y`, in place under PyTorch: `total` must be ours alone."""
     if keras.backend.backend() == "torch":
@@ -313,8 +323,8 @@ def overlapping(x: Tensor, axis: int, size: int, step: int) -> Tensor:
     """
     if keras.backend.backend() == "torch":
         return x.unfold(axis, size, step).movedim(-1, axis + 1)
-    starts = np.arange(0, x.shape[axis] - size + 1, step)
-    return ops.take(x, starts[:, None] + np.arange(size), axis=axis)
+    starts = ops.arange(0, ops.shape(x)[axis] - size + 1, step)
+    return ops.take(x, starts[:, None] + ops.arange(size), axis=axis)
 
 
 def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:

@@ -25,6 +25,8 @@ form that `ops.pair_windows` knows:
     scores   (neighbours, key elements, query or output elements, heads, pixels)
 """
 
+import functools
+import operator
 from typing import Any
 from typing import NamedTuple
 
@@ -107,18 +109,19 @@ def factors(
         of_group = _group_scores(query[first:], positions.embedding)
     scores = windows.scores(query, keys, of_group)
     top = _maximum(scores, axis=1)
-    scores = ops.exp(scores - top[:, None])
+    scores = _exp(scores, top[:, None])
     total = added(scores, axis=1)
-    of_elements = scores / total[:, None]
+    of_elements = backend.update("divide", scores, total[:, None])
     logits = windows.positions(query[:first], positions.encoding)
-    logits = windows.masked(logits + (top + ops.log(total))[:, None])
+    of_all = (top + ops.log(total))[:, None]
+    logits = windows.masked(backend.update("add", logits, of_all))
     if logs is None:
         of_neighbours, logs = _softmax(logits)
     else:
-        of_neighbours = ops.exp(logits - logs)
+        of_neighbours = _exp(logits, logs)
     kept = of_elements
     if dropout is not None:
-        kept = of_elements * dropout(of_elements)
+        kept = backend.update("multiply", dropout(of_elements), of_elements)
     return Factors(of_elements, of_neighbours, kept, logs)
 
 
@@ -188,14 +191,17 @@ def _score_gradients(
         [kept[:, m][:, None] for m in range(kept.shape[1])],
     )
     mean = _total(of_neighbours * d_neighbours)
-    d_logits = of_neighbours * (d_neighbours - mean)
+    d_neighbours = backend.update("subtract", d_neighbours, mean)
+    d_logits = backend.update("multiply", d_neighbours, of_neighbours)
     outputs = range(of_neighbours.shape[1])
     d_kept = _products(
         [d_weights[:, :, v][:, :, None] for v in outputs],
         [of_neighbours[:, v][:, None] for v in outputs],
     )
     means = added(of_neighbours * mean, axis=1)
-    return kept * d_kept - of_elements * means[:, None], d_logits
+    d_scores = backend.update("multiply", d_kept, kept)
+    d_scores = backend.add_product(d_scores, of_elements, -means[:, None])
+    return d_scores, d_logits
 
 
 def _products(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
@@ -226,28 +232,32 @@ def _by_channel(embedding: Tensor) -> Tensor:
 
 def added(x: Tensor, axis: int) -> Tensor:
     """The sum along a short axis, written out."""
-    before = (slice(None),) * axis
-    total = x[(*before, 0)]
-    for index in range(1, x.shape[axis]):
-        total = total + x[(*before, index)]
-    return total
+    return functools.reduce(operator.add, _slices(x, axis))
 
 
 def _maximum(x: Tensor, axis: int) -> Tensor:
     """The maximum along a short axis, written out."""
+    return functools.reduce(backend.maximum, _slices(x, axis))
+
+
+def _slices(x: Tensor, axis: int) -> list[Tensor]:
+    """Along a short axis; one by itself is no part of `x`, which may change."""
     before = (slice(None),) * axis
-    top = x[(*before, 0)]
-    for index in range(1, x.shape[axis]):
-        top = backend.maximum(top, x[(*before, index)])
-    return top
+    slices = [x[(*before, index)] for index in range(x.shape[axis])]
+    return slices if len(slices) > 1 else [ops.copy(slices[0])]
 
 
 def _softmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """Over the neighbours, and the logarithm of the sum of exponentials."""
     top = _top(x)
-    x = ops.exp(x - top)
+    x = _exp(x, top)
     total = _total(x)
-    return x / total, top + ops.log(total)
+    return backend.update("divide", x, total), top + ops.log(total)
+
+
+def _exp(x: Tensor, from_zero: Tensor) -> Tensor:
+    """`exp(x - from_zero)`, where `x` is ours alone."""
+    return backend.update("exp", backend.update("subtract", x, from_zero))
 
 
 def _total(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ and what the pixels in excess give is dropped in the end.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -185,55 +186,82 @@ class Planes(Windows):
 class Products(Windows):
     """As one small matrix product for each pixel, without a compiler.
 
-    The windows of all pixels of one tile are copied for it.
+    One head and one row of the window at a time: what these see lies in the
+    memory of the keys, and what comes of it in a cache.
     """
 
     def scores(self, x: Tensor, k: Tensor, y: Tensor | None = None) -> Tensor:
-        _, elements, heads, pixels = ops.shape(x)
-        seen = ops.swapaxes(self._seen(k, pixels), -1, -2)
-        scores = ops.transpose(_by_pixel(x) @ seen, (3, 2, 0, 1))
+        x, seen = _by_pixel(x), self._seen(k)
+        heads, pixels, elements, _ = ops.shape(x)
+
+        def one(head: int, start: Any) -> Tensor:
+            near = seen[head, start : start + pixels]
+            return ops.transpose(
+                x[head] @ ops.swapaxes(near, -1, -2), (2, 1, 0)
+            )
+
+        rows = [
+            ops.stack([one(head, start) for head in range(heads)], axis=2)
+            for start in self._starts()
+        ]
         shape = (self.size**2, k.shape[1], elements, heads, pixels)
-        scores = ops.reshape(backend.contiguous(scores), shape)
-        return scores if y is None else scores + y
+        scores = ops.reshape(ops.concatenate(rows), shape)
+        return scores if y is None else backend.update("add", scores, y)
 
     def sums(self, a: Tensor, k: Tensor) -> Tensor:
-        y = self._matrices(a) @ self._seen(k, ops.shape(a)[-1])
-        return backend.contiguous(ops.transpose(y, (3, 2, 0, 1)))
+        matrices, seen = self._matrices(a), self._seen(k)
+        *_, heads, pixels = ops.shape(a)
+
+        def one(head: int) -> Tensor:
+            total = None
+            for row, start in enumerate(self._starts()):
+                near = seen[head, start : start + pixels]
+                part = matrices(row, head) @ near
+                total = (
+                    part
+                    if total is None
+                    else backend.update("add", total, part)
+                )
+            return ops.transpose(total, (2, 1, 0))
+
+        # Products have the elements in front of the channels.
+        y = ops.stack([one(head) for head in range(heads)], axis=2)
+        return backend.contiguous(y)
 
     def spread(self, a: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        matrices, x = self._matrices(a), _by_pixel(x)
         channels, elements, heads, length = ops.shape(k)
-        pixels = ops.shape(x)[-1]
-        seen = ops.swapaxes(self._matrices(a), -1, -2) @ _by_pixel(x)
-        shape = (heads, pixels, self.size**2, elements, channels)
-        seen = ops.reshape(seen, shape)
-        total = 0.0
-        for n, start in enumerate(self._starts()):
-            around = (start, length - pixels - start)
-            pads = ((0, 0), around, (0, 0), (0, 0))
-            total = total + ops.pad(seen[:, :, n], pads)
-        return ops.transpose(total, (3, 2, 0, 1))
+        pixels = ops.shape(x)[1]
+        total = ops.zeros((heads, length, elements * channels), k.dtype)
+        for head in range(heads):
+            for row, start in enumerate(self._starts()):
+                part = ops.swapaxes(matrices(row, head), -1, -2) @ x[head]
+                shape = (pixels, self.size, elements * channels)
+                part = backend.overlap_add(ops.reshape(part, shape), 0, 1)
+                total = backend.add_at(total, (head, start, 0), part[None])
+        total = ops.reshape(total, (heads, length, elements, channels))
+        return backend.contiguous(ops.transpose(total, (3, 2, 0, 1)))
 
-    def _seen(self, k: Tensor, pixels: Any) -> Tensor:
-        """`(heads, pixels, neighbours and key elements, channels)`."""
-        k = _by_pixel(k)
-        planes = [k[:, start : start + pixels] for start in self._starts()]
-        seen = ops.stack(planes, axis=2)
-        shape = ops.shape(seen)
-        return ops.reshape(seen, (*shape[:2], -1, shape[-1]))
+    def _seen(self, k: Tensor) -> Tensor:
+        """`(heads, pixels, columns and key elements, channels)`: what a row of
+        a window sees that starts at a pixel."""
+        k = backend.overlapping(_by_pixel(k), 1, self.size, 1)
+        heads, starts, _, _, channels = ops.shape(k)
+        return ops.reshape(k, (heads, starts, -1, channels))
 
-    def _matrices(self, a: Tensor) -> Tensor:
-        """`(heads, pixels, elements, neighbours and key elements)`."""
-        _, _, elements, heads, pixels = ops.shape(a)
-        a = ops.reshape(a, (-1, elements, heads, pixels))
-        return _by_pixel(a)
+    def _matrices(self, a: Tensor) -> Callable[[int, int], Tensor]:
+        """Of a row of the windows and a head, `(pixels, elements, columns and
+        key elements)`."""
+        _, elements, others, heads, pixels = ops.shape(a)
+        shape = (self.size, self.size * elements, others, heads, pixels)
+        a = ops.reshape(a, shape)
+        return lambda row, head: backend.contiguous(
+            ops.transpose(a[row, :, :, head])
+        )
 
     def _starts(self) -> list[Any]:
-        """Where the neighbours of the first pixel lie."""
-        return [
-            row * self.padded_width + column
-            for row in range(self.size)
-            for column in range(self.size)
-        ]
+        """Where the rows of the window of the first pixel start."""
+        return [row * self.padded_width for row in range(self.size)]
 
 
 def _flat(x: Tensor) -> Tensor:
