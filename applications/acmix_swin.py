@@ -15,7 +15,6 @@ from keras_equiattn.applications import transformers
 HEADS = (3, 6, 12, 24)
 DIM = 96  # channels of the first stage
 DEPTHS = {"Tiny": (2, 2, 6, 2), "Small": (2, 2, 18, 2)}
-DROP_PATH = {"Tiny": 0.2, "Small": 0.3}
 EXPANSION = 4  # of the dense layers
 EPSILON = 1e-5
 
