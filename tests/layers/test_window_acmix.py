@@ -310,6 +310,14 @@ def test_bad_sizes():
     layer.build((None, 8, 8, 3))
     with pytest.raises(ValueError, match=r"Received: input_shape=\(1, 6, 8"):
         layer(np.ones((1, 6, 8, 3), "float32"))
+    for data_format, shape in (
+        ("channels_last", (None, 8, 6, 3)),
+        ("channels_first", (None, 3, 8, 6)),
+    ):
+        layer = WindowACmix2D(8, 4, 4, data_format=data_format)
+        with pytest.raises(ValueError, match="multiples of") as error:
+            layer.build(shape)
+        assert str(error.value).endswith(f"Received: input_shape={shape}")
     alone = WindowACmix2D(8, 4, 4, paths="convolution")
     with pytest.raises(ValueError, match="no attention to show"):
         alone(np.ones((1, 4, 4, 3), "float32"), return_attention_maps=True)
