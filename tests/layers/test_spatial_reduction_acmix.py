@@ -55,6 +55,7 @@ def case(shape, weights, rectangle=None, **options):
         group="z2",
         rectangle=rectangle,
         reach=None,
+        no_shift="attention is to the whole image",
     )
 
 
