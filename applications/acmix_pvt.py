@@ -102,7 +102,8 @@ def ACmixPVTTiny(
           and 2.0 and 3.9 G multiplications for Tiny and Small. In our reading
           these are 13.4 and 24.8 M and, with the path of convolution as they
           write it, 2.0 and 4.0 G. Put together to one convolution, as it is
-          here, there are more of them, 3.8 and 7.9 G.
+          here, there are more of them, 3.8 and 7.9 G for an image of 224 x 224
+          pixels, and 0.18 and 0.35 G in each call.
     """
     return _network("Tiny", **locals())
 

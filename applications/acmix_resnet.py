@@ -168,9 +168,16 @@ def ACmixResNet50(
 
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 2, and
-          the authors' code, which has these numbers of parameters. It starts
-          all convolutions with variance 2 / fan-out, and so overwrites the
-          shift kernels; here they start as shifts.
+          the authors' code, which has these numbers of parameters. Weights
+          start otherwise here. Theirs draws the kernels of all convolutions
+          with variance 2 / fan-out, those within the mixer too, and so
+          overwrites the shift kernels; these start as shifts here, and what
+          else the mixer has as `ACmix2D` does, kernels of queries, keys,
+          values, positions and mixing uniform within one over the square root
+          of the fan-in. Their biases of the mixer, the kernel of the classifier
+          and its bias are uniform like that; here biases start at zero, and
+          the classifier with variance 2 / fan-in. Convolutions outside of the
+          mixer, rates and normalisations start the same.
     """
     return _network(50, **locals())
 

@@ -42,7 +42,9 @@ def ACmixSAN10(
 
     Stages of 2, 1, 2, 4 and 1 blocks, otherwise as `ACmixSAN19`; 11,994,612
     trainable parameters for 1000 classes (in the paper 12.1 M), with
-    `mixer="attention"` 11,841,124.
+    `mixer="attention"` 11,841,124. It takes 5.72 G multiply-adds, and 0.12 G in
+    each call; with a grouped convolution 1.89 G (in the paper 1.9 G), with
+    `mixer="attention"` 1.79 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSAN19`.
@@ -80,7 +82,9 @@ def ACmixSAN15(
 
     Stages of 3, 2, 3, 5 and 2 blocks, otherwise as `ACmixSAN19`; 16,414,134
     trainable parameters for 1000 classes (in the paper 16.6 M), with
-    `mixer="attention"` 16,181,310.
+    `mixer="attention"` 16,181,310. It takes 8.37 G multiply-adds, and 0.20 G in
+    each call; with a grouped convolution 2.63 G (in the paper 2.7 G), with
+    `mixer="attention"` 2.48 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSAN19`.
@@ -123,6 +127,12 @@ def ACmixSAN19(
     quarter of the channels in the mixer, whose windows have 3 rows and columns
     in the first stage and 7 later. 20,829,278 trainable parameters for 1000
     classes, with `mixer="attention"` 20,518,470.
+
+    On an image of 224 x 224 pixels it takes 10.88 G multiply-adds, and 0.27 G
+    in each call, whatever the number of images, to put kernels together: the
+    path of convolution runs as one dense convolution. With a grouped one, as
+    the paper has it, it is 3.32 G (the paper has 3.4 G), with
+    `mixer="attention"` 3.13 G.
 
     Layers are called `conv1`, `bn1`, `relu1`, then `stage1_pool`,
     `stage1_conv`, `stage1_block1_bn1`, `..._relu1`, `..._mixer`, `..._bn2`,

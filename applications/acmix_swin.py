@@ -15,7 +15,6 @@ from keras_equiattn.applications import transformers
 HEADS = (3, 6, 12, 24)
 DIM = 96  # channels of the first stage
 DEPTHS = {"Tiny": (2, 2, 6, 2), "Small": (2, 2, 18, 2)}
-DROP_PATH = {"Tiny": 0.2, "Small": 0.3}
 EXPANSION = 4  # of the dense layers
 EPSILON = 1e-5
 
@@ -43,6 +42,11 @@ def ACmixSwinTiny(
     mlp(norm(x))`, where every other mixer has its windows shifted by half
     their size. 28,649,908 trainable parameters for 1000 classes, with
     `mixer="attention"` 28,288,354.
+
+    On an image of 224 x 224 pixels it takes 7.61 G multiply-adds, and 1.08 G in
+    each call, whatever the number of images, to put kernels together: the path
+    of convolution runs as one dense convolution. In the paper's form, with a
+    grouped one, it is 4.65 G, with `mixer="attention"` 4.49 G.
 
     Layers are called `patches`, `patches_norm`, then `stage1_block1_norm1`,
     `..._mixer`, `..._path1`, `..._add1`, `..._norm2`, `..._dense1`,
@@ -112,6 +116,8 @@ def ACmixSwinSmall(
 
     Stages of 2, 2, 18 and 2 blocks, otherwise as `ACmixSwinTiny`; 50,345,080
     trainable parameters for 1000 classes, with `mixer="attention"` 49,606,258.
+    It takes 14.98 G multiply-adds, and 1.67 G in each call; in the paper's form
+    8.99 G, with `mixer="attention"` 8.74 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSwinTiny`.

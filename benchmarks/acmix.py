@@ -21,14 +21,14 @@ TensorFlow and JAX take very long for grouped convolutions on a CPU.
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
 temporaries of such a step off the compiler. `stages` counts the parameters of
 the layers and their multiply-adds for each pixel. `networks` adds them up for
-the residual networks on an image of 224 x 224 pixels, also with 3 x 3
-convolutions in their place as "plain"; "kernels" is what putting the dense
-kernels together takes, once for all images. `profile` times training steps of
-the parts of the layer, each by itself, in turns in one process: they need not
-add up to the layer, which a compiler sees as a whole. On one core
-(`taskset -c 0 python ...`) `time` and `profile` say so in the name of their
-file. Writes
-`benchmarks/results/acmix-<what>-<backend>-<date>.json`.
+the networks of all papers on an image of 224 x 224 pixels, also with 3 x 3
+convolutions or attention alone in their place as "plain"; "kernels" is what
+putting the dense kernels together takes, once for all images. "dense" is how
+they run, but for residual networks under PyTorch on a CPU. `profile` times
+training steps of the parts of the layer, each by itself, in turns in one
+process: they need not add up to the layer, which a compiler sees as a whole. On
+one core (`taskset -c 0 python ...`) `time` and `profile` say so in the name of
+their file. Writes `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
 import argparse
@@ -392,37 +392,45 @@ def stages(options: argparse.Namespace) -> dict:
 
 
 def networks(options: argparse.Namespace) -> dict:
-    """Multiply-adds of the residual networks, and parameters when folded."""
+    """Multiply-adds of networks, and parameters, also when folded."""
     found = {}
-    for network in (
-        applications.ACmixResNet26,
-        applications.ACmixResNet38,
-        applications.ACmixResNet50,
-    ):
-        total = dict.fromkeys(("dense", "grouped", "kernels"), 0)
-        total["plain"] = sum(map(of_map, network(mixer="conv").layers))
+    for network, plain in NETWORKS.items():
         model = network()
-        parameters = folded = model.count_params()
-        for layer in model.layers:
-            count = of_map(layer)
-            counts = {"dense": count, "grouped": count}
-            if isinstance(layer, layers.ACmix2D):
-                counts = of_acmix(layer)
-                folded += layer.folded().count_params() - layer.count_params()
-            for form, count in counts.items():
-                total[form] += count
+        total = of_network(model)
+        total["plain"] = of_network(network(mixer=plain))["dense"]
         found[network.__name__] = {
             "multiply-adds": total,
-            "parameters": parameters,
-            "parameters, folded": folded,
+            "parameters": model.count_params(),
         }
+        foldable = [x for x in model.layers if isinstance(x, layers.ACmix2D)]
+        if foldable:
+            found[network.__name__]["parameters, folded"] = (
+                model.count_params()
+                + sum(
+                    layer.folded().count_params() - layer.count_params()
+                    for layer in foldable
+                )
+            )
     return {
-        "benchmark": "multiply-adds of the residual networks on an image, with "
-        "dense and with grouped convolutions, for putting the dense kernels "
-        "together, and of the plain networks; parameters, with moving "
-        "statistics",
+        "benchmark": "multiply-adds of networks on an image, with dense and "
+        "with grouped convolutions, for putting the dense kernels together, "
+        "and of the plain networks; parameters, with moving statistics",
         "networks": found,
     }
+
+
+def of_network(model: keras.Model) -> dict[str, int]:
+    """Multiply-adds of maps and mixers; norms and the like are left out."""
+    total = dict.fromkeys(("dense", "grouped", "kernels"), 0)
+    for layer in model.layers:
+        count = of_map(layer)
+        counts = {"dense": count, "grouped": count}
+        for kind, of_mixer in MIXERS.items():
+            if isinstance(layer, kind):
+                counts = of_mixer(layer)
+        for form, count in counts.items():
+            total[form] += count
+    return total
 
 
 def of_map(layer: keras.layers.Layer) -> int:
@@ -438,27 +446,123 @@ def of_acmix(layer: layers.ACmix2D) -> dict[str, int]:
 
     Position terms and biases are left out.
     """
-    before, after = (
-        math.prod(x.shape[1:3]) for x in (layer.input, layer.output)
-    )
+    before, after = pixels(layer)
     channels, filters = layer.query_kernel.shape[1:]
-    maps, neighbours = layer.mixing_kernel.shape
-    size = filters // layer.num_heads
     shared = (
         channels * filters * (after + 2 * before)  # queries are of the output
         + 2 * math.prod(layer.attention_kernel_size) * filters * after
     )
-    mixing = maps * neighbours * size * before
+    counts = with_shared(of_convolution(layer, channels), shared)
+    # Of queries, too, it needs all.
+    counts["grouped"] += channels * filters * (before - after)
+    return counts
+
+
+def of_window(layer: layers.WindowACmix2D) -> dict[str, int]:
+    """As `of_acmix`."""
+    _, after = pixels(layer)
+    channels, filters = layer.query_kernel.shape[1:]
+    shared = after * (
+        3 * channels * filters
+        + 2 * math.prod(layer.window_size) * filters
+        + filters**2  # the linear map of the output
+    )
+    return with_shared(of_convolution(layer, channels), shared)
+
+
+def of_patchwise(layer: layers.PatchwiseACmix2D) -> dict[str, int]:
+    """As `of_acmix`, without strides."""
+    _, after = pixels(layer)
+    channels, filters = layer.value_kernel.shape[1:]
+    keys = layer.key_filters
+    heads, neighbours = filters // layer.share, len(layer.window.offsets)
+    shared = after * (
+        channels * (2 * keys + filters)
+        + (1 + neighbours) * keys * heads  # features of a window
+        + heads * neighbours * heads  # its weights
+        + neighbours * filters  # what they weigh
+    )
+    return with_shared(of_convolution(layer, channels), shared)
+
+
+def of_spatial_reduction(
+    layer: layers.SpatialReductionACmix2D,
+) -> dict[str, int]:
+    """As `of_acmix`, with tokens. Mixed are keys and values repeated."""
+    _, after = pixels(layer)
+    size = keras.tree.flatten(layer.output)[0].shape[1:3]
+    tokens = sum(x.shape[1] for x in keras.tree.flatten(layer.input)[1:])
+    reduced = math.prod(
+        -(-n // r) for n, r in zip(size, layer.reduction, strict=True)
+    )
+    channels, filters = layer.query_kernel.shape[1:]
+    rows, seen = after + tokens, reduced + tokens
+    shared = (
+        channels * filters * (rows + 2 * seen)
+        + 2 * filters * rows * seen
+        + filters**2 * rows  # the linear map of the output
+    )
+    if layer.reduces:
+        shared += math.prod(layer.reduction_kernel.shape) * reduced
+        channels *= 2  # the convolution sees both images
+    return with_shared(of_convolution(layer, channels), shared)
+
+
+def of_convolution(layer: keras.layers.Layer, channels: int) -> dict[str, int]:
+    """The path of convolution, of so many channels, if there is one.
+
+    In "grouped" the linear maps are not among it.
+    """
+    if not layer.convolves:
+        return dict.fromkeys(("dense", "grouped", "kernels"), 0)
+    before, after = pixels(layer)
+    maps, neighbours = layer.mixing_kernel.shape
+    filters = layer.filters
+    mixing = maps * neighbours * (filters // layer.outputs) * before
     shifting = neighbours**2 * filters * after
     return {
-        "dense": shared + neighbours * channels * filters * after,
-        # Of queries, too, it needs all.
-        "grouped": shared
-        + channels * filters * (before - after)
-        + mixing
-        + shifting,
+        "dense": neighbours * channels * filters * after,
+        "grouped": mixing + shifting,
         "kernels": maps * neighbours * filters * (neighbours + channels),
     }
+
+
+def with_shared(counts: dict[str, int], shared: int) -> dict[str, int]:
+    """With what both forms have."""
+    return {
+        form: count + (form != "kernels") * shared
+        for form, count in counts.items()
+    }
+
+
+def pixels(layer: keras.layers.Layer) -> tuple[int, int]:
+    """Of the image that comes in, and of that which goes out."""
+    before, after = (
+        math.prod(keras.tree.flatten(x)[0].shape[1:3])
+        for x in (layer.input, layer.output)
+    )
+    return before, after
+
+
+MIXERS = {
+    layers.ACmix2D: of_acmix,
+    layers.WindowACmix2D: of_window,
+    layers.PatchwiseACmix2D: of_patchwise,
+    layers.SpatialReductionACmix2D: of_spatial_reduction,
+}
+# And the mixers of the plain networks.
+NETWORKS = {
+    applications.ACmixResNet26: "conv",
+    applications.ACmixResNet38: "conv",
+    applications.ACmixResNet50: "conv",
+    applications.ACmixSwinTiny: "attention",
+    applications.ACmixSwinSmall: "attention",
+    applications.ACmixSAN10: "attention",
+    applications.ACmixSAN15: "attention",
+    applications.ACmixSAN19: "attention",
+    applications.ACmixPVTTiny: "attention",
+    applications.ACmixPVTSmall: "attention",
+}
 
 
 def with_shares(counts: dict[str, int]) -> dict[str, float]:

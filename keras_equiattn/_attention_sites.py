@@ -125,7 +125,8 @@ def find(model: keras.Model) -> Sites:
     if not sites:
         raise ValueError(
             f"Model '{model.name}' has no attentive layers: none of its "
-            "layers is a `keras_equiattn.layers.base.AttentionLayer`."
+            "layers is a `keras_equiattn.layers.base.AttentionLayer` with a "
+            "path of attention."
         )
     return sites
 
@@ -159,7 +160,7 @@ def _sites(
         before = max(pitches[id(tensor)] for tensor in tensors)
         after = _after(operation, before)
         inner: Sites = {}
-        attentive = isinstance(operation, AttentionLayer)
+        attentive = _attends(operation)
         if not attentive and _has_graph(operation):
             inner, after = _sites(operation, before)
         elif not attentive and _hides_attention(operation):
@@ -212,9 +213,14 @@ def _after(operation: Any, pitch: Pitch) -> Pitch:
     return pitch[0] * float(strides[0]), pitch[1] * float(strides[:2][-1])
 
 
+def _attends(operation: Any) -> bool:
+    """Whether it has maps: attention may be left out of its paths."""
+    return isinstance(operation, AttentionLayer) and operation.attends
+
+
 def _hides_attention(operation: Any) -> bool:
     return isinstance(operation, keras.Layer) and any(
-        isinstance(layer, AttentionLayer)
+        _attends(layer)
         for layer in operation._flatten_layers(include_self=False)
     )
 

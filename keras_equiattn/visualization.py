@@ -59,7 +59,8 @@ def attention_maps(
 
     The model runs once, in inference mode, compiled as `predict` compiles it;
     on the way each of these layers is called with
-    `return_attention_maps=True`. The model itself stays as it is.
+    `return_attention_maps=True`. The model itself stays as it is. Layers of
+    ACmix with `paths="convolution"` attend to nothing and are left out.
 
     Args:
         model: a functional or Sequential model, or one of several models

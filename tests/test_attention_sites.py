@@ -228,6 +228,27 @@ def test_half_precision_is_returned_as_float32():
         }
 
 
+def test_layers_without_a_path_of_attention_are_left_out():
+    inputs = keras.Input((4, 4, 3))
+    x = layers.ACmix2D(4, paths="convolution", name="shift")(inputs)
+    alone = keras.Model(inputs, x, name="alone")
+    x = layers.ACmix2D(4, attention_kernel_size=3, name="both")(x)
+    model = randomize(keras.Model(inputs, x))
+    x = images(2, (4, 4, 3))
+    found = attention_maps(model, x)
+    get = model.get_layer
+    _, maps = get("both")(
+        get("shift")(ops.convert_to_tensor(x, "float32")),
+        return_attention_maps=True,
+    )
+    maps = {key: ops.convert_to_numpy(value) for key, value in maps.items()}
+    assert_same_maps(found, {"both": maps})
+    with pytest.raises(ValueError, match=r"attentive layer 'shift'.*are: both"):
+        attention_maps(model, x, layers="shift")
+    with pytest.raises(ValueError, match="'alone' has no attentive layers"):
+        attention_maps(alone, x)
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__(name="subclassed")

@@ -83,6 +83,9 @@ class BaseACmix2D(TwoPaths):
         self.use_bias = _checks.flag(use_bias, "use_bias")
         self.exact = _checks.flag(exact, "exact")
         self.recompute = _checks.flag(recompute, "recompute")
+        unequal = self.strides[0] != self.strides[1]
+        if self.exact and self.group.quarter_turns and unequal:
+            self._require_exact((None, None))  # no size would be
 
     def add_positions(self) -> None:
         """Creates the map of the coordinates, for a head."""
@@ -119,10 +122,13 @@ class BaseACmix2D(TwoPaths):
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = tuple(shape[1:3])
         if self.exact:
-            # The windows sit on the first pixel and on each that strides meet.
-            self.require_exact(size, window=1, strides=self.strides)
+            self._require_exact(size)
         rows, columns = self.window.output_size(size)
         return (shape[0], rows, columns, self.group.order, self.filters)
+
+    def _require_exact(self, size: Shape) -> None:
+        # The windows sit on the first pixel and on each that strides meet.
+        self.require_exact(size, window=1, strides=self.strides)
 
     def shares_maps(self, x: Tensor) -> bool:
         """Whether `convolved_maps` does in place of `convolved`."""
@@ -235,7 +241,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         attention_kernel_size: rows and columns that attention sees, likewise.
         num_heads: number of heads, contiguous blocks of the channels.
         strides: an integer or a pair: both paths look around the first pixel
-            and each that the strides meet.
+            and each that the strides meet. Groups with quarter turns need
+            equal ones, but for `exact=False`.
         dilation_rate: distance of adjacent neighbours in both paths, an
             integer or a pair. Not above 1 together with strides above 1.
         group: a group or its name, see `keras_equiattn.groups.get`.

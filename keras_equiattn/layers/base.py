@@ -180,6 +180,11 @@ class AttentionLayer(GroupLayer):
     attention maps by name.
     """
 
+    @property
+    def attends(self) -> bool:
+        """Whether there are any maps to return."""
+        return True
+
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> Any:

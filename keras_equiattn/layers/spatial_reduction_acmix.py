@@ -215,7 +215,7 @@ class SpatialReductionACmix2D(TransformerACmix):
         tokens: Tensor | None = None,
     ) -> Any:
         if tokens is not None:
-            self._check_tokens(tokens)
+            self._check_tokens(tokens, inputs)
         found = self.call_or_attend(
             inputs,
             return_attention_maps,
@@ -359,7 +359,7 @@ class SpatialReductionACmix2D(TransformerACmix):
         )
         return ops.concatenate([x, ops.expand_dims(nearest, axis=3)], axis=-1)
 
-    def _check_tokens(self, tokens: Tensor) -> None:
+    def _check_tokens(self, tokens: Tensor, images: Tensor) -> None:
         shape = tuple(tokens.shape)
         channels = self.query_kernel.shape[1]
         if len(shape) != 3 or shape[-1] != channels:
@@ -367,6 +367,12 @@ class SpatialReductionACmix2D(TransformerACmix):
                 f"{self._label()} takes tokens (batch, count, {channels}), of "
                 "as many channels as the images have. "
                 f"Received: tokens.shape={shape}"
+            )
+        if not _checks.fits(shape[:1], tuple(images.shape)[:1]):
+            raise ValueError(
+                f"{self._label()} takes tokens of as many images as there are. "
+                f"Received: tokens.shape={shape}, "
+                f"inputs.shape={tuple(images.shape)}"
             )
         if not self.attends:
             raise ValueError(

@@ -147,7 +147,6 @@ class WindowACmix2D(TransformerACmix):
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
-        self.output_shape_channels_last(shape)
         for name in MAPS:
             self._add_linear(name, int(shape[-1] or 0))
         if self.attends:
@@ -192,17 +191,21 @@ class WindowACmix2D(TransformerACmix):
             weights = weights[:, :, :, None, :, None]
         return y, {"image": weights}
 
-    def output_shape_channels_last(self, shape: Shape) -> Shape:
-        size = tuple(shape[1:3])
+    def check_shape(self, input_shape: Shape) -> tuple[Any, ...]:
+        # Here, where the shape is as it was passed, for the message.
+        shape = super().check_shape(input_shape)
         if any(
             n is None or n % w
-            for n, w in zip(size, self.window_size, strict=True)
+            for n, w in zip(shape[1:3], self.window_size, strict=True)
         ):
             raise ValueError(
                 f"{self._label()} needs a height and width that are multiples "
                 f"of window_size={self.window_size}, not known only at run "
-                f"time. Received: input_shape={tuple(shape)}"
+                f"time. Received: input_shape={tuple(input_shape)}"
             )
+        return shape
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:-1], self.filters)
 
     def _mixed(self, x: Tensor, training: bool | None) -> tuple[Tensor, Any]:

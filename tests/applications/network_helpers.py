@@ -204,3 +204,26 @@ def assert_agrees(model, levels, x, logits, maps):
     for level, expected in zip(levels.predict(x, verbose=0), maps, strict=True):
         assert level.shape == expected.shape
         assert relative_difference(level, expected) < 1e-4
+
+
+def assert_weights_of_a_classifier_load(network, folder, **options):
+    """Into the same without the classifier, and into that with the levels.
+
+    Args:
+        network: takes the arguments of those for ImageNet.
+        folder: where the file goes.
+        **options: of all three; `classes` of the classifier alone.
+    """
+    classes = options.pop("classes", 1000)
+    model = network(classes=classes, **options)
+    draw(model)
+    path = folder / "classifier.weights.h5"
+    model.save_weights(path)
+    expected = {variable.path: as_array(variable) for variable in model.weights}
+    top = {"logits/kernel", "logits/bias"}
+    for ends in ({}, {"features_only": True}):
+        other = network(False, weights=path, **ends, **options)
+        found = {v.path: as_array(v) for v in other.weights}
+        assert set(found) == set(expected) - top
+        for name, values in found.items():
+            np.testing.assert_array_equal(values, expected[name], name)

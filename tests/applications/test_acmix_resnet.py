@@ -8,6 +8,7 @@ from layer_contract import as_array
 from network_helpers import assert_agrees
 from network_helpers import assert_any_size
 from network_helpers import assert_ends_for_any_size
+from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import draw
 from network_helpers import images
 from network_helpers import share_weights
@@ -129,6 +130,11 @@ def test_normalization_and_pooling(small):
         share_weights(plain, model)
         found = model.predict(x, verbose=0)
         assert relative_difference(found, expected) < 1e-5
+
+
+@pytest.mark.torch_first
+def test_weights_of_a_classifier(small, tmp_path):
+    assert_weights_of_a_classifier_load(ACmixResNet26, tmp_path, **SMALL)
 
 
 @pytest.mark.once

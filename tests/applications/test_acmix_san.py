@@ -8,6 +8,7 @@ from layer_contract import as_array
 from network_helpers import assert_agrees
 from network_helpers import assert_any_size
 from network_helpers import assert_ends_for_any_size
+from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import draw
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
@@ -109,6 +110,11 @@ def test_weights_files(small, tmp_path):
     model.save(tmp_path / "model.keras")
     revived = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+@pytest.mark.torch_first
+def test_weights_of_a_classifier(small, tmp_path):
+    assert_weights_of_a_classifier_load(ACmixSAN10, tmp_path, **SMALL)
 
 
 @pytest.mark.once

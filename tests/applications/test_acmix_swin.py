@@ -6,6 +6,7 @@ import pytest
 from layer_contract import as_array
 from layers.test_window_acmix import assign
 from network_helpers import assert_another_process_loads
+from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
 from vectors import load_vectors
@@ -67,6 +68,11 @@ def test_weights_files(small, tmp_path):
     model.save(tmp_path / "model.keras")
     revived = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+@pytest.mark.torch_first
+def test_weights_of_a_classifier(small, tmp_path):
+    assert_weights_of_a_classifier_load(ACmixSwinTiny, tmp_path, **SMALL)
 
 
 @pytest.mark.torch_first

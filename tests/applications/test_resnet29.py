@@ -239,9 +239,11 @@ def test_strided_downsampling(mixer, size, exact, small):
     ("mixer", "policy"),
     [
         ("asc", "float32"),
+        ("acmix", "float32"),
         # The layers are tested on every backend.
         pytest.param("sasa", "mixed_bfloat16", marks=pytest.mark.once),
         pytest.param("simple_asc", "float32", marks=pytest.mark.once),
+        pytest.param("acmix", "mixed_bfloat16", marks=pytest.mark.once),
     ],
 )
 def test_one_step_of_fit(mixer, policy, small):
@@ -266,7 +268,10 @@ def test_one_step_of_fit(mixer, policy, small):
     }
     for name in ("conv1/kernel", "logits/bias"):
         assert changed[name]
-    for part in ("attention/output_kernel", "se/expand_kernel"):
+    # Of each path of ACmix.
+    kernels = ("position", "shift") if mixer == "acmix" else ("output",)
+    parts = [f"attention/{name}_kernel" for name in kernels]
+    for part in (*parts, "se/expand_kernel"):
         assert changed[f"stage1_block1_{part}"]
 
 

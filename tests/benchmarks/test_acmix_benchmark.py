@@ -50,3 +50,28 @@ def test_stages_are_all_of_the_layer(acmix):
         total / (total + 3 * 64 * 64),
         atol=1e-3,
     )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("network", "mixer", "expected"),
+    [
+        # What the code of Swin, with ACmix and without, counts, with norms.
+        ("ACmixSwinTiny", "acmix", 4.649),
+        ("ACmixSwinTiny", "attention", 4.494),
+        # What papers round to one digit.
+        ("ACmixSAN10", "acmix", 1.9),
+        ("ACmixPVTTiny", "acmix", 2.0),
+        ("ACmixPVTTiny", "attention", 1.9),
+    ],
+)
+def test_multiply_adds_of_networks(network, mixer, expected, acmix):
+    model = getattr(acmix.applications, network)(mixer=mixer)
+    counts = acmix.of_network(model)
+    limit = 0.006 if expected > 3 else 0.05
+    assert abs(counts["grouped"] / 1e9 - expected) < limit
+    if mixer == "attention":
+        assert counts["dense"] == counts["grouped"]
+        assert counts["kernels"] == 0
+    else:
+        assert counts["dense"] > 1.5 * counts["grouped"]

@@ -734,6 +734,10 @@ def test_another_element_is_not_the_symmetry():
             {"strides": 2, "dilation_rate": 2},
             r"cannot be combined.*strides=\(2, 2\)",
         ),
+        (
+            {"strides": (1, 2), "group": "p4"},
+            r"under 'p4'.*strides \(1, 2\).*equal strides",
+        ),
         ({"paths": "none"}, "`paths` must be 'both' or 'attention'"),
         ({"rates": 1}, "`rates` must be 'learned' or 'fixed'. Received: 1"),
         ({"shift_kernels": "no"}, "`shift_kernels` must be 'learned' or"),
@@ -745,6 +749,18 @@ def test_another_element_is_not_the_symmetry():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         ACmix2D(**{"filters": 8, **arguments})
+
+
+@pytest.mark.once
+def test_strides_that_differ():
+    """Without quarter turns they may, and where it need not be exact."""
+    for options in ({"group": "z2m"}, {"group": "p4", "exact": False}):
+        layer = ACmix2D(
+            8, strides=(1, 2), data_format="channels_last", **options
+        )
+        order = layer.group.order
+        shape = layer.compute_output_shape((None, 5, 9, order, 3))
+        assert shape == (None, 5, 5, order, 8)
 
 
 @pytest.mark.once

@@ -63,6 +63,7 @@ def case(layer, group, size, window, heads, rectangle=None, **options):
         group=group,
         rectangle=rectangle,
         reach=None if window is None else window // 2,
+        no_shift="attention is to the whole image",
     )
 
 

@@ -55,6 +55,7 @@ def case(shape, weights, rectangle=None, **options):
         group="z2",
         rectangle=rectangle,
         reach=None,
+        no_shift="attention is to the whole image",
     )
 
 
@@ -480,6 +481,13 @@ def test_bad_calls():
             ValueError, match=rf"\(batch, count, 3\).*\({shape[0]}, {shape[1]}"
         ):
             layer(x, tokens=np.ones(shape, "float32"))
+    for count in (0, 2):
+        with pytest.raises(
+            ValueError, match=rf"as many images.*\({count}, 1, 3\).*\(1, 4, 4"
+        ):
+            layer(x, tokens=np.ones((count, 1, 3), "float32"))
+    unknown = layer(keras.Input((4, 4, 3)), tokens=keras.Input((1, 3)))
+    assert [y.shape[0] for y in unknown] == [None, None]
     with pytest.raises(ValueError, match=r"within the output.*\(4, 0\)"):
         layer(x, return_attention_maps=True, query=(4, 0))
     with pytest.raises(ValueError, match="needs `return_attention_maps=True`"):

@@ -42,7 +42,7 @@ ARGUMENTS = {
 }
 
 
-def case(shape, rectangle=None, **options):
+def case(shape, **options):
     arguments = {
         "filters": 4,
         "num_heads": 2,
@@ -57,8 +57,8 @@ def case(shape, rectangle=None, **options):
         (*shape[:-1], 4),
         weights=14,
         group="z2",
-        rectangle=rectangle,
         reach=None,
+        no_shift="pixels change their windows",
         unknown_size=False,
     )
 
@@ -66,7 +66,7 @@ def case(shape, rectangle=None, **options):
 class TestWindowACmix2D(LayerContract):
     layer = WindowACmix2D
     cases = (
-        case((2, 4, 6, 3), rectangle=(6, 4), shift=1),
+        case((2, 4, 6, 3), shift=1),
         case((2, 4, 6, 3), window_size=(4, 3), shift=(2, 0)),
     )
     arguments = (ARGUMENTS,)
@@ -206,6 +206,35 @@ def test_attention_pixel_by_pixel(shift):
     assert relative_difference(rest, changed) < LIMIT
 
 
+@pytest.mark.torch_first
+def test_images_rolled_by_whole_windows():
+    options = {"filters": 4, "num_heads": 2, "window_size": (3, 2)}
+    layer = random_layer(size=(12, 10), **options)
+    alone = random_layer(size=(12, 10), paths="attention", **options)
+    for variable in alone.weights:
+        variable.assign(getattr(layer, variable.name))
+    x = np.random.default_rng(1).normal(size=(2, 12, 10, 3)).astype(DTYPE)
+
+    def rolled(x, shift=(3, -2)):
+        return np.roll(x, shift, axis=(1, 2))
+
+    moved = as_array(alone(rolled(x)))
+    assert relative_difference(moved, rolled(as_array(alone(x)))) < LIMIT
+    # The convolution sees zeros along the border, which has moved to row 3
+    # and column 8.
+    difference = as_array(layer(rolled(x))) - rolled(as_array(layer(x)))
+    rows, columns = [0, 2, 3, -1], [0, 7, 8, -1]
+    inside = np.ones((12, 10), bool)
+    inside[rows] = inside[:, columns] = False
+    assert np.abs(difference[:, inside]).max() < 10 * LIMIT
+    assert np.abs(difference[:, rows]).max((0, 2, 3)).min() > 1e-2
+    assert np.abs(difference[:, :, columns]).max((0, 1, 3)).min() > 1e-2
+    # By less than a window nothing of this holds.
+    other = as_array(alone(rolled(x, (1, 0))))
+    wanted = rolled(as_array(alone(x)), (1, 0))
+    assert relative_difference(other, wanted) > 1e-2
+
+
 @pytest.mark.once
 def test_partition():
     x = np.arange(48.0).reshape(1, 4, 6, 2)
@@ -310,6 +339,14 @@ def test_bad_sizes():
     layer.build((None, 8, 8, 3))
     with pytest.raises(ValueError, match=r"Received: input_shape=\(1, 6, 8"):
         layer(np.ones((1, 6, 8, 3), "float32"))
+    for data_format, shape in (
+        ("channels_last", (None, 8, 6, 3)),
+        ("channels_first", (None, 3, 8, 6)),
+    ):
+        layer = WindowACmix2D(8, 4, 4, data_format=data_format)
+        with pytest.raises(ValueError, match="multiples of") as error:
+            layer.build(shape)
+        assert str(error.value).endswith(f"Received: input_shape={shape}")
     alone = WindowACmix2D(8, 4, 4, paths="convolution")
     with pytest.raises(ValueError, match="no attention to show"):
         alone(np.ones((1, 4, 4, 3), "float32"), return_attention_maps=True)
