@@ -382,12 +382,7 @@ class _Design:
         _checks.choice(self.head, "head", MODES)
         for name in ("attention", "value", "input", "pool"):
             name = f"{name}_dropout"
-            _checks.number(
-                getattr(self, name),
-                name,
-                "a number from 0 to below 1",
-                lambda n: 0 <= n < 1,
-            )
+            _checks.rate(getattr(self, name), name)
         _checks.number(
             self.epsilon, "epsilon", "a positive number", lambda n: n > 0
         )

@@ -53,11 +53,8 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.key_dim = _checks.integer(key_dim, "key_dim", self.least_key_dim)
         self.num_heads = _checks.integer(num_heads, "num_heads")
         self.kernel_size = _checks.window_size(kernel_size, "kernel_size")
-        self.attention_dropout = _checks.number(
-            attention_dropout,
-            "attention_dropout",
-            "a number from 0 to below 1",
-            lambda n: 0 <= n < 1,
+        self.attention_dropout = _checks.rate(
+            attention_dropout, "attention_dropout"
         )
         self.recompute = _checks.flag(recompute, "recompute")
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

@@ -68,12 +68,7 @@ def group_self_attention(
             a seed.
     """
     _check(query, keys, values, encoding, embedding, local)
-    _checks.number(
-        dropout,
-        "dropout",
-        "a number from 0 to below 1",
-        lambda n: 0 <= n < 1,
-    )
+    _checks.rate(dropout, "dropout")
     if dropout and seed is None:
         raise ValueError(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
