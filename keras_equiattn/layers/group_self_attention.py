@@ -99,8 +99,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.positions.build((None, None, 2))
         self.group_embedding = self._add_group_embedding()
         self.scale = 1 / math.sqrt(channels)
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: channels})
+        self.keep_channels(channels)
         self.built = True
 
     def _add_linear(

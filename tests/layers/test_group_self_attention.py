@@ -849,3 +849,15 @@ def test_bad_shapes():
         layer.build((None, 6, 6, 3))
     with pytest.raises(ValueError, match="known number of channels"):
         layer.build((None, 6, 6, 4, None))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 3), (3, 3, 3)])
+def test_too_few_axes_of_a_layer_that_is_built(layer, data_format, shape):
+    made = layer(4, 3, 1, data_format=data_format)
+    made.build((None, 4, 4, 4, *order_of(made)))
+    with pytest.raises(ValueError, match=r"expected min_ndim=4") as error:
+        made(np.zeros(shape, "float32"))
+    assert str(shape) in str(error.value)
