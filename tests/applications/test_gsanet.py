@@ -464,6 +464,16 @@ def test_attention_maps():
             r"26 x 26, 28 x 28, 30 x 30, 32 x 32: .* not exactly equivariant. "
             r"Received: \(29, 29, 1\). exact=False takes this size and is",
         ),
+        (
+            {"crops": 20},
+            r"such as 322 x 322, 324 x 324, 326 x 326, 328 x 328: .* do not "
+            r"fit .* Received: \(28, 28, 1\)",
+        ),
+        (
+            {"crops": 2000},
+            "group 'p4' and exact=True: no image of up to 4096 x 4096 pixels "
+            r".* cut off up to 2000 pixels .* Received: \(28, 28, 1\)",
+        ),
         ({"input_shape": (18, 18, 1)}, r"do not fit .* \(18, 18, 1\)"),
     ],
 )
