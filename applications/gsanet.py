@@ -100,8 +100,8 @@ def GSANet(
     `..._shortcut`, `..._add1`, `..._dense1`, `..._norm3`, `..._silu3`,
     `..._dense2`, `..._norm4`, `..._add2`, and with `norm_between`
     `..._norm5`, `..._silu5`; after a stage `stage1_pool` and
-    `stage1_dropout`. At the end come `logits`, `group_max` or `group_mean`,
-    `flatten` and `predictions`. What does nothing is left out.
+    `stage1_dropout`. At the end come `logits`, `logits_sum`, `group_max` or
+    `group_mean`, `flatten` and `predictions`. What does nothing is left out.
 
     Args:
         group: a group or its name.
@@ -206,11 +206,16 @@ def GSANet(
             )(x)
             x = _dropout(x, design.pool_dropout, f"stage{number}_dropout")
     x = ends.logits(x, network.classes, use_bias=False)
-    x = ops.sum(x, axis=(1, 2), keepdims=True)
+    x = _SpatialSum(dtype=ends.end_dtype(), name="logits_sum")(x)
     x = layers.GroupPooling(
-        design.head, data_format="channels_last", name=f"group_{design.head}"
+        design.head,
+        data_format="channels_last",
+        dtype=ends.end_dtype(),
+        name=f"group_{design.head}",
     )(x)
-    x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
+    x = keras.layers.Flatten(
+        data_format="channels_last", dtype=ends.end_dtype(), name="flatten"
+    )(x)
     return network.finish(inputs, x, name or f"gsanet_{design.group.name}")
 
 
@@ -356,6 +361,17 @@ def _preset(
     group = groups.get(group)
     name = name or f"gsanet_{kind}_{group.name}"
     return GSANet(group, kernel_size, name=name, **{**sizes, **options})
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class _SpatialSum(keras.layers.Layer):
+    """The sum over space: a layer, so that it has a name of its own."""
+
+    def call(self, inputs: Any) -> Any:
+        return ops.sum(inputs, axis=(1, 2), keepdims=True)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (input_shape[0], 1, 1, *input_shape[3:])
 
 
 @dataclasses.dataclass(frozen=True)

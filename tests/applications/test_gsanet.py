@@ -104,7 +104,7 @@ def block_names(block, *, crops=False, shortcut=False, between=False):
 
 
 START = ["image", "lift", "lift_norm", "lift_silu"]
-END = ["logits", "group_max", "flatten", "predictions"]
+END = ["logits", "logits_sum", "group_max", "flatten", "predictions"]
 
 
 @pytest.mark.once
@@ -118,8 +118,10 @@ def test_layers_are_named_after_the_architecture():
         ("stage2_block3", True),
     ):
         expected += block_names(block, crops=crop)
-    names = [x.name for x in GSANetRotMNIST().layers]
-    assert sorted(names) == sorted(expected)
+    model = GSANetRotMNIST()
+    assert sorted(x.name for x in model.layers) == sorted(expected)
+    # All that is computed is a layer, and called the same every time.
+    assert sorted(x.name for x in model.operations) == sorted(expected)
 
     expected = [*START, *END, "image_dropout"]
     for stage in (1, 2, 3):
@@ -381,6 +383,8 @@ def test_mixed_precision_returns_float32():
     assert np.isfinite(as_array(y)).all()
     attention = model.get_layer("stage1_block1_attention")
     assert attention.compute_dtype == "bfloat16"
+    for name in END:
+        assert model.get_layer(name).compute_dtype == "float32"
 
 
 @pytest.mark.torch_first
