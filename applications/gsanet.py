@@ -148,6 +148,7 @@ def GSANet(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -222,6 +223,7 @@ def GSANet(
 def GSANetRotMNIST(
     group: str | groups.Group = "p4",
     kernel_size: int | None = 5,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> keras.Model:
@@ -239,7 +241,8 @@ def GSANetRotMNIST(
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
         name: name of the model.
-        **options: other arguments of `GSANet`.
+        **options: other arguments of `GSANet`; `filters=None` is the paper's
+            width, which is the same for all groups.
 
     Returns:
         A functional `keras.Model` from images `(batch, 28, 28, 1)` to logits
@@ -250,6 +253,7 @@ def GSANetRotMNIST(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -261,6 +265,7 @@ def GSANetRotMNIST(
 def GSANetCIFAR10(
     group: str | groups.Group = "z2m",
     kernel_size: int | None = 5,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> keras.Model:
@@ -283,7 +288,8 @@ def GSANetCIFAR10(
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
         name: name of the model.
-        **options: other arguments of `GSANet`.
+        **options: other arguments of `GSANet`; `filters=None` is the paper's
+            width, which is the same for all groups.
 
     Returns:
         A functional `keras.Model` from images `(batch, 32, 32, 3)` to logits
@@ -294,6 +300,7 @@ def GSANetCIFAR10(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -305,6 +312,7 @@ def GSANetCIFAR10(
 def GSANetPCam(
     group: str | groups.Group = "p4",
     kernel_size: int | None = 5,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> keras.Model:
@@ -331,7 +339,8 @@ def GSANetPCam(
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
         name: name of the model.
-        **options: other arguments of `GSANet`.
+        **options: other arguments of `GSANet`; `filters=None` is the paper's
+            width, which is the same for all groups.
 
     Returns:
         A functional `keras.Model` from images `(batch, 96, 96, 3)` to logits
@@ -342,6 +351,7 @@ def GSANetPCam(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -360,6 +370,8 @@ def _preset(
 ) -> keras.Model:
     group = groups.get(group)
     name = name or f"gsanet_{kind}_{group.name}"
+    if options.get("filters", 0) is None:
+        options = {**options, "filters": sizes["filters"]}
     return GSANet(group, kernel_size, name=name, **{**sizes, **options})
 
 

@@ -340,6 +340,7 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
             fit, in `build`.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = LiftingSelfAttention2D(8, 4, num_heads=2, kernel_size=3)
@@ -443,6 +444,7 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
             fit, in `build`.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = GroupSelfAttention2D(8, 4, num_heads=2, kernel_size=3)

@@ -56,6 +56,7 @@ class RelativePositionEncoding(keras.layers.Layer):
 
     Raises:
         ValueError: for bad arguments or shapes.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = RelativePositionEncoding(3, group="p4")

@@ -226,6 +226,28 @@ def test_names_of_models():
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    ("network", "width"),
+    [(GSANetRotMNIST, 20), (GSANetCIFAR10, 96), (GSANetPCam, 12)],
+)
+def test_widths_of_the_paper(network, width):
+    model = network("z2", filters=None, block_sizes=(1,), expansion=1, crops=0)
+    assert model.get_layer("lift").filters == width
+
+
+@pytest.mark.once
+def test_third_arguments_of_presets_are_named():
+    with pytest.raises(TypeError, match="positional arguments"):
+        GSANetRotMNIST("p4", 5, 20)
+
+
+@pytest.mark.once
+def test_groups_that_are_none():
+    with pytest.raises(TypeError, match="Received: 4"):
+        GSANet(4)
+
+
+@pytest.mark.once
 def test_kernels_start_with_the_variance_of_the_authors_class():
     """Which is twice that of their training script."""
     model = GSANetCIFAR10("p4")
