@@ -605,13 +605,15 @@ def test_agrees_with_the_authors():
         for key, value in arrays.items()
         if key.startswith("y.")
     }
+    assert len(expected) == 11
     outputs = keras.Model(
         model.input, [model.get_layer(name).output for name in expected]
     )(arrays["x"].transpose(0, 2, 3, 1).astype(model.input.dtype))
     for y, theirs in zip(outputs, expected.values(), strict=True):
         if theirs.ndim == 5:
             theirs = theirs.transpose(0, 3, 4, 2, 1)[..., inverse, :]
-        error = relative_difference(as_array(y), theirs)
+        # Of most layers there is the first image alone.
+        error = relative_difference(as_array(y)[: len(theirs)], theirs)
         assert error < (1e-10 if double else 1e-4)
     # Their code itself is not equivariant.
     error = relative_difference(as_array(outputs[-1]), arrays["y_theirs"])
