@@ -307,6 +307,23 @@ def test_invariance_with_strong_attention(group, options):
         assert invariance_error(model, "p4m", elements=[4]) > 1e-4
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize("group", ["z2m", "p8", "p12", "p16", "p8m"])
+def test_invariance_of_every_registered_group(group):
+    """Under what maps the grid onto itself; p4 and p4m are above."""
+    options = {"block_sizes": (1,), "expansion": 1, "crops": 1}
+    model = GSANet(group, **{**TINY, **options, "input_shape": (4, 4, 2)})
+    strong_attention(model)
+    assert_images_matter(model)
+    grid = groups.get(group).grid_elements
+    assert len(grid) == {"z2m": 2, "p8m": 8}.get(group, 4)
+    assert invariance_error(model, elements=grid[1:]) < 1e-5
+    # Another group's mirror, or the quarter turn that z2m lacks.
+    other, element = ("p4", 1) if group == "z2m" else ("p4m", 4)
+    if group != "p8m":
+        assert invariance_error(model, other, elements=[element]) > 1e-4
+
+
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
     reason="Keras' dense layers are in float32 on PyTorch, all is on JAX",
