@@ -1,6 +1,7 @@
 """Which image sizes a network takes."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -22,6 +23,9 @@ class Window:
 
 # The windows that maps go through, given whether downsampling is exact.
 Windows: TypeAlias = Callable[[bool], Sequence[Window]]
+
+# The largest size that is looked for to be named in a message.
+LARGEST = 2**12
 
 # How networks call it when downsampling is exact, and when it is not.
 CHOICES = ("downsampling='exact'", "downsampling='strided'")
@@ -49,23 +53,42 @@ def check(
     size = input_shape[:2]
     if _passes(size, group, windows, exact):
         return
-    around = max(size)
-    near = sorted(range(1, around + 129), key=lambda n: abs(n - around))
-    accepted = [n for n in near if _passes((n, n), group, windows, exact)]
-    examples = ", ".join(f"{n} x {n}" for n in sorted(accepted[:4]))
+    where = f"`input_shape` of {network} with group '{group.name}' and "
+    where += choices[not exact]
+    accepted = _accepted(max(size), group, windows, exact)
+    if not accepted:
+        widest = max(window.size for window in windows(exact))
+        raise ValueError(
+            f"{where}: no image of up to {LARGEST} x {LARGEST} pixels fits its "
+            f"windows or crops, which cut off up to {widest // 2} pixels at "
+            f"every border at once. Received: {input_shape}"
+        )
+    examples = ", ".join(f"{n} x {n}" for n in accepted)
     reason = "on smaller ones its windows do not fit"
     if exact and group.order > 1:
         reason = (
             "on others its windows do not fit or are not exactly equivariant"
         )
     message = (
-        f"`input_shape` of {network} with group '{group.name}' and "
-        f"{choices[not exact]} must have a size such as {examples}: "
-        f"{reason}. Received: {input_shape}"
+        f"{where} must have a size such as {examples}: {reason}. "
+        f"Received: {input_shape}"
     )
     if exact and group.order > 1 and _passes(size, group, windows, False):
         message += f". {choices[1]} takes this size and is approximate."
     raise ValueError(message)
+
+
+def _accepted(
+    around: int, group: Group, windows: Windows, exact: bool
+) -> list[int]:
+    """Up to four sizes near a given one, or else the least of all."""
+    near = sorted(range(1, around + 129), key=lambda n: abs(n - around))
+    larger = range(around + 129, LARGEST + 1)
+    for sizes in (near, larger):
+        fitting = (n for n in sizes if _passes((n, n), group, windows, exact))
+        if found := sorted(itertools.islice(fitting, 4)):
+            return found
+    return []
 
 
 def _passes(

@@ -49,7 +49,7 @@ def he_normal() -> keras.initializers.Initializer:
 def global_mean(x: Any) -> Any:
     """The mean over space and group: `(batch, channels)`, invariant."""
     return keras.layers.GlobalAveragePooling3D(
-        data_format="channels_last", dtype=_end_dtype(), name="global_mean"
+        data_format="channels_last", dtype=end_dtype(), name="global_mean"
     )(x)
 
 
@@ -59,7 +59,7 @@ def logits(x: Any, classes: int, use_bias: bool = True) -> Any:
         classes,
         use_bias=use_bias,
         kernel_initializer=he_normal(),
-        dtype=_end_dtype(),
+        dtype=end_dtype(),
         name="logits",
     )(x)
 
@@ -121,7 +121,7 @@ class End:
         }[kind]
         return layer(
             data_format="channels_last",
-            dtype=_end_dtype(),
+            dtype=end_dtype(),
             name=f"global_{kind}",
         )(x)
 
@@ -225,11 +225,11 @@ def normalize(
 def predictions(x: Any, activation: str | None) -> Any:
     """The last layer; half precision ends before it."""
     return keras.layers.Activation(
-        activation, dtype=_end_dtype(), name="predictions"
+        activation, dtype=end_dtype(), name="predictions"
     )(x)
 
 
-def _end_dtype() -> str | None:
+def end_dtype() -> str | None:
     """Of the layers at the end: float32 instead of half precision."""
     half = keras.config.dtype_policy().compute_dtype in ("float16", "bfloat16")
     return "float32" if half else None

@@ -100,8 +100,8 @@ def GSANet(
     `..._shortcut`, `..._add1`, `..._dense1`, `..._norm3`, `..._silu3`,
     `..._dense2`, `..._norm4`, `..._add2`, and with `norm_between`
     `..._norm5`, `..._silu5`; after a stage `stage1_pool` and
-    `stage1_dropout`. At the end come `logits`, `group_max` or `group_mean`,
-    `flatten` and `predictions`. What does nothing is left out.
+    `stage1_dropout`. At the end come `logits`, `logits_sum`, `group_max` or
+    `group_mean`, `flatten` and `predictions`. What does nothing is left out.
 
     Args:
         group: a group or its name.
@@ -148,6 +148,7 @@ def GSANet(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -206,17 +207,23 @@ def GSANet(
             )(x)
             x = _dropout(x, design.pool_dropout, f"stage{number}_dropout")
     x = ends.logits(x, network.classes, use_bias=False)
-    x = ops.sum(x, axis=(1, 2), keepdims=True)
+    x = _SpatialSum(dtype=ends.end_dtype(), name="logits_sum")(x)
     x = layers.GroupPooling(
-        design.head, data_format="channels_last", name=f"group_{design.head}"
+        design.head,
+        data_format="channels_last",
+        dtype=ends.end_dtype(),
+        name=f"group_{design.head}",
     )(x)
-    x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
+    x = keras.layers.Flatten(
+        data_format="channels_last", dtype=ends.end_dtype(), name="flatten"
+    )(x)
     return network.finish(inputs, x, name or f"gsanet_{design.group.name}")
 
 
 def GSANetRotMNIST(
     group: str | groups.Group = "p4",
     kernel_size: int | None = 5,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> keras.Model:
@@ -234,7 +241,8 @@ def GSANetRotMNIST(
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
         name: name of the model.
-        **options: other arguments of `GSANet`.
+        **options: other arguments of `GSANet`; `filters=None` is the paper's
+            width, which is the same for all groups.
 
     Returns:
         A functional `keras.Model` from images `(batch, 28, 28, 1)` to logits
@@ -245,6 +253,7 @@ def GSANetRotMNIST(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -256,6 +265,7 @@ def GSANetRotMNIST(
 def GSANetCIFAR10(
     group: str | groups.Group = "z2m",
     kernel_size: int | None = 5,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> keras.Model:
@@ -278,7 +288,8 @@ def GSANetCIFAR10(
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
         name: name of the model.
-        **options: other arguments of `GSANet`.
+        **options: other arguments of `GSANet`; `filters=None` is the paper's
+            width, which is the same for all groups.
 
     Returns:
         A functional `keras.Model` from images `(batch, 32, 32, 3)` to logits
@@ -289,6 +300,7 @@ def GSANetCIFAR10(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -300,6 +312,7 @@ def GSANetCIFAR10(
 def GSANetPCam(
     group: str | groups.Group = "p4",
     kernel_size: int | None = 5,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> keras.Model:
@@ -326,7 +339,8 @@ def GSANetPCam(
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
         name: name of the model.
-        **options: other arguments of `GSANet`.
+        **options: other arguments of `GSANet`; `filters=None` is the paper's
+            width, which is the same for all groups.
 
     Returns:
         A functional `keras.Model` from images `(batch, 96, 96, 3)` to logits
@@ -337,6 +351,7 @@ def GSANetPCam(
 
     Raises:
         ValueError: for bad arguments, before anything is built.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977), and
@@ -355,7 +370,20 @@ def _preset(
 ) -> keras.Model:
     group = groups.get(group)
     name = name or f"gsanet_{kind}_{group.name}"
+    if options.get("filters", 0) is None:
+        options = {**options, "filters": sizes["filters"]}
     return GSANet(group, kernel_size, name=name, **{**sizes, **options})
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class _SpatialSum(keras.layers.Layer):
+    """The sum over space: a layer, so that it has a name of its own."""
+
+    def call(self, inputs: Any) -> Any:
+        return ops.sum(inputs, axis=(1, 2), keepdims=True)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (input_shape[0], 1, 1, *input_shape[3:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,12 +410,7 @@ class _Design:
         _checks.choice(self.head, "head", MODES)
         for name in ("attention", "value", "input", "pool"):
             name = f"{name}_dropout"
-            _checks.number(
-                getattr(self, name),
-                name,
-                "a number from 0 to below 1",
-                lambda n: 0 <= n < 1,
-            )
+            _checks.rate(getattr(self, name), name)
         _checks.number(
             self.epsilon, "epsilon", "a positive number", lambda n: n > 0
         )

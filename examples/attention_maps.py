@@ -47,13 +47,13 @@ from keras_equiattn import applications
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import visualization
+from keras_equiattn._gsa_weights import EPSILON
+from keras_equiattn._gsa_weights import ROT_MNIST
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import reporting
 from keras_equiattn.ops import group_action
 
 AUTHORS_FILES = (".npz", ".pth", ".pt")
-# What the authors of group self-attention add to variances.
-AUTHORS_EPSILON = 1e-12
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -136,7 +136,9 @@ def load(options: argparse.Namespace, image: np.ndarray) -> keras.Model:
     """The exact network, its weights loaded or trained."""
     if str(options.weights).endswith(AUTHORS_FILES):
         if options.model.startswith("gsanet"):
-            model = build(options, epsilon=AUTHORS_EPSILON)
+            scaled = options.model.startswith("gsanet_rotmnist")
+            overrides = {"normalization": ROT_MNIST} if scaled else {}
+            model = build(options, epsilon=EPSILON, **overrides)
             return convert.g_selfatt(
                 require_kind(model, options, image), options.weights
             )
@@ -171,13 +173,13 @@ def require_kind(
 
 def build(options: argparse.Namespace, **overrides: Any) -> keras.Model:
     info = datasets.info(options.dataset)
-    return applications.get_model(
-        options.model,
-        input_shape=tuple(info.shape),
-        classes=info.classes,
-        normalization=info.normalization,
+    arguments = {
+        "input_shape": tuple(info.shape),
+        "classes": info.classes,
+        "normalization": info.normalization,
         **overrides,
-    )
+    }
+    return applications.get_model(options.model, **arguments)
 
 
 def train(model: keras.Model, options: argparse.Namespace) -> keras.Model:

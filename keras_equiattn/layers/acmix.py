@@ -103,8 +103,7 @@ class BaseACmix2D(TwoPaths):
 
     def finish_build(self, shape: Shape) -> None:
         self.output_shape_channels_last(shape)
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
+        self.keep_channels(shape[-1])
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:

@@ -126,6 +126,17 @@ class GroupLayer(keras.layers.Layer):
             last = (*last[:3], 1, *last[3:])
         return last
 
+    def keep_channels(self, channels: int | None) -> None:
+        """From now on inputs of other channels are refused.
+
+        Those of fewer axes than an image too: Keras looks for the channels
+        before `check_shape` sees them.
+        """
+        axis = 1 if self._first else -1
+        self.input_spec = keras.layers.InputSpec(
+            min_ndim=4, axes={axis: channels}
+        )
+
     def require_exact(self, size: Shape, **window: Any) -> None:
         """Raises unless a window of this kind is exact on this size."""
         height, width = size

@@ -98,8 +98,7 @@ class BaseGroupConv2D(GroupLayer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
+        self.keep_channels(shape[-1])
         self.built = True
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:

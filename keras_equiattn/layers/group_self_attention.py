@@ -53,11 +53,8 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.key_dim = _checks.integer(key_dim, "key_dim", self.least_key_dim)
         self.num_heads = _checks.integer(num_heads, "num_heads")
         self.kernel_size = _checks.window_size(kernel_size, "kernel_size")
-        self.attention_dropout = _checks.number(
-            attention_dropout,
-            "attention_dropout",
-            "a number from 0 to below 1",
-            lambda n: 0 <= n < 1,
+        self.attention_dropout = _checks.rate(
+            attention_dropout, "attention_dropout"
         )
         self.recompute = _checks.flag(recompute, "recompute")
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -102,8 +99,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.positions.build((None, None, 2))
         self.group_embedding = self._add_group_embedding()
         self.scale = 1 / math.sqrt(channels)
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: channels})
+        self.keep_channels(channels)
         self.built = True
 
     def _add_linear(
@@ -344,6 +340,7 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
             fit, in `build`.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = LiftingSelfAttention2D(8, 4, num_heads=2, kernel_size=3)
@@ -447,6 +444,7 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
             fit, in `build`.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = GroupSelfAttention2D(8, 4, num_heads=2, kernel_size=3)

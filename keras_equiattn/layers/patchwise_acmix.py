@@ -226,8 +226,7 @@ class PatchwiseACmix2D(ConvolutionPath):
         if self.convolves:
             self.add_convolution()
         self.add_rates()
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
+        self.keep_channels(shape[-1])
         self.built = True
 
     def _add_weights_of_windows(self) -> None:

@@ -56,6 +56,7 @@ class RelativePositionEncoding(keras.layers.Layer):
 
     Raises:
         ValueError: for bad arguments or shapes.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = RelativePositionEncoding(3, group="p4")
@@ -92,11 +93,7 @@ class RelativePositionEncoding(keras.layers.Layer):
         self.bias_initializer = keras.initializers.get(bias_initializer)
 
     def build(self, input_shape: Shape) -> None:
-        if not input_shape or input_shape[-1] != 2:
-            raise ValueError(
-                "Offsets have a row and a column, (..., 2). "
-                f"Received: input_shape={tuple(input_shape)}"
-            )
+        _check_shape(input_shape)
         for axis in ("row", "column"):
             self._add(f"{axis}_kernel_1", (1, self.hidden))
             self._add(f"{axis}_bias_1", (self.hidden,))
@@ -120,7 +117,10 @@ class RelativePositionEncoding(keras.layers.Layer):
         setattr(self, name, weight)
 
     def call(self, inputs: Tensor) -> Tensor:
-        offsets = seen_offsets(ops.convert_to_tensor(inputs), self.group)
+        _check_shape(inputs.shape)
+        # Matrices of the group in the type of integers would be rounded.
+        offsets = ops.cast(inputs, self.compute_dtype)
+        offsets = seen_offsets(offsets, self.group)
         encodings = []
         for index, axis in enumerate(("row", "column")):
             kernel_1, bias_1, gamma, beta, kernel_2, bias_2 = (
@@ -155,3 +155,12 @@ class RelativePositionEncoding(keras.layers.Layer):
             "kernel_initializer": initializer(self.kernel_initializer),
             "bias_initializer": initializer(self.bias_initializer),
         }
+
+
+def _check_shape(input_shape: Shape) -> None:
+    """Raises unless offsets have two coordinates."""
+    if not input_shape or input_shape[-1] != 2:
+        raise ValueError(
+            "Offsets have a row and a column, (..., 2). "
+            f"Received: input_shape={tuple(input_shape)}"
+        )

@@ -104,8 +104,7 @@ class SqueezeExcite(AttentionLayer):
         self.expand_kernel, self.expand_bias = self._add_dense(
             "expand", hidden, channels
         )
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: channels})
+        self.keep_channels(channels)
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:

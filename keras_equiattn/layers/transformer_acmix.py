@@ -89,8 +89,7 @@ class TransformerACmix(ConvolutionPath):
         if self.convolves:
             self.add_convolution(use_bias=True)
         self.add_rates()
-        axis = 1 if self.data_format == "channels_first" else -1
-        self.input_spec = keras.layers.InputSpec(axes={axis: shape[-1]})
+        self.keep_channels(shape[-1])
         self.built = True
 
     @property

@@ -24,6 +24,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_tiles import attend_in_tiles
+from keras_equiattn.ops.pair_tiles import SEEDS
 from keras_equiattn.ops.statistics import in_full_precision
 from keras_equiattn.ops.statistics import MASKED
 from keras_equiattn.ops.statistics import softmax
@@ -54,7 +55,7 @@ def group_self_attention(
             Neighbours outside of the image are left out.
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
-        seed: two whole numbers below `pair_tiles.SEEDS`; needed with dropout.
+        seed: two whole numbers from 0 to below 2**23; needed with dropout.
         recompute: the backward pass keeps the arguments alone and computes
             everything else anew, as does the forward pass, one tile at a time.
             False is `plain_attention`: for tests, and to be differentiated
@@ -64,20 +65,26 @@ def group_self_attention(
         What the output elements attend to.
 
     Raises:
-        ValueError: for shapes that do not fit, a bad rate, or dropout without
-            a seed.
+        ValueError: for shapes that do not fit, a bad rate, dropout without a
+            seed, or a bad seed; of a tensor only the shape is looked at.
+
+    Example:
+        >>> import keras
+        >>> from keras_equiattn import ops
+        >>> x = keras.ops.ones((2, 6, 6, 4, 2, 3))  # two heads, on p4
+        >>> encoding = keras.ops.ones((5, 5, 4, 2))  # of a 5 x 5 window
+        >>> embedding = keras.ops.ones((4, 4, 1))
+        >>> y = ops.group_self_attention(x, x, x, encoding, embedding)
+        >>> tuple(y.shape)
+        (2, 6, 6, 4, 2, 3)
     """
     _check(query, keys, values, encoding, embedding, local)
-    _checks.number(
-        dropout,
-        "dropout",
-        "a number from 0 to below 1",
-        lambda n: 0 <= n < 1,
-    )
+    _checks.rate(dropout, "dropout")
     if dropout and seed is None:
         raise ValueError(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
         )
+    seed = _checked_seed(seed)
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
     query, keys, values, encoding, embedding = _full(
@@ -243,6 +250,14 @@ def _check(
                 f"`{name}` must have {ranks[name]} axes. "
                 f"Received: {name}.shape={shape}"
             )
+        images = ranks[name] == 6
+        # A batch may be empty, and positions may have no encoding.
+        if 0 in (shape[1:] if images else shape[:-1]):
+            axes = "all axes but the batch" if images else "its first axes"
+            raise ValueError(
+                f"`{name}` must have a size of at least one along {axes}. "
+                f"Received: {name}.shape={shape}"
+            )
     *image, elements, heads, channels = shapes["query"]
     *window, order, encoded = shapes["encoding"]
     key_elements = shapes["keys"][3]
@@ -273,6 +288,30 @@ def _check(
                 f"`{name}` must have shape {shape} for query.shape="
                 f"{shapes['query']}. Received: {name}.shape={shapes[name]}"
             )
+
+
+def _checked_seed(seed: Any) -> Any:
+    """A seed as a tensor, or None.
+
+    Of tensors the numbers are not known, or only after waiting for a GPU.
+    """
+    if seed is None:
+        return None
+    if hasattr(seed, "shape") and not isinstance(seed, np.ndarray):
+        fits = _checks.fits(seed.shape, (2,))
+    else:
+        try:
+            numbers = [_checks.integer(int(n), "seed", 0) for n in seed]
+            fits = len(numbers) == 2 and max(numbers) < SEEDS
+            fits = fits and numbers == list(seed)
+        except (OverflowError, TypeError, ValueError):
+            fits = False
+    if not fits:
+        raise ValueError(
+            "`seed` must be two whole numbers from 0 to below 2**23. "
+            f"Received: {seed!r}"
+        )
+    return ops.convert_to_tensor(seed, "float32")
 
 
 def _scores(

@@ -293,11 +293,11 @@ def test_networks_that_cannot_be_drawn_are_not_trained(
 def test_weights_of_the_authors_of_group_self_attention(
     example, tmp_path, monkeypatch
 ):
-    """They go to their own converter, into a network with their epsilon."""
+    """They go to their own converter, into a network with their constants."""
     built = []
 
-    def build(name, epsilon, **kwargs):
-        built.append(epsilon)
+    def build(name, epsilon, normalization, **kwargs):
+        built.append((epsilon, normalization))
         return attending_network((28, 28, 1), 10, None)
 
     def converted(model, path):
@@ -308,10 +308,10 @@ def test_weights_of_the_authors_of_group_self_attention(
     monkeypatch.setattr(example.convert, "g_selfatt", converted)
     options = example.parse(
         [
-            *("--model=gsanet_tiny", "--weights=authors.pth", "--out=."),
-            *("--pixel", "9", "20"),
+            *("--model=gsanet_rotmnist_p4", "--dataset=rot_mnist"),
+            *("--weights=authors.pth", "--out=.", "--pixel", "9", "20"),
         ]
     )
     image = np.zeros((28, 28, 1))
     assert example.load(options, image).name == "attending"
-    assert built == [1e-12]
+    assert built == [(1e-12, (0.1307, 0.3081))]

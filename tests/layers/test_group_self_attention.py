@@ -119,8 +119,11 @@ class TestEveryGroupSelfAttention(LayerContract):
     arguments = (ARGUMENTS,)
 
 
-def random_layer(layer, group="p4", window=3, channels=3, seed=0, **arguments):
-    """Built, with every weight drawn anew."""
+def random_layer(layer, group="p4", window=3, channels=3, **arguments):
+    """Built, with every weight drawn anew, always the same numbers.
+
+    `seed` is of the layer, as all other arguments.
+    """
     arguments = {
         **{"filters": 4, "key_dim": 5, "num_heads": 2, "dtype": DTYPE},
         **arguments,
@@ -132,7 +135,7 @@ def random_layer(layer, group="p4", window=3, channels=3, seed=0, **arguments):
         **arguments,
     )
     made.build((None, None, None, *order_of(made), channels))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for variable in made.weights:
         variable.assign(0.7 * rng.normal(size=variable.shape))
     return made
@@ -592,7 +595,6 @@ def test_keras_own_contract_with_dropout(layer):
     ],
 )
 def test_dropout(layer, window):
-    keras.utils.set_random_seed(0)
     made = random_layer(
         layer, "z2m", window, attention_dropout=0.3, num_heads=1, seed=3
     )
@@ -850,3 +852,15 @@ def test_bad_shapes():
         layer.build((None, 6, 6, 3))
     with pytest.raises(ValueError, match="known number of channels"):
         layer.build((None, 6, 6, 4, None))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 3), (3, 3, 3)])
+def test_too_few_axes_of_a_layer_that_is_built(layer, data_format, shape):
+    made = layer(4, 3, 1, data_format=data_format)
+    made.build((None, 4, 4, 4, *order_of(made)))
+    with pytest.raises(ValueError, match=r"expected min_ndim=4") as error:
+        made(np.zeros(shape, "float32"))
+    assert str(shape) in str(error.value)

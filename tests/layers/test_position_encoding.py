@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import oracles
 import pytest
+from keras import ops
 from layer_contract import as_array
 from layer_contract import check_config
 from layer_contract import check_golden
@@ -183,7 +184,17 @@ class TestRelativePositionEncoding:
         with pytest.raises(ValueError, match=message):
             RelativePositionEncoding(**{"channels": 3, **arguments})
 
+    @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+    def test_integers_are_seen_as_numbers_between_pixels(self, dtype):
+        layer = random_encoding(group="p8")
+        offsets = np.moveaxis(np.indices((3, 4)), 0, -1)
+        expected = as_array(layer(offsets.astype("float32")))
+        for x in (offsets.astype(dtype), ops.convert_to_tensor(offsets, dtype)):
+            np.testing.assert_array_equal(as_array(layer(x)), expected)
+
     @pytest.mark.parametrize("shape", [(5, 3), ()])
     def test_bad_shapes(self, shape):
         with pytest.raises(ValueError, match=r"row and a column.*input_shape"):
             RelativePositionEncoding(3).build(shape)
+        with pytest.raises(ValueError, match=r"row and a column.*input_shape"):
+            random_encoding()(np.zeros(shape, "float32"))

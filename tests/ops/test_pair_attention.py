@@ -454,6 +454,10 @@ def changed(index, shape, local=True):
         (4, (1, 2, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(1, 2, 3\)"),
         (4, (2, 4, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 4, 3\)"),
         (4, (2, 2, 1), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 2, 1\)"),
+        (0, (2, 0, 4, 2, 2, 5), r"`query`.* at least one .*\(2, 0, 4, 2, 2, 5"),
+        (0, (2, 3, 4, 2, 0, 5), r"`query`.* at least one .*\(2, 3, 4, 2, 0, 5"),
+        (1, (2, 3, 4, 0, 2, 5), r"`keys`.* at least one .*\(2, 3, 4, 0, 2, 5"),
+        (3, (3, 3, 0, 2), r"`encoding`.* at least one .*\(3, 3, 0, 2\)"),
     ],
 )
 def test_shapes_that_do_not_fit(index, shape, message):
@@ -498,6 +502,39 @@ def test_rates_that_are_none(rate):
     message = rf"`dropout` must be a number from 0 to below 1.*{rate}"
     with pytest.raises(ValueError, match=message):
         UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=rate)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(3, [1], [1, 2, 3], [1.5, 2], [-1, 2], [2**23, 2], "12", [None, 2]),
+        *(np.array([1, -2]), np.array([np.nan, 1]), np.float32(1)),
+    ],
+)
+def test_seeds_that_are_none(seed):
+    message = (
+        r"`seed` must be two whole numbers from 0 to below 2\*\*23.*"
+        f"{re.escape(repr(seed))}"
+    )
+    with pytest.raises(ValueError, match=message):
+        UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=0.1, seed=seed)
+
+
+@pytest.mark.torch_first
+def test_seeds_as_lists_arrays_and_tensors():
+    arrays = arguments(3, (2, 2), 2, 2)
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    seeds = ([5, 2**23 - 1], np.array([5, 2**23 - 1]))
+    seeds += (ops.convert_to_tensor(seeds[0], "float32"),)
+    first, *others = (
+        as_array(UNCHECKED(*tensors, dropout=0.5, seed=seed)) for seed in seeds
+    )
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+    tensor = ops.ones((3,))
+    with pytest.raises(ValueError, match="`seed` must be two whole numbers"):
+        UNCHECKED(*tensors, dropout=0.5, seed=tensor)
 
 
 @pytest.mark.torch_first
