@@ -70,8 +70,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
-	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time \
-	    --forms ACmix2D attention convolution dense Conv2D; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 15; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \

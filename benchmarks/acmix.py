@@ -13,9 +13,10 @@ convolution with as many groups; the layer takes one or the other. "unfold" is
 close to the form of the authors: the neighbours of all pixels side by side
 (positions are taken off the keys before, theirs after), mixed maps of all
 pixels and a grouped convolution of these, with the gradient of the backend.
-"Conv2D" is Keras' 3 x 3 convolution of the same width. "ACmix2D", "dense",
-"grouped" and "unfold" are checked to be equal. `--forms` chooses from all:
-TensorFlow and JAX take very long for grouped convolutions on a CPU.
+"unfold_dense" is the same with one convolution as in "dense". "Conv2D" is
+Keras' 3 x 3 convolution of the same width. All that have both paths are checked
+to be equal. `--forms` chooses; by default `time` leaves out what has grouped
+convolutions where TensorFlow and JAX would take very long for them.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
@@ -84,21 +85,8 @@ class GroupedACmix2D(layers.ACmix2D):
         return True
 
 
-class UnfoldedACmix2D(GroupedACmix2D):
-    """The neighbours of all pixels side by side, and all mixed maps."""
-
-    def convolved_maps(self, maps):
-        size = self.filters // self.num_heads
-        count = self.mixing_kernel.shape[0]
-        maps = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
-        maps = ops.reshape(maps, (*maps.shape[:3], count, size))
-        mixed = ops.matmul(
-            ops.swapaxes(maps, -1, -2),
-            ops.convert_to_tensor(self.mixing_kernel),
-        )
-        mixed = ops.reshape(mixed, (*mixed.shape[:3], -1))
-        shift = ops.convert_to_tensor(self.shift_kernel)
-        return ops.conv(mixed, shift, padding="same")[:, :, :, None]
+class UnfoldedAttention(layers.ACmix2D):
+    """The neighbours of all pixels side by side."""
 
     def _attend(self, query, keys, values):
         size = self.filters // self.num_heads
@@ -133,6 +121,27 @@ class UnfoldedACmix2D(GroupedACmix2D):
         )
 
 
+class UnfoldedACmix2D(UnfoldedAttention, GroupedACmix2D):
+    """And all mixed maps."""
+
+    def convolved_maps(self, maps):
+        size = self.filters // self.num_heads
+        count = self.mixing_kernel.shape[0]
+        maps = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
+        maps = ops.reshape(maps, (*maps.shape[:3], count, size))
+        mixed = ops.matmul(
+            ops.swapaxes(maps, -1, -2),
+            ops.convert_to_tensor(self.mixing_kernel),
+        )
+        mixed = ops.reshape(mixed, (*mixed.shape[:3], -1))
+        shift = ops.convert_to_tensor(self.shift_kernel)
+        return ops.conv(mixed, shift, padding="same")[:, :, :, None]
+
+
+class UnfoldedDenseACmix2D(UnfoldedAttention, DenseACmix2D):
+    """And one convolution."""
+
+
 FORMS = {
     "ACmix2D": layers.ACmix2D,
     "attention": functools.partial(layers.ACmix2D, paths="attention"),
@@ -140,11 +149,15 @@ FORMS = {
     "dense": DenseACmix2D,
     "grouped": GroupedACmix2D,
     "unfold": UnfoldedACmix2D,
+    "unfold_dense": UnfoldedDenseACmix2D,
     "Conv2D": functools.partial(
         keras.layers.Conv2D, kernel_size=3, padding="same"
     ),
 }
-SAME = ("ACmix2D", "dense", "grouped", "unfold")
+SAME = ("ACmix2D", "dense", "grouped", "unfold", "unfold_dense")
+# TensorFlow and JAX take very long for them on a CPU.
+GROUPED = ("grouped", "unfold")
+SLOW = (("time", "tensorflow"), ("time", "jax"))
 
 
 def image(width: int, size: int, batch: int) -> np.ndarray:
@@ -591,12 +604,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=tuple(MEASURES))
     parser.add_argument(
-        "--forms", nargs="+", choices=tuple(FORMS), default=list(FORMS)
+        "--forms", nargs="+", choices=tuple(FORMS), default=None
     )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     backend = keras.backend.backend()
+    if options.forms is None:
+        slow = GROUPED if (options.what, backend) in SLOW else ()
+        options.forms = [form for form in FORMS if form not in slow]
     if options.what == "memory" and backend != "jax":
         parser.error("memory needs KERAS_BACKEND=jax")
     hardware = reporting.hardware()

@@ -56,8 +56,9 @@ def group_self_attention(
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
         seed: two whole numbers from 0 to below 2**23; needed with dropout.
-        recompute: the backward pass keeps the arguments alone and computes
-            everything else anew, as does the forward pass, one tile at a time.
+        recompute: the backward pass keeps the arguments, and a number for each
+            pixel, head and pair of elements, and computes everything else
+            anew, as does the forward pass, one tile at a time.
             False is `plain_attention`: for tests, and to be differentiated
             twice.
 
