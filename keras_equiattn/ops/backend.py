@@ -213,6 +213,18 @@ def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return total + x * y
 
 
+def part_at(x: Tensor, start: tuple[Any, ...], shape: Any) -> Tensor:
+    """`ops.slice`, under PyTorch in the memory of `x` and without tensors.
+
+    Starts that are tensors cannot be exported.
+    """
+    if keras.backend.backend() != "torch":
+        return ops.slice(x, start, shape)
+    for axis, (first, length) in enumerate(zip(start, shape, strict=True)):
+        x = x.narrow(axis, first, length)
+    return x
+
+
 def add_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
     """Adds a part to what lies there, in place under PyTorch.
 
@@ -222,12 +234,7 @@ def add_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
         part: what to add.
     """
     if keras.backend.backend() == "torch":
-        there = total
-        for axis, (first, length) in enumerate(
-            zip(start, part.shape, strict=True)
-        ):
-            there = there.narrow(axis, first, length)
-        there.add_(part)
+        part_at(total, start, part.shape).add_(part)
         return total
     before = ops.slice(total, start, ops.shape(part))
     return ops.slice_update(total, start, before + part)

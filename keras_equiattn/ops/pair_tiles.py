@@ -245,7 +245,7 @@ class _Tiles:
             # All keys, at the offsets from this row.
             place: Any = (0,) * 5
             start: Any = (height - 1 - number, 0, 0, 0)
-            encoding = ops.slice(
+            encoding = backend.part_at(
                 encoding, start, (height, *ops.shape(encoding)[1:])
             )
             windows: Any = Row(width)
@@ -255,7 +255,9 @@ class _Tiles:
             place = (0, 0, 0, number * rows, 0)
             start = (0,) * 3
             shape = (*outer, rows + self.size - 1, width)
-            keys, values = (ops.slice(x, place, shape) for x in (keys, values))
+            keys, values = (
+                backend.part_at(x, place, shape) for x in (keys, values)
+            )
         flat = windows.flat_keys(keys), windows.flat_keys(values)
         return _Part(windows, (*flat, encoding), (place, place, start))
 
