@@ -159,8 +159,9 @@ class RelativePositionEncoding(keras.layers.Layer):
 
 def _check_shape(input_shape: Shape) -> None:
     """Raises unless offsets have two coordinates."""
-    if not input_shape or input_shape[-1] != 2:
+    shape = tuple(input_shape)
+    if not shape or shape[-1] != 2:
         raise ValueError(
             "Offsets have a row and a column, (..., 2). "
-            f"Received: input_shape={tuple(input_shape)}"
+            f"Received: input_shape={shape}"
         )
