@@ -345,12 +345,12 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
     Returns:
         The sum, which may have zeros at the end.
     """
-    count, size = x.shape[axis : axis + 2]
-    if count == 1:
+    if x.shape[axis] == 1:
         return ops.squeeze(x, axis)
+    sizes = tuple(ops.shape(x))
+    count, size = sizes[axis : axis + 2]
     parts = -(-size // step)
     before = (slice(None),) * axis
-    sizes = tuple(ops.shape(x))
     outer, inner = sizes[:axis], sizes[axis + 2 :]
     shape = (*outer, count + parts - 1, step, *inner)
     total = ops.zeros(shape, x.dtype)
