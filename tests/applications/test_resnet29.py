@@ -241,8 +241,8 @@ def test_strided_downsampling(mixer, size, exact, small):
         ("asc", "float32"),
         pytest.param("acmix", "float32", marks=pytest.mark.torch_first),
         # The layers are tested on every backend.
-        pytest.param("sasa", "mixed_bfloat16", marks=pytest.mark.once),
-        pytest.param("simple_asc", "float32", marks=pytest.mark.once),
+        pytest.param("sasa", "mixed_bfloat16", marks=pytest.mark.torch_first),
+        pytest.param("simple_asc", "float32", marks=pytest.mark.torch_first),
         pytest.param("acmix", "mixed_bfloat16", marks=pytest.mark.torch_first),
     ],
 )
