@@ -29,11 +29,15 @@ test: .venv/.dev
 	done
 
 # Compiled as for users; sweeps, as the fast tests, without optimisation.
-# TensorFlow keeps all that it compiles, so no process runs all of them.
+# TensorFlow keeps all that it compiles: about half a gigabyte for a large
+# network with attention, so no process runs all of them.
 test-slow: users = XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
 test-slow: .venv/.dev test-floor
-	$(users) KERAS_BACKEND=tensorflow $(PYTEST) tests/applications \
-	  -m "slow and not sweep"
+	@set -e; \
+	for some in resnet83 resnet29 "not resnet83 and not resnet29"; do \
+	  $(users) KERAS_BACKEND=tensorflow $(PYTEST) tests/applications \
+	    -m "slow and not sweep" -k "$$some"; \
+	done
 	$(users) KERAS_BACKEND=tensorflow $(PYTEST) \
 	  --ignore=tests/applications -m "slow and not sweep"
 	$(users) KERAS_BACKEND=jax $(PYTEST) \
@@ -70,8 +74,9 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py profile; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 15; \
-	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile --repeats 15; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
@@ -80,7 +85,6 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/windows.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
-	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py profile
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/acmix.py memory
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py stages

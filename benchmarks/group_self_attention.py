@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py time
     KERAS_BACKEND=jax python benchmarks/group_self_attention.py memory
-    KERAS_BACKEND=jax python benchmarks/group_self_attention.py profile
+    KERAS_BACKEND=torch python benchmarks/group_self_attention.py profile
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py angles
 
 "ours" is the rot-MNIST network as it is, "cubic" the same network with
@@ -10,10 +10,12 @@
 with the gradient of the backend.
 
 `time` alternates training steps (`train_on_batch`) of both in one process.
-`profile` (JAX) times the parts of attention to a tile, each compiled by itself.
+`profile` times the parts of attention to a tile, as large as the layer takes
+it, each compiled by itself where the backend compiles, beside the whole of it:
+forward and backward pass of all tiles of a batch.
 On one core (`taskset -c 0 python ...`) both say so in the name of their file.
 `memory` (JAX) reads the size of the temporaries of a gradient step off the
-compiler. Both have all dropouts of 0.1 active. `angles` turns a smooth image
+compiler. All of them have dropouts of 0.1 active. `angles` turns a smooth image
 by 45 degrees and compares what a lifting layer with random weights gives at
 its centre, relative to how much that varies over the group. Writes
 `benchmarks/results/group_self_attention-<what>-<backend>-<date>.json`.
@@ -39,8 +41,11 @@ from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
 from keras_equiattn.ops import backend
 from keras_equiattn.ops import pair_attention
+from keras_equiattn.ops import pair_tiles
+from keras_equiattn.ops.group_self_attention import group_self_attention
 from keras_equiattn.ops.pair_attention import Positions
 from keras_equiattn.ops.pair_windows import Planes
+from keras_equiattn.ops.pair_windows import Products
 
 RESULTS = Path(__file__).parent / "results"
 FORMS = ("ours", "cubic")
@@ -56,6 +61,7 @@ MEMORY = (
     ("p4", 5, 8, "cubic"),
     ("p8", 5, 8, "cubic"),
 )
+DROPOUT = 0.1
 WINDOWS = (3, 5, 7, 9, 11, 15, 21)
 
 
@@ -142,30 +148,64 @@ def temporaries(model: keras.Model, batch: int) -> float:
 
 def profile(options: argparse.Namespace) -> dict:
     """Milliseconds of the parts of a tile, and nanoseconds of a pair."""
-    import jax
-
-    parts, pairs = parts_of_a_tile(28, options.kernel_size, 9, 10)
-    steps = {}
-    for name, (function, tensors) in parts.items():
-        part = jax.jit(function)
-        steps[name] = functools.partial(
-            lambda part, tensors: jax.block_until_ready(part(*tensors)),
-            part,
-            tensors,
+    size, heads, channels, elements = 28, 9, 10, 4
+    rng = np.random.default_rng(0)
+    images, encoding, embedding = (
+        ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
+        for shape in (
+            (options.batch, size, size, elements, heads, channels),
+            (options.kernel_size, options.kernel_size, elements, channels // 2),
+            (elements, elements, channels - channels // 2),
         )
+    )
+    seed = ops.convert_to_tensor([0.0, 0.0])
+    limit = pair_tiles.COMPILED_TILE
+    if not backend.compiles():
+        limit = pair_tiles.CPU_TILE
+    together, _ = pair_tiles.block_size(images, images, encoding, True, limit)
+    parts, pairs = parts_of_a_tile(
+        size, options.kernel_size, together, channels, elements
+    )
+    counts = dict.fromkeys(parts, pairs)
+    steps = {name: compiled(*part) for name, part in parts.items()}
+    whole = "both passes of all tiles"
+    counts[whole] = pairs * options.batch * heads // together
+    steps[whole] = timing.gradient_step(
+        lambda *tensors: group_self_attention(
+            *tensors, dropout=DROPOUT, seed=seed
+        ),
+        [*(ops.copy(images) for _ in "qkv"), encoding, embedding],
+    )
     seconds = timing.alternate(steps, options.repeats, warm_up=2)
+    medians = {name: statistics.median(each) for name, each in seconds.items()}
     return {
-        "benchmark": "parts of attention to a tile of p4, 28 x 28 pixels, 9 "
-        "heads of 10 channels, each compiled by itself (medians)",
-        "pairs": pairs,
+        "benchmark": "parts of attention to a tile of p4, 28 x 28 pixels in "
+        "heads of 10 channels, each by itself (medians)",
+        "heads of a tile": together,
+        "pairs of a tile, with those of padding": pairs,
         "parts": {
             name: {
-                "ms": round(1000 * statistics.median(each), 2),
-                "ns of a pair": round(1e9 * statistics.median(each) / pairs, 2),
+                "ms": round(1000 * median, 2),
+                "ns of a pair": round(1e9 * median / counts[name], 2),
             }
-            for name, each in seconds.items()
+            for name, median in medians.items()
         },
     }
+
+
+def compiled(function: Callable, tensors: tuple) -> Callable:
+    """What runs it and waits, as compiled as within a layer."""
+    run = backend.without_gradient(function)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        graph = tf.function(lambda: run(*tensors))
+        return lambda: [x.numpy() for x in keras.tree.flatten(graph())]
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return lambda: jax.block_until_ready(run(*tensors))
+    return lambda: run(*tensors)
 
 
 def parts_of_a_tile(
@@ -176,7 +216,8 @@ def parts_of_a_tile(
     Returns:
         Functions and their arguments by name, and the number of pairs.
     """
-    windows = Planes(window, size, size, 0, size)
+    kind = Planes if backend.compiles() else Products
+    windows = kind(window, size, size, 0, size)
     rng = np.random.default_rng(0)
 
     def draw(*shape):
@@ -193,6 +234,12 @@ def parts_of_a_tile(
     found = pair_attention.factors(windows, query, keys, positions, None)
     weights = pair_attention.pair_weights(found)
     seed = ops.convert_to_tensor([0.0, 0.0])
+
+    def dropout(seed):
+        return lambda scores: backend.dropout_factors(
+            ops.shape(scores), DROPOUT, seed, "float32"
+        )
+
     parts = {
         "scores": (windows.scores, (query, keys)),
         "both softmaxes": (
@@ -202,9 +249,7 @@ def parts_of_a_tile(
             (query, keys),
         ),
         "draws of dropout": (
-            lambda seed: backend.dropout_factors(
-                found.of_elements.shape, 0.1, seed, "float32"
-            ),
+            lambda seed: dropout(seed)(found.of_elements),
             (seed,),
         ),
         "pair weights": (
@@ -216,16 +261,16 @@ def parts_of_a_tile(
         "weighted sums": (windows.sums, (weights, values)),
         "gradient of the keys": (windows.spread, (weights, query, keys)),
         "all of the forward pass": (
-            lambda q, k, v: pair_attention.attend(
-                windows, q, k, v, positions, None
+            lambda q, k, v, seed: pair_attention.attend(
+                windows, q, k, v, positions, dropout(seed)
             ),
-            (query, keys, values),
+            (query, keys, values, seed),
         ),
         "all of the backward pass": (
-            lambda q, k, v, d: pair_attention.gradients(
-                windows, q, k, v, positions, None, found.logs, d
+            lambda q, k, v, d, seed: pair_attention.gradients(
+                windows, q, k, v, positions, dropout(seed), found.logs, d
             ),
-            (query, keys, values, upstream),
+            (query, keys, values, upstream, seed),
         ),
     }
     return parts, window**2 * elements**2 * heads * pixels
@@ -306,7 +351,7 @@ MEASURES = {
 SETTINGS = {
     "time": ("group", "kernel_size", "batch", "repeats"),
     "memory": (),
-    "profile": ("kernel_size", "repeats"),
+    "profile": ("kernel_size", "batch", "repeats"),
     "angles": ("seeds",),
 }
 
@@ -322,8 +367,8 @@ def main() -> None:
     options = parser.parse_args()
     name = keras.backend.backend()
     used = {name: getattr(options, name) for name in SETTINGS[options.what]}
-    if options.what in ("memory", "profile") and name != "jax":
-        parser.error(f"{options.what} needs KERAS_BACKEND=jax")
+    if options.what == "memory" and name != "jax":
+        parser.error("memory needs KERAS_BACKEND=jax")
     hardware = reporting.hardware()
     results = {
         **MEASURES[options.what](options),

@@ -513,7 +513,7 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     eager._omit_frequent_tracing_warning = True
 
     def function(*arguments: Tensor) -> Any:
-        return (in_graph if tf.inside_function() else eager)(*arguments)
+        return (in_graph if will_compile() else eager)(*arguments)
 
     return function
 
@@ -526,6 +526,15 @@ def compiles() -> bool:
 def in_xla() -> bool:
     """Whether what runs now is compiled by XLA."""
     return keras.backend.backend() == "jax" or _in_xla.get()
+
+
+def will_compile() -> bool:
+    """Whether XLA compiles `recomputed` functions that are called now."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.inside_function())
+    return keras.backend.backend() == "jax"
 
 
 def on_cpu() -> bool:

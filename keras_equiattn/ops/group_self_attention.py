@@ -14,6 +14,7 @@ elements at once.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.pair_tiles import attend_in_tiles
 from keras_equiattn.ops.pair_tiles import SEEDS
@@ -38,7 +40,7 @@ def group_self_attention(
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     local: bool = True,
     dropout: float = 0.0,
-    seed: Float[Tensor, "2"] | None = None,
+    seed: Sequence[int] | Shaped[Tensor, "2"] | None = None,
     recompute: bool = True,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """Group self-attention, see the module.
@@ -67,7 +69,9 @@ def group_self_attention(
 
     Raises:
         ValueError: for shapes that do not fit, a bad rate, dropout without a
-            seed, or a bad seed; of a tensor only the shape is looked at.
+            seed, or a bad seed, of which only the shape is looked at if it is
+            a tensor; with `recompute=False` for a height or width known only
+            at run time.
 
     Example:
         >>> import keras
@@ -148,8 +152,8 @@ def group_attention_weights(
         of the window, or all pixels, row by row.
 
     Raises:
-        ValueError: for shapes that do not fit, and a pixel outside of the
-            image.
+        ValueError: for shapes that do not fit, a pixel outside of the image,
+            and a height or width known only at run time.
     """
     _check(query, keys, keys, encoding, embedding, local)
     count = query.shape[0]
@@ -187,7 +191,7 @@ class Neighbourhood:
 
 
 def neighbourhood(
-    size: tuple[int, int],
+    size: tuple[Any, Any],
     encoding: Tensor,
     local: bool,
     pixel: tuple[int, int] | None = None,

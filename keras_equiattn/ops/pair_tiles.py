@@ -46,7 +46,7 @@ def attend_in_tiles(
     """`ops.group_self_attention`, see there."""
     height, width = ops.shape(query)[1:3]
     size = encoding.shape[0] if local else None
-    together, rows = _block_size(query, keys, encoding, local)
+    together, rows = block_size(query, keys, encoding, local, block_limit())
     tiles = _Tiles(
         size,
         query.shape[1] if local else None,
@@ -68,8 +68,15 @@ def attend_in_tiles(
     return ops.reshape(y, (*shape, *query.shape[4:]))
 
 
-def _block_size(
-    query: Tensor, keys: Tensor, encoding: Tensor, local: bool
+def block_limit() -> int:
+    """How many scores a block may have."""
+    if not backend.on_cpu():
+        return GPU_TILE
+    return COMPILED_TILE if backend.will_compile() else CPU_TILE
+
+
+def block_size(
+    query: Tensor, keys: Tensor, encoding: Tensor, local: bool, limit: int
 ) -> tuple[int, int | None]:
     """How many heads, of all images, and rows make a block; None for all."""
     batch, height, width, elements, heads, _ = query.shape
@@ -82,9 +89,6 @@ def _block_size(
     scores = rows * columns * pairs * height * (width + columns - 1)
     # JAX exports sizes as symbols.
     count = heads * (batch if isinstance(batch, int) else 1)
-    limit = GPU_TILE
-    if backend.on_cpu():
-        limit = COMPILED_TILE if backend.in_xla() else CPU_TILE
     fitting = (n for n in range(count, 1, -1) if n * scores <= limit)
     together = next((n for n in fitting if count % n == 0), 1)
     return together, math.ceil(height / math.ceil(scores / limit))

@@ -180,12 +180,28 @@ def test_heads_and_rows_of_a_block(
     arrays = arguments(3, (5, 2), elements, 2, heads=6)
     pixels = 5 * (2 + 2)
     scores = 9 * elements * 2 * pixels
-    for name in ("COMPILED_TILE", "CPU_TILE", "GPU_TILE"):
-        monkeypatch.setattr(pair_tiles, name, limit * scores)
+    limit = int(limit * scores)
+    monkeypatch.setattr(pair_tiles, "block_limit", lambda: limit)
     tensors = [ops.convert_to_tensor(arrays[n]) for n in (0, 1, 3)]
-    found = pair_tiles._block_size(*tensors, local=True)
+    found = pair_tiles.block_size(*tensors, True, limit)
     assert found == (together, rows)
     check(arrays, local=True)
+
+
+@pytest.mark.every_backend
+def test_blocks_are_small_where_they_are_compiled():
+    limits = [pair_tiles.block_limit()]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.function(lambda: limits.append(pair_tiles.block_limit()))()
+    compiled, eager = pair_tiles.COMPILED_TILE, pair_tiles.CPU_TILE
+    expected = {
+        "jax": [compiled],
+        "tensorflow": [eager, compiled],
+        "torch": [eager],
+    }
+    assert limits == expected[keras.backend.backend()]
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -198,7 +214,7 @@ def test_numbers_of_heads(heads, local):
 def test_sizes_known_only_at_run_time_are_heads_by_themselves():
     unknown = keras.KerasTensor((None, None, 4, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 2, 1))
-    found = pair_tiles._block_size(unknown, unknown, encoding, local=True)
+    found = pair_tiles.block_size(unknown, unknown, encoding, True, 10**6)
     assert found == (1, None)
 
 
@@ -424,7 +440,6 @@ def changed(index, shape, local=True):
     return arrays
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("index", "shape", "message"),
     [
@@ -471,14 +486,12 @@ def test_shapes_that_do_not_fit(index, shape, message):
             inspect.unwrap(group_attention_weights)(*arrays)
 
 
-@pytest.mark.torch_first
 def test_encodings_of_whole_images_that_do_not_fit():
     message = r"`encoding` must have shape \(5, 7, 4, 2\) for query.*\(3, 3, 4,"
     with pytest.raises(ValueError, match=message):
         UNCHECKED(*changed(3, (3, 3, 4, 2), local=False), local=False)
 
 
-@pytest.mark.torch_first
 def test_encodings_of_more_channels_than_queries():
     *arrays, _ = changed(3, (3, 3, 4, 6))
     with pytest.raises(ValueError, match=r"at most the 5 channels.*4, 6\)"):
@@ -496,7 +509,6 @@ def test_sizes_known_only_at_run_time_fit():
         module._check(unknown, unknown, other, *rest)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "0.1"])
 def test_rates_that_are_none(rate):
     message = rf"`dropout` must be a number from 0 to below 1.*{rate}"
@@ -504,7 +516,6 @@ def test_rates_that_are_none(rate):
         UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=rate)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "seed",
     [
@@ -521,14 +532,14 @@ def test_seeds_that_are_none(seed):
         UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=0.1, seed=seed)
 
 
-@pytest.mark.torch_first
 def test_seeds_as_lists_arrays_and_tensors():
     arrays = arguments(3, (2, 2), 2, 2)
     tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
     seeds = ([5, 2**23 - 1], np.array([5, 2**23 - 1]))
     seeds += (ops.convert_to_tensor(seeds[0], "float32"),)
     first, *others = (
-        as_array(UNCHECKED(*tensors, dropout=0.5, seed=seed)) for seed in seeds
+        as_array(group_self_attention(*tensors, dropout=0.5, seed=seed))
+        for seed in seeds
     )
     for y in others:
         np.testing.assert_array_equal(y, first)
@@ -537,7 +548,41 @@ def test_seeds_as_lists_arrays_and_tensors():
         UNCHECKED(*tensors, dropout=0.5, seed=tensor)
 
 
-@pytest.mark.torch_first
+def test_dropout_without_a_seed():
+    message = r"Dropout needs a seed\. Received: dropout=0\.5, seed=None"
+    for recompute in (True, False):
+        with pytest.raises(ValueError, match=message):
+            group_self_attention(
+                *arguments(3, (2, 2), 2, 2), dropout=0.5, recompute=recompute
+            )
+
+
+@pytest.mark.skipif(
+    BACKEND != "tensorflow",
+    reason="the other backends know sizes whenever they compute",
+)
+@pytest.mark.every_backend
+@pytest.mark.parametrize("shape", [(None, 4), (3, None)])
+@pytest.mark.parametrize("local", [True, False])
+def test_what_is_not_tiled_needs_a_known_size(shape, local):
+    import tensorflow as tf
+
+    arrays = arguments(3 if local else None, (3, 4), 2, 2)
+    query, _, _, *rest = arrays
+
+    def refused(function, count, **options):
+        def traced(*maps):
+            function(*maps, *rest, local=local, **options)
+
+        image = tf.TensorSpec((2, *shape, *query.shape[3:]), "float64")
+        message = r"not computed in tiles \(`recompute=False`, attention maps\)"
+        with pytest.raises(ValueError, match=f"{message} needs a height"):
+            tf.function(traced).get_concrete_function(*count * [image])
+
+    refused(group_self_attention, 3, recompute=False)
+    refused(group_attention_weights, 2)
+
+
 @pytest.mark.parametrize("pixel", [(3, 0), (0, -1)])
 def test_pixels_outside_of_the_image(pixel):
     query, keys, _, *rest = arguments(3, (3, 4), 2, 2)
