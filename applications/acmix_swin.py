@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import layers
@@ -233,12 +234,40 @@ def _block(
 
 
 def _merge(x: Any, name: str) -> Any:
-    """Four neighbours to one pixel: rows are the faster index, as theirs."""
-    height, width, channels = x.shape[1:]
-    size = (height // 2, 2, width // 2, 2, channels)
-    x = keras.layers.Reshape(size, name=f"{name}_split")(x)
-    x = keras.layers.Permute((1, 3, 4, 2, 5), name=f"{name}_permute")(x)
-    shape = (height // 2, width // 2, 4 * channels)
-    x = keras.layers.Reshape(shape, name=name)(x)
+    channels = x.shape[-1]
+    x = PatchMerging(name=name)(x)
     x = transformers.norm(x, EPSILON, f"{name}_norm")
     return transformers.dense(x, 2 * channels, f"{name}_dense", use_bias=False)
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class PatchMerging(keras.layers.Layer):
+    """Puts 2 x 2 pixels on top of each other, as channels of one.
+
+    Rows are the faster index, as in the authors' code: the four pixels come
+    as (0, 0), (1, 0), (0, 1), (1, 1).
+
+    Input shape: `(batch, height, width, channels)`, known and even sizes.
+
+    Output shape: `(batch, height / 2, width / 2, 4 * channels)`.
+
+    Symmetry: none but translations by two pixels.
+
+    References:
+        Liu et al. (2021), Swin Transformer, arXiv:2103.14030, section 3.1.
+    """
+
+    # What tells pictures of attention how wide a pixel of the output is.
+    strides = (2, 2)
+
+    def call(self, inputs: Any) -> Any:
+        _, height, width, channels = inputs.shape
+        size = (-1, height // 2, 2, width // 2, 2, channels)
+        x = ops.transpose(ops.reshape(inputs, size), (0, 1, 3, 4, 2, 5))
+        return ops.reshape(x, (-1, height // 2, width // 2, 4 * channels))
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        batch, height, width, channels = input_shape
+        return (batch, height // 2, width // 2, 4 * channels)

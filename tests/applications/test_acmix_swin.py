@@ -9,12 +9,16 @@ from network_helpers import assert_another_process_loads
 from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
+from test_acmix_weights import DTYPE
+from test_acmix_weights import LIMIT
 from vectors import load_vectors
 
 from keras_equiattn.applications import acmix_swin
 from keras_equiattn.applications import ACmixSwinTiny
 from keras_equiattn.applications import transformers
 from keras_equiattn.testing import relative_difference
+from keras_equiattn.visualization import attention_maps
+from keras_equiattn.visualization import pixel_attention
 
 SMALL = {
     "input_shape": (16, 16, 3),
@@ -133,12 +137,13 @@ def test_windows_of_maps_with_one_along_a_side(size, small, monkeypatch):
     assert windows == [(4, 4), (4, 4), (4, 4), (2, 2)]
 
 
-@pytest.mark.once
+@pytest.mark.torch_first
 @pytest.mark.parametrize("shift", [0, 2])
 def test_block_of_the_authors(shift):
+    keras.config.set_dtype_policy(DTYPE)
     v = load_vectors(f"acmix_swin_12_8x8_w4_h3_shift{shift}")
     stage = acmix_swin._Stage((8, 8), 12, 3, 4, shift)
-    inputs = keras.Input((8, 8, 12))
+    inputs = keras.Input((8, 8, 12), dtype=DTYPE)
     model = keras.Model(
         inputs, acmix_swin._block(inputs, stage, "acmix", shift, 0.0, "block")
     )
@@ -156,18 +161,35 @@ def test_block_of_the_authors(shift):
         variable.assign(values[variable.name])
     y = as_array(model(v["x_block"].reshape(-1, 8, 8, 12)))
     expected = v["y_block"].reshape(-1, 8, 8, 12)
-    assert relative_difference(y, expected) < 1e-5
+    assert relative_difference(y, expected) < LIMIT
 
 
 @pytest.mark.once
 def test_patches_merge_as_those_of_the_authors():
     x = np.arange(4 * 4 * 2.0).reshape(1, 4, 4, 2).astype("float32")
-    inputs = keras.Input((4, 4, 2))
-    outputs = acmix_swin._merge(inputs, "merge")
-    layer = keras.Model(inputs, outputs).get_layer("merge")
-    y = as_array(keras.Model(inputs, layer.output)(x))
+    y = as_array(acmix_swin.PatchMerging()(x))
     quarters = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
     np.testing.assert_array_equal(y, np.concatenate(quarters, axis=-1))
+
+
+@pytest.mark.torch_first
+def test_attention_maps(small):
+    """Of each stage, whose pixels are twice as wide as those before."""
+    model = ACmixSwinTiny(**SMALL)
+    x = images((1, 16, 16, 3))
+    maps = attention_maps(model, x)
+    for stage in (1, 2, 3, 4):
+        name = f"stage{stage}_block1_mixer"
+        size = 16 // 2 ** (stage - 1)
+        wanted = maps[name]["image"]
+        assert wanted.shape[1:3] == wanted.shape[-2:] == (size, size)
+        # The whole image is covered, up to its corners.
+        for at in ((9, 14), (0, 15), (15, 15)):
+            row, column = (n // 2 ** (stage - 1) for n in at)
+            seen = pixel_attention(model, x[0], at, name)
+            np.testing.assert_allclose(
+                seen, wanted[0, row, column], rtol=1e-5, atol=1e-7
+            )
 
 
 @pytest.mark.once
