@@ -77,6 +77,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py profile; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 15; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile --repeats 15; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py folding --repeats 15; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \

@@ -267,7 +267,7 @@ class PatchMerging(keras.layers.Layer):
         return ops.reshape(x, (-1, height // 2, width // 2, 4 * channels))
 
     def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+        self, input_shape: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         batch, height, width, channels = input_shape
         return (batch, height // 2, width // 2, 4 * channels)

@@ -200,7 +200,7 @@ class Network:
         self.attention = _checks.choice(attention, "attention", ATTENTION)
         self.filters = _checks.integer(filters, "filters")
         self.classes = _checks.integer(classes, "classes")
-        keras.activations.get(classifier_activation)  # raises for unknown ones
+        ends.check_activation(classifier_activation)
         self.classifier_activation = classifier_activation
         self.downsampling = _checks.choice(
             downsampling, "downsampling", DOWNSAMPLING

@@ -86,7 +86,7 @@ class End:
         _checks.flag(self.include_top, "include_top")
         _checks.choice(self.pooling, "pooling", POOLING)
         _checks.integer(self.classes, "classes")
-        keras.activations.get(self.classifier_activation)
+        check_activation(self.classifier_activation)
         _checks.flag(self.features_only, "features_only")
         if self.features_only and (self.include_top or self.pooling):
             raise ValueError(
@@ -186,6 +186,17 @@ def check_image_shape(input_shape: Any, any_size: bool = False) -> Any:
         raise ValueError(
             "`input_shape` must be (height, width, channels), positive "
             f"integers{unknown}. Received: {input_shape!r}"
+        ) from None
+
+
+def check_activation(activation: Any) -> None:
+    """Raises unless Keras knows the activation of a classifier."""
+    try:
+        keras.activations.get(activation)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`classifier_activation` must be None or an activation of Keras, "
+            f"as 'softmax'. Received: {activation!r}"
         ) from None
 
 

@@ -229,8 +229,9 @@ def GSANetRotMNIST(
 ) -> keras.Model:
     """The `GSANet` for rotated MNIST: two blocks, pooling, three blocks.
 
-    It has 20 channels, and crops maps to 24, 12, 8, 6 and 4 pixels. Trainable
-    parameters, which do not depend on the kernel size:
+    It has 20 channels. Crops take maps from 28 pixels to 24, pooling to 12,
+    crops to 8, 6 and 4. Trainable parameters, which do not depend on the kernel
+    size:
 
     | z2 | p4 | p8 | p12 | p16 | z2m | p4m | p8m |
     |---|---|---|---|---|---|---|---|

@@ -5,6 +5,7 @@
     KERAS_BACKEND=torch python benchmarks/acmix.py stages
     KERAS_BACKEND=torch python benchmarks/acmix.py networks
     KERAS_BACKEND=torch python benchmarks/acmix.py profile
+    KERAS_BACKEND=torch python benchmarks/acmix.py folding
 
 "ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
 paths. In "dense" the path of convolution is put together with the linear maps
@@ -25,10 +26,12 @@ the layers and their multiply-adds for each pixel. `networks` adds them up for
 the networks of all papers on an image of 224 x 224 pixels, also with 3 x 3
 convolutions or attention alone in their place as "plain"; "kernels" is what
 putting the dense kernels together takes, once for all images. "dense" is how
-they run, but for residual networks under PyTorch on a CPU. `profile` times
+they run, but for residual networks under PyTorch on a CPU, where wide layers
+convolve in groups: "taken" is what the backend at hand takes. `profile` times
 training steps of the parts of the layer, each by itself, in turns in one
-process: they need not add up to the layer, which a compiler sees as a whole. On
-one core (`taskset -c 0 python ...`) `time` and `profile` say so in the name of
+process: they need not add up to the layer, which a compiler sees as a whole.
+`folding` times inference of the layer and of what `folded()` returns, in turns.
+On one core (`taskset -c 0 python ...`) those that time say so in the name of
 their file. Writes `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
@@ -274,6 +277,38 @@ def profile(options: argparse.Namespace) -> dict:
     }
 
 
+def folding(options: argparse.Namespace) -> dict:
+    """Milliseconds of inference of layers, and of these folded."""
+    found = {}
+    for width, size in SIZES:
+        for batch in dict.fromkeys((1, options.batch)):
+            x = image(width, size, batch)
+            layer = make("ACmix2D", width, x)
+            folded = layer.folded()
+            y, expected = (
+                ops.convert_to_numpy(made(x)) for made in (folded, layer)
+            )
+            np.testing.assert_allclose(y, expected, rtol=0, atol=1e-4)
+            steps = {
+                "layer": timing.inference_step(layer, x),
+                "folded": timing.inference_step(folded, x),
+            }
+            seconds = timing.alternate(steps, options.repeats, warm_up=3)
+            ms = {
+                name: 1000 * statistics.median(each)
+                for name, each in seconds.items()
+            }
+            found[f"{width} channels, {size} x {size}, batch {batch}"] = {
+                "ms": {name: round(value, 2) for name, value in ms.items()},
+                "folded / layer": round(ms["folded"] / ms["layer"], 2),
+            }
+    return {
+        "benchmark": "inference of ACmix2D and of its folded form, in turns "
+        "in one process: medians",
+        "sizes": found,
+    }
+
+
 def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
     """Functions of tensors, and these: what the layer does one by one."""
     layer = make("ACmix2D", width, x)
@@ -434,13 +469,17 @@ def networks(options: argparse.Namespace) -> dict:
 
 def of_network(model: keras.Model) -> dict[str, int]:
     """Multiply-adds of maps and mixers; norms and the like are left out."""
-    total = dict.fromkeys(("dense", "grouped", "kernels"), 0)
+    total = dict.fromkeys(("dense", "grouped", "kernels", "taken"), 0)
     for layer in model.layers:
         count = of_map(layer)
         counts = {"dense": count, "grouped": count}
         for kind, of_mixer in MIXERS.items():
             if isinstance(layer, kind):
                 counts = of_mixer(layer)
+        shares = isinstance(layer, layers.ACmix2D) and layer.shares_maps(
+            layer.input
+        )
+        counts["taken"] = counts["grouped" if shares else "dense"]
         for form, count in counts.items():
             total[form] += count
     return total
@@ -589,7 +628,9 @@ MEASURES = {
     "stages": stages,
     "networks": networks,
     "profile": profile,
+    "folding": folding,
 }
+TIMES = ("time", "profile", "folding")
 # What each of them looks at.
 SETTINGS = {
     "time": ("forms", "batch", "repeats"),
@@ -597,6 +638,7 @@ SETTINGS = {
     "stages": (),
     "networks": (),
     "profile": ("batch", "repeats"),
+    "folding": ("batch", "repeats"),
 }
 
 
@@ -627,7 +669,7 @@ def main() -> None:
     print(json.dumps(results, indent=2))
     date = datetime.date.today().isoformat()
     what = options.what
-    if what in ("time", "profile") and hardware["cores"] == 1:
+    if what in TIMES and hardware["cores"] == 1:
         what = f"{what}-one_core"
     name = f"acmix-{what}-{backend}-{date}.json"
     RESULTS.mkdir(exist_ok=True)

@@ -23,7 +23,6 @@ its centre, relative to how much that varies over the group. Writes
 
 import argparse
 import datetime
-import functools
 import json
 import statistics
 from collections.abc import Callable

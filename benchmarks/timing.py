@@ -25,6 +25,38 @@ def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     return gradient_step(function, [ops.convert_to_tensor(x), *values])
 
 
+def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
+    """The output alone, as `training_step` compiles it."""
+    images = ops.convert_to_tensor(x)
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        graph = tf.function(layer)
+        return lambda: graph(images).numpy()
+    if backend == "jax":
+        import jax
+
+        # Arguments: what is made of constants alone is made only once.
+        values = [variable.value for variable in layer.variables]
+        trained = len(layer.trainable_variables)
+
+        @jax.jit
+        def output(x, *values):
+            return layer.stateless_call(values[:trained], values[trained:], x)[
+                0
+            ]
+
+        return lambda: jax.block_until_ready(output(images, *values))
+    import torch
+
+    def step():
+        with torch.no_grad():
+            return layer(images)
+
+    return step
+
+
 def gradient_step(function: Callable, tensors: list) -> Callable:
     """The same for a function of tensors."""
     shape = tuple(function(*tensors).shape)

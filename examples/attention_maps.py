@@ -12,9 +12,9 @@ between the maps of turned images and the turned maps of the images, relative to
 the largest value.
 
 `--weights` takes a weights file, the name of shipped weights, or a file that
-the authors of attentive group convolution or of group self-attention trained
-(.npz, .pth, .pt). Without it the network is trained on the dataset first,
-`--epochs` times.
+the authors of attentive group convolution, of group self-attention or, for
+Swin, of ACmix trained (.npz, .pth, .pt). Without it the network is trained on
+the dataset first, `--epochs` times.
 
 `--downsampling strided` sets the approximate network beside the exact one, in a
 second table and in `<model>_strided.png`. It has the weights of the exact one
@@ -47,8 +47,6 @@ from keras_equiattn import applications
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import visualization
-from keras_equiattn._gsa_weights import EPSILON
-from keras_equiattn._gsa_weights import ROT_MNIST
 from keras_equiattn.applications import datasets
 from keras_equiattn.applications import reporting
 from keras_equiattn.ops import group_action
@@ -137,13 +135,17 @@ def load(options: argparse.Namespace, image: np.ndarray) -> keras.Model:
     if str(options.weights).endswith(AUTHORS_FILES):
         if options.model.startswith("gsanet"):
             scaled = options.model.startswith("gsanet_rotmnist")
-            overrides = {"normalization": ROT_MNIST} if scaled else {}
-            model = build(options, epsilon=EPSILON, **overrides)
+            overrides = {"epsilon": convert.G_SELFATT_EPSILON}
+            if scaled:
+                overrides["normalization"] = convert.G_SELFATT_ROT_MNIST
+            model = build(options, **overrides)
             return convert.g_selfatt(
                 require_kind(model, options, image), options.weights
             )
         model = require_kind(build(options), options, image)
-        return convert.att_gconvs(model, options.weights)
+        swin = options.model.startswith("acmix_swin")
+        converter = convert.acmix if swin else convert.att_gconvs
+        return converter(model, options.weights)
     model = build(options, weights=options.weights)
     require_kind(model, options, image)
     return model if options.weights else train(model, options)

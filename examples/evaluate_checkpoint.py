@@ -1,10 +1,11 @@
-"""Tests a network that the authors of attentive group convolution trained.
+"""Tests a network that the authors of a paper trained.
 
     python examples/evaluate_checkpoint.py p4cnn.pth --model rotmnist_p4cnn
         --transpose
 
-Loads PyTorch weights of https://github.com/dwromero/att_gconvs into a network
-of this library and prints its error on the test images of a dataset. Images
+Loads PyTorch weights of https://github.com/dwromero/att_gconvs, or for Swin
+transformers of https://github.com/LeapLabTHU/ACmix, into a network of this
+library and prints its error on the test images of a dataset. Images
 are normalised with mean and deviation of the dataset. `--transpose` exchanges
 rows and columns first: that is how the authors' networks for rotated MNIST saw
 their digits. With `--out` the result is added to a JSON file.
@@ -33,7 +34,9 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     model = applications.get_model(
         options.model, normalization=info.normalization
     )
-    convert.att_gconvs(model, options.weights)
+    swin = options.model.startswith("acmix_swin")
+    converter = convert.acmix if swin else convert.att_gconvs
+    converter(model, options.weights)
     print(reporting.model_line(model), flush=True)
     test = datasets.load_pydataset(
         options.dataset, "test", options.batch_size, data_dir=options.data_dir

@@ -18,9 +18,6 @@ from keras_equiattn.ops.position_encoding import window_offsets
 # What they add to variances.
 EPSILON = 1e-12
 
-# Mean and standard deviation that they scale rotated MNIST with.
-ROT_MNIST = (0.1307, 0.3081)
-
 # Positions seen in two groups differ by more, rounded ones by less.
 TOLERANCE = 1e-2
 

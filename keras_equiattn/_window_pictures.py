@@ -74,10 +74,12 @@ def plot_window_attention(
     There is a row for each group element `h` of the layer, and in it a panel
     for each head. It shows the window of the pixel, drawn where its neighbours
     lie in the image, in the colours of their weights. They add up to one, in
-    `GroupSelfAttention2D` to the order of the group; in `PatchwiseACmix2D` they
-    are of any sign and size. The pixel itself has a frame. After pooling it is
-    the one of the smaller map that covers the given pixel, and the window is
-    larger. Where pixels attend to the whole image, that is the window.
+    `GroupSelfAttention2D` to the order of the group, in
+    `SpatialReductionACmix2D` with tokens to one less what these get; in
+    `PatchwiseACmix2D` they are of any sign and size. The pixel itself has a
+    frame. After pooling it is the one of the smaller map that covers the given
+    pixel, and the window is larger. Where pixels attend to the whole image,
+    that is the window.
 
     Args:
         model: see `attention_maps`.

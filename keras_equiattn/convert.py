@@ -22,11 +22,24 @@ from keras_equiattn._foreign_weights import label
 from keras_equiattn._foreign_weights import Part
 from keras_equiattn._foreign_weights import read
 from keras_equiattn._gsa_weights import check_buffers
+from keras_equiattn._gsa_weights import EPSILON
 from keras_equiattn._gsa_weights import gsa_buffers
 from keras_equiattn._gsa_weights import gsa_kind
 from keras_equiattn._gsa_weights import gsa_parts
 
-__all__ = ["acmix", "att_gconvs", "g_selfatt"]
+__all__ = [
+    "G_SELFATT_EPSILON",
+    "G_SELFATT_ROT_MNIST",
+    "acmix",
+    "att_gconvs",
+    "g_selfatt",
+]
+
+G_SELFATT_EPSILON: float = EPSILON
+"""The `epsilon` of a `GSANet` that `g_selfatt` loads into: 1e-12."""
+
+G_SELFATT_ROT_MNIST: tuple[float, float] = (0.1307, 0.3081)
+"""The `normalization` of rotated MNIST in the code of `g_selfatt`."""
 
 # What the authors call a layer of ours; other layers have the same name there.
 # They count blocks from 0, and name the stages of a ResNet by their sizes.
@@ -152,8 +165,8 @@ def g_selfatt(
 
     For the networks of "Group Equivariant Stand-Alone Self-Attention for
     Vision", trained with the authors' PyTorch code. The model must have the
-    same architecture, with `epsilon=1e-12`, also with `norm="batch"`: the
-    encoding of positions has it, too.
+    same architecture, with `epsilon=G_SELFATT_EPSILON`, which is 1e-12, also
+    with `norm="batch"`: the encoding of positions has it, too.
 
     On z2 the model computes the same function, to rounding. On other groups
     it does not: their attention on the group takes the embedding of relative
@@ -162,9 +175,10 @@ def g_selfatt(
     put right.
 
     Images must be scaled as in their training: pass `normalization` to the
-    network, `(0.1307, 0.3081)` for rotated MNIST. Like those of attentive
-    group convolution, the authors' networks for rotated MNIST are trained on
-    digits with rows and columns exchanged: so the original file holds them.
+    network, for rotated MNIST `G_SELFATT_ROT_MNIST`, which is `(0.1307,
+    0.3081)`. Like those of attentive group convolution, the authors' networks
+    for rotated MNIST are trained on digits with rows and columns exchanged: so
+    the original file holds them.
     Layers find their weights by name, as `GSANet` names them.
 
     The `state_dict()` of their network also says where every element sees the

@@ -79,9 +79,10 @@ def attention_maps(
         `(batch, height, width, h, ...)` for layers on a group, `(batch,
         height, width, channels)` for attention on images. Layers that attend
         to windows have "window" in its place, those that attend to the whole
-        image "image": the weights of what each pixel sees, for each `h` and
-        head. Each layer documents its arrays. Half precision is returned as
-        float32.
+        image, and `WindowACmix2D`, "image": the weights of what each pixel
+        sees, for each `h` and head. `SpatialReductionACmix2D` with tokens has
+        "tokens" beside "image". Each layer documents its arrays. Half
+        precision is returned as float32.
 
     Symmetry:
         Each map is a feature map on the group, an image or constant in space,

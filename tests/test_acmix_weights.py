@@ -17,6 +17,13 @@ from keras_equiattn.applications import ACmixSwinTiny
 from keras_equiattn.ops.partitioned_attention import relative_places
 from keras_equiattn.testing import relative_difference
 
+DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
+# Of whole blocks: Keras' dense layers and layer normalisations compute in
+# float32 on PyTorch all the same, and on TensorFlow its GELU rounds a constant.
+LIMIT = {"tensorflow": 1e-8, "torch": 1e-6, "jax": 1e-5}[
+    keras.backend.backend()
+]
+
 WINDOW = 4
 OPTIONS = {
     "input_shape": (16, 16, 3),
@@ -57,10 +64,11 @@ def state_dict(model):
     return state
 
 
-@pytest.mark.once
+@pytest.mark.torch_first
 @pytest.mark.parametrize("block", [1, 2])
 def test_blocks_of_the_authors(block):
     """The second block of a stage has its windows shifted."""
+    keras.config.set_dtype_policy(DTYPE)
     v = load_vectors(f"acmix_swin_12_8x8_w4_h3_shift{2 * (block - 1)}")
     model = ACmixSwinTiny(**OPTIONS)
     state = state_dict(model)
@@ -78,7 +86,7 @@ def test_blocks_of_the_authors(block):
     last = model.get_layer(f"stage1_block{block}_add2").output
     y = as_array(keras.Model(first, last)(v["x_block"].reshape(-1, 8, 8, 12)))
     expected = v["y_block"].reshape(-1, 8, 8, 12)
-    assert relative_difference(y, expected) < 1e-5
+    assert relative_difference(y, expected) < LIMIT
 
 
 @pytest.mark.once

@@ -501,3 +501,21 @@ def test_example(tmp_path, monkeypatch, capsys):
     assert rows[0]["errors"] != rows[1]["errors"]
     evaluate_checkpoint.add(rows[0], out)
     assert json.loads(out.read_text())["rows"] == rows[::-1]
+
+
+@pytest.mark.once
+def test_example_with_weights_of_acmix(tmp_path, monkeypatch):
+    """Swin transformers go to their own converter."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    import evaluate_checkpoint
+
+    model = applications.get_model("rotmnist_z2cnn")  # one that takes digits
+    monkeypatch.setattr(applications, "get_model", lambda name, **_: model)
+    found = []
+    monkeypatch.setattr(convert, "acmix", lambda *given: found.append(given))
+    weights = tmp_path / "weights.pth"
+    weights.write_bytes(b"")
+    command = f"_ {weights} --model acmix_swin_tiny --dataset digits"
+    monkeypatch.setattr(sys, "argv", command.split())
+    evaluate_checkpoint.main()
+    assert found == [(model, weights)]

@@ -34,8 +34,6 @@ BORDERS = ("reflect", "mask")
 class BaseACmix2D(TwoPaths):
     """What `ACmix2D` and `FoldedACmix2D` share; see there."""
 
-    takes = "group"
-
     def __init__(
         self,
         filters: int,
@@ -329,6 +327,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
           no odd sizes with strides, no dilation and no other convolution than
           3 x 3; what these do is ours. So are groups other than "z2", the
           border "mask", and what `kernel_groups` below `num_heads` shares.
+          Biases start at zero here, and uniform within one over the square
+          root of the fan-in there.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.layers.base import fresh
 from keras_equiattn.layers.base import LinearMapsLayer
 from keras_equiattn.layers.base import with_fan_in
 from keras_equiattn.ops._types import Shape
@@ -169,7 +170,7 @@ class ConvolutionPath(TwoPaths):
             self.mixing_bias = self.add_weight(
                 name="mixing_bias",
                 shape=(count,),
-                initializer="zeros",
+                initializer=fresh(self.bias_initializer),
                 autocast=False,
             )
         if self.shift_kernels == "fixed":

@@ -74,7 +74,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         )
         self.epsilon = self.positions.epsilon
         if self.attention_dropout:
-            self.seed_generator = keras.random.SeedGenerator(seed)
+            self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     @property
     def _encoded(self) -> int:
@@ -339,7 +339,9 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build`.
+            fit, in `build`; in the call, for a `query` outside of the image or
+            without `return_attention_maps=True`, and with maps or
+            `recompute=False` for a height or width known only at run time.
         TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
@@ -351,8 +353,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
           section 5. As in the authors' code the scores are divided by the root
           of the channels of the input, not of a head. Their group axis is ours
-          with every element inverted, and their dropout is of each `(v, o)` by
-          itself.
+          with every element inverted, and their dropout is of each `(v, i, o)`
+          by itself.
     """
 
     takes = "image"
@@ -443,7 +445,9 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build`.
+            fit, in `build`; in the call, for a `query` outside of the image or
+            without `return_attention_maps=True`, and with maps or
+            `recompute=False` for a height or width known only at run time.
         TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
@@ -456,8 +460,8 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
           section 5. The authors' code takes the embedding at an element that
           depends on `v` and is not equivariant; with `g^-1 m` it is. Their
           group axis and embedding are ours with every element inverted, their
-          dropout is of each `(v, g, m, o)` by itself, and as there the scores
-          are divided by the root of the channels of the input.
+          dropout is of each `(v, g, m, i, o)` by itself, and as there the
+          scores are divided by the root of the channels of the input.
     """
 
     takes = "group"

@@ -147,8 +147,6 @@ class PatchwiseACmix2D(ConvolutionPath):
           dilation act on both paths is ours.
     """
 
-    takes = "group"
-
     def __init__(
         self,
         filters: int,

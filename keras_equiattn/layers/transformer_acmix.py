@@ -20,7 +20,6 @@ class TransformerACmix(ConvolutionPath):
     `call_channels_last` and `attend_channels_last` with `training`.
     """
 
-    takes = "group"
     # What pixels attend to lies anywhere in the image.
     window = None
 

@@ -102,7 +102,9 @@ class WindowACmix2D(TransformerACmix):
     References:
         - [Liu et al., 2021](https://arxiv.org/abs/2103.14030)
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), and the
-          authors' code, https://github.com/LeapLabTHU/ACmix
+          authors' code, https://github.com/LeapLabTHU/ACmix. The bias of
+          the mixing starts at zero here, and uniform within one over the
+          square root of the inputs there.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.windows import Window
 
 # Channels of the input, in all and for each linear map of a channel, from which
-# the grouped form is cheaper for PyTorch on a CPU: a tenth at 128, a third at
-# 256, and at 64 nothing.
+# the grouped form is cheaper for PyTorch on a CPU: at 256 by a third, at 64 not
+# at all (`benchmarks/acmix.py time`).
 GROUPED_CHANNELS = 128
 GROUPED_CHANNELS_OF_A_MAP = 5
 

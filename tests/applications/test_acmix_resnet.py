@@ -158,6 +158,19 @@ def test_weights_files(small, tmp_path):
     model.save_weights(path)
     other = ACmixResNet26(weights=path, **SMALL)
     np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+    model.save(tmp_path / "model.keras")
+    revived = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+@pytest.mark.torch_first
+def test_half_precision(small):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = ACmixResNet26(**SMALL)
+    assert model.get_layer("stage1_block1_acmix").compute_dtype == "bfloat16"
+    y = model.predict(images((2, 9, 10, 3)), verbose=0)
+    assert y.dtype == "float32"
+    assert np.isfinite(y).all()
 
 
 @pytest.mark.torch_first
@@ -246,6 +259,10 @@ def test_names(small):
         ({"mixer": "asc"}, "`mixer` must be 'acmix' or 'conv'"),
         ({"stem": "small"}, "`stem` must be 'imagenet' or 'cifar'"),
         ({"num_heads": 6}, "`num_heads` must divide 64.*Received: 6"),
+        (
+            {"classifier_activation": "no"},
+            "`classifier_activation` must be .* Received: 'no'",
+        ),
         ({"pooling": "mean"}, "`pooling` must be None or 'avg' or 'max'"),
         ({"features_only": True}, r"features_only=True, include_top=True"),
         ({"weights": "imagenet"}, "`weights` of ACmixResNet26 must be None"),

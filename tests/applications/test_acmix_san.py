@@ -113,6 +113,16 @@ def test_weights_files(small, tmp_path):
 
 
 @pytest.mark.torch_first
+def test_half_precision(small):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = ACmixSAN10(**SMALL)
+    assert model.get_layer("stage1_block1_mixer").compute_dtype == "bfloat16"
+    y = model.predict(images((2, 9, 10, 3)), verbose=0)
+    assert y.dtype == "float32"
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.torch_first
 def test_weights_of_a_classifier(small, tmp_path):
     assert_weights_of_a_classifier_load(ACmixSAN10, tmp_path, **SMALL)
 

@@ -236,7 +236,10 @@ def test_every_group_and_attention(network, group, attention, short):
         ({"input_shape": 28}, r"must be \(height, width, channels\).*28"),
         ({"input_shape": (28, 28, True)}, "positive integers.*True"),
         ({"weights": __file__}, r"a .weights.h5 or .keras file"),
-        ({"classifier_activation": "no"}, "no"),
+        (
+            {"classifier_activation": "no"},
+            "`classifier_activation` must be .* Received: 'no'",
+        ),
     ],
 )
 @NETWORKS

@@ -536,6 +536,38 @@ def test_recipes_of_acmix():
     assert (recipe.label_smoothing, recipe.resized_crop) == (0.1, True)
     for word in ("mixup", "CutMix", "RandAugment", "erasing", "Recalled"):
         assert word in recipe.source
+    recipe = recipes.get_recipe("acmix_san19_attention")
+    assert recipe == recipes.get_recipe("acmix_san10")
+    for word in ("recalled", "not verified"):
+        assert word in recipe.source
+    assert (recipe.dataset, recipe.normalization) == (
+        "imagenet_folder",
+        "imagenet",
+    )
+    assert (recipe.epochs, recipe.batch_size) == (100, 256)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert not recipe.nesterov
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (0, 0)
+    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
+    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
+    recipe = recipes.get_recipe("acmix_pvt_small_attention")
+    assert recipe == recipes.get_recipe("acmix_pvt_tiny")
+    for word in (
+        *("recalled", "not verified"),
+        *("mixup", "CutMix", "RandAugment", "erasing"),
+    ):
+        assert word in recipe.source
+    assert (recipe.dataset, recipe.normalization) == (
+        "imagenet_folder",
+        "imagenet",
+    )
+    assert (recipe.epochs, recipe.batch_size) == (300, 1024)
+    assert (recipe.optimizer, recipe.weight_decay) == ("adamw", 0.05)
+    assert recipe.learning_rate == 1e-3
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 1e-3)
+    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
+    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
     recipe = recipes.get_recipe("acmix_swin_tiny_cifar10_attention")
     assert recipe.source.startswith("ours")
     assert (recipe.dataset, recipe.optimizer) == ("cifar10", "adamw")

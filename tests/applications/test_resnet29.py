@@ -333,7 +333,10 @@ def test_every_group_and_mixer(group, mixer, small):
         ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
         ({"normalization": (0.1, 0.0)}, "`normalization` must be"),
         ({"weights": "cifar10"}, "None, the name of shipped weights"),
-        ({"classifier_activation": "no"}, "no"),
+        (
+            {"classifier_activation": "no"},
+            "`classifier_activation` must be .* Received: 'no'",
+        ),
         (
             {"group": "p4", "input_shape": (30, 32, 3)},
             "of ResNet.. with group 'p4' and downsampling='exact' .* 32 x 32, "

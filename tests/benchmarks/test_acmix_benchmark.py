@@ -59,6 +59,10 @@ def test_stages_are_all_of_the_layer(acmix):
         # What the code of Swin, with ACmix and without, counts, with norms.
         ("ACmixSwinTiny", "acmix", 4.649),
         ("ACmixSwinTiny", "attention", 4.494),
+        # Counted from the authors' code, with position terms.
+        ("ACmixResNet26", "acmix", 2.217),
+        ("ACmixResNet38", "acmix", 2.859),
+        ("ACmixResNet50", "acmix", 3.502),
         # What papers round to one digit.
         ("ACmixSAN10", "acmix", 1.9),
         ("ACmixPVTTiny", "acmix", 2.0),
@@ -68,10 +72,10 @@ def test_stages_are_all_of_the_layer(acmix):
 def test_multiply_adds_of_networks(network, mixer, expected, acmix):
     model = getattr(acmix.applications, network)(mixer=mixer)
     counts = acmix.of_network(model)
-    limit = 0.006 if expected > 3 else 0.05
+    limit = 0.05 if expected == round(expected, 1) else 0.006
     assert abs(counts["grouped"] / 1e9 - expected) < limit
     if mixer == "attention":
         assert counts["dense"] == counts["grouped"]
         assert counts["kernels"] == 0
     else:
-        assert counts["dense"] > 1.5 * counts["grouped"]
+        assert counts["dense"] > 1.3 * counts["grouped"]

@@ -11,6 +11,7 @@ import pytest
 
 from keras_equiattn import applications
 from keras_equiattn import groups
+from keras_equiattn.applications import datasets
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import InputAttention
@@ -186,6 +187,28 @@ def test_command_line_on_a_real_network(npz, tmp_path):
     assert len(list((tmp_path / "maps").iterdir())) == 2
 
 
+@pytest.mark.slow
+def test_command_line_on_group_self_attention(npz, tmp_path):
+    """The command of the guide, with weights instead of the training."""
+    name = "gsanet_rotmnist_p4"
+    info = datasets.info(str(npz))
+    network = applications.get_model(name, normalization=info.normalization)
+    network.save_weights(tmp_path / "random.weights.h5")
+    command = [
+        *(sys.executable, str(SCRIPT), f"--model={name}", "--pixel", "4", "9"),
+        *(f"--dataset={npz}", "--weights=random.weights.h5", "--out=runs/maps"),
+    ]
+    process = subprocess.run(
+        command, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    found = re.search(r"Error of rotation at the pixel: (\S+)", process.stdout)
+    assert float(found[1]) < 1e-5
+    pictures = sorted(path.name for path in (tmp_path / "runs/maps").iterdir())
+    assert pictures == [f"{name}_pixel.png", f"{name}_pixel_turned.png"]
+    for picture in pictures:
+        assert (tmp_path / "runs/maps" / picture).stat().st_size > 1000
+
+
 def windowed_network(input_shape, classes, normalization, weights=None):
     x = inputs = keras.Input(input_shape)
     x = LiftingConv2D(2, 3, group="p4")(x)
@@ -315,3 +338,21 @@ def test_weights_of_the_authors_of_group_self_attention(
     image = np.zeros((28, 28, 1))
     assert example.load(options, image).name == "attending"
     assert built == [(1e-12, (0.1307, 0.3081))]
+
+
+def test_weights_of_the_authors_of_acmix(example, monkeypatch):
+    """Those of Swin go to their own converter, too."""
+    model = attending_network((32, 32, 3), 10, None)
+    monkeypatch.setattr(applications, "get_model", lambda name, **_: model)
+    found = []
+    monkeypatch.setattr(
+        example.convert, "acmix", lambda *given: found.append(given) or model
+    )
+    options = example.parse(
+        [
+            *("--model=acmix_swin_tiny_cifar10", "--dataset=cifar10"),
+            *("--weights=authors.pth", "--out=.", "--pixel", "9", "20"),
+        ]
+    )
+    assert example.load(options, np.zeros((32, 32, 3))) is model
+    assert found == [(model, "authors.pth")]

@@ -189,6 +189,53 @@ def with_weights_of(layer, **arguments):
     return other
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [
+        ("p4", {"kernel_groups": 1}),
+        ("p4m", {"kernel_groups": 2, "filters": 8, "num_heads": 4}),
+        ("p4", {"border": "mask"}),
+    ],
+)
+def test_gradients_on_groups(group, options):
+    """Along random directions, against differences of the oracle."""
+    options = {"filters": 4, "num_heads": 2, **options}
+    layer = random_layer(group=group, **options)
+    x = sample(layer, (5, 4))
+    rng = np.random.default_rng(2)
+    cotangent = rng.normal(size=layer.compute_output_shape(x.shape))
+    found = gradients(layer, x, cotangent.astype(DTYPE))
+    names = [variable.name for variable in layer.trainable_variables]
+    assert set(names) == set(weights_of(layer))
+
+    def loss(name, change):
+        arrays = {"x": x.astype("float64"), **weights_of(layer)}
+        arrays[name] = arrays[name] + change
+        w = {name: arrays[name] for name in names}
+        attention, convolution, _ = oracles.acmix(
+            arrays["x"], w, group, layer.num_heads, (3, 3), border=layer.border
+        )
+        y = w["attention_rate"] * attention
+        y = y + w["convolution_rate"] * convolution
+        return (y * cotangent).sum()
+
+    step = 1e-5
+    limit = 1e-6 if DTYPE == "float64" else 1e-3
+    for name, gradient in zip(("x", *names), found, strict=True):
+        if name == "position_bias":  # no output depends on it
+            assert np.abs(gradient).max() < limit
+            continue
+        directions = rng.normal(size=(2, *gradient.shape))
+        along = np.array([(gradient * d).sum() for d in directions])
+        expected = [
+            (loss(name, step * d) - loss(name, -step * d)) / (2 * step)
+            for d in directions
+        ]
+        difference = relative_difference(along, np.array(expected))
+        assert difference < limit, name
+
+
 RECTANGULAR = {
     "filters": 4,
     "num_heads": 2,
@@ -360,7 +407,7 @@ def test_vectors_with_gradients(name):
 
 
 @pytest.mark.torch_first
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("name", [*VECTORS, "s1_8to16_8x8_official_init"])
 @pytest.mark.parametrize("path", ["attention", "convolution"])
 def test_vectors_of_each_path(path, name):
     v = load_vectors(f"acmix_resnet_{name}")

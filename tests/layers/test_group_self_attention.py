@@ -258,6 +258,14 @@ VECTORS = {
     )
 }
 
+# On z2m every element is its own inverse: only p4 tells `h` from `h^-1`.
+FAST_VECTORS = {
+    "gsa_lift_local_mz2": (),
+    "gsa_group_local_mz2": (),
+    "gsa_lift_local_p4": pytest.mark.torch_first,
+    "gsa_group_local_p4": pytest.mark.torch_first,
+}
+
 
 def layer_of(name):
     """The layer of a file, with the weights in it; and the file."""
@@ -286,7 +294,7 @@ def layer_of(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name.endswith("mz2") else SLOW)
+        pytest.param(name, marks=FAST_VECTORS.get(name, SLOW))
         for name in VECTORS
     ],
 )
@@ -354,21 +362,28 @@ def test_the_authors_index_is_not_equivariant(group):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
-    ("group", "window", "dtype"),
+    ("group", "window", "size", "dtype"),
     [
-        ("p4m", 3, "float32"),
-        ("p4", None, "float64"),
-        pytest.param("p4m", 3, "float64", marks=SLOW),
-        pytest.param("p4m", None, "float32", marks=SLOW),
-        pytest.param("p4m", None, "float64", marks=SLOW),
-        pytest.param("p8", 3, "float64", marks=SLOW),
-        pytest.param("p12", 3, "float64", marks=SLOW),
-        pytest.param("p16", 3, "float64", marks=SLOW),
-        pytest.param("p8m", 3, "float64", marks=SLOW),
-        pytest.param("z2m", None, "float64", marks=SLOW),
+        ("p4m", 3, (4, 4), "float32"),
+        ("p4m", 3, (5, 4), "float32"),
+        ("p4", None, (4, 4), "float32"),
+        ("z2m", None, (4, 4), "float32"),
+        ("p8", 3, (4, 4), "float32"),
+        ("p8m", 3, (4, 4), "float32"),
+        ("p12", 3, (4, 4), "float32"),
+        ("p16", 3, (4, 4), "float32"),
+        ("p4", None, (4, 4), "float64"),
+        pytest.param("p4m", 3, (4, 4), "float64", marks=SLOW),
+        pytest.param("p4m", None, (4, 4), "float32", marks=SLOW),
+        pytest.param("p4m", None, (4, 4), "float64", marks=SLOW),
+        pytest.param("p8", 3, (4, 4), "float64", marks=SLOW),
+        pytest.param("p12", 3, (4, 4), "float64", marks=SLOW),
+        pytest.param("p16", 3, (4, 4), "float64", marks=SLOW),
+        pytest.param("p8m", 3, (4, 4), "float64", marks=SLOW),
+        pytest.param("z2m", None, (4, 4), "float64", marks=SLOW),
     ],
 )
-def test_strong_weights_stay_exact(layer, group, window, dtype):
+def test_strong_weights_stay_exact(layer, group, window, size, dtype):
     if dtype == "float64" and DTYPE != "float64":
         pytest.skip("float64 is off by default on this backend")
     made = random_layer(layer, group, window, dtype=dtype)
@@ -376,9 +391,25 @@ def test_strong_weights_stay_exact(layer, group, window, dtype):
     assert_equivariant(
         made,
         group,
-        sample(made, (4, 4), dtype=dtype),
+        sample(made, size, dtype=dtype),
         rtol=1e-5 if dtype == "float32" else 1e-12,
         elements=made.group.grid_elements,
+    )
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("group", ["p8", "p16"])
+@pytest.mark.parametrize("window", [7, None])
+def test_epsilon_of_the_authors_stays_exact(group, window):
+    """It leaves of coordinates the sign alone, also of those that are zero."""
+    layer = LiftingSelfAttention2D(4, 4, 2, window, group, epsilon=1e-12)
+    layer.build((1, 6, 6, 3))
+    assert_equivariant(
+        layer,
+        group,
+        sample(layer, (6, 6), dtype="float32"),
+        rtol=1e-5,
+        elements=layer.group.grid_elements,
     )
 
 
@@ -650,6 +681,8 @@ def test_seed_of_dropout(layer):
     np.testing.assert_array_equal(first, again)
     assert relative_difference(first[0], other[0]) > 1e-2
     assert relative_difference(first[0], first[1]) > 1e-2
+    for one, same in zip(first, outputs(np.int64(5)), strict=True):
+        np.testing.assert_array_equal(one, same)
 
 
 # --- Derivatives of derivatives ---------------------------------------------

@@ -21,7 +21,7 @@ from keras_equiattn.layers import RelativePositionEncoding
 from keras_equiattn.testing import relative_difference
 
 DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
-TOLERANCE = 1e-11 if DTYPE == "float64" else 1e-4
+TOLERANCE = 1e-12 if DTYPE == "float64" else 1e-5
 
 
 CASE = LayerCase(

@@ -415,6 +415,26 @@ def test_dropout():
 
 
 @pytest.mark.once
+def test_initializers():
+    layer = SpatialReductionACmix2D(
+        8,
+        4,
+        2,
+        shift_kernels="random",
+        kernel_initializer="ones",
+        mixing_initializer=keras.initializers.Constant(2),
+        bias_initializer=keras.initializers.Constant(3),
+    )
+    layer.build((None, 4, 4, 3))
+    starts = {"kernel": 1, "bias": 3, "rate": 0.5, "gamma": 1, "beta": 0}
+    for name, values in weights_of(layer).items():
+        start = starts[name.split("_")[-1]]
+        if name in ("mixing_kernel", "shift_kernel", "reduction_kernel"):
+            start = 2
+        np.testing.assert_array_equal(values, start, err_msg=name)
+
+
+@pytest.mark.once
 def test_regularizer_is_of_the_linear_maps():
     layer = SpatialReductionACmix2D(
         8, 4, kernel_regularizer=keras.regularizers.L2(0.5)

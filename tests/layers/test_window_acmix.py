@@ -302,6 +302,28 @@ def test_position_biases_beside_large_scores(dtype):
 
 
 @pytest.mark.once
+def test_initializers():
+    layer = WindowACmix2D(
+        8,
+        4,
+        2,
+        shift_kernels="random",
+        kernel_initializer="ones",
+        mixing_initializer=keras.initializers.Constant(2),
+        bias_initializer=keras.initializers.Constant(3),
+    )
+    layer.build((None, 4, 4, 3))
+    for variable in layer.weights:
+        name = variable.name
+        start = {"kernel": 1, "bias": 3, "rate": 0.5}[name.split("_")[-1]]
+        if name in ("mixing_kernel", "shift_kernel"):
+            start = 2
+        if name == "position_bias":  # as the kernels
+            start = 1
+        np.testing.assert_array_equal(as_array(variable), start, err_msg=name)
+
+
+@pytest.mark.once
 def test_regularizer_is_of_the_linear_maps():
     layer = WindowACmix2D(
         8, 4, 2, kernel_regularizer=keras.regularizers.L2(0.5)
