@@ -52,6 +52,7 @@ ANGLE_LAYERS = {
     "SimpleAffineSelfConv2D": {"num_heads": 4},
     "StandAloneSelfAttention2D": {"num_heads": 4},
     "GroupConv2D": {"padding": "same"},
+    "ACmix2D": {"num_heads": 4},
 }
 SMOOTH_SIZE = 9
 
@@ -267,7 +268,10 @@ def angles(options: argparse.Namespace) -> dict:
 def turn(name: str, k: int, element: int, seed: int) -> tuple[float, ...]:
     """Error, size and spread of what a layer gives at the centre."""
     keras.utils.set_random_seed(seed)
-    layer = getattr(layers, name)(8, k, group="p8", **ANGLE_LAYERS[name])
+    options = dict(ANGLE_LAYERS[name])
+    if name == "ACmix2D":  # both of its paths see as much
+        options["attention_kernel_size"] = k
+    layer = getattr(layers, name)(8, k, group="p8", **options)
     centre = SMOOTH_SIZE // 2
     before, after = (
         ops.convert_to_numpy(layer(smooth_maps(g)))[0, centre, centre]

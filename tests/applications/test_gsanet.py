@@ -62,14 +62,16 @@ def strong_attention(model):
     """Gains and shifts away from one and zero, scores far from equal.
 
     Small shifts: where maps are normalised again and again, large ones leave
-    little of the image.
+    little of the image. Kernels are drawn anew: on every backend the same.
     """
     rng = np.random.default_rng(0)
     for variable in model.trainable_variables:
         if len(variable.shape) == 1 or variable.name.endswith("bias"):
             start = 1.0 if variable.name.endswith("gamma") else 0.0
             values = start + rng.uniform(-0.3, 0.3, variable.shape)
-            variable.assign(values)
+        else:
+            values = rng.normal(0, as_array(variable).std(), variable.shape)
+        variable.assign(values)
     for layer in model.layers:
         if hasattr(layer, "query_kernel"):
             for kernel in (layer.query_kernel, layer.key_kernel):
