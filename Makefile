@@ -1,4 +1,5 @@
-# Every target makes the environment it needs in .venv.
+# Every target makes the environment it needs in .venv. Python compiles what it
+# imports; all that is installed would take longer.
 #
 #   make demo        trains three small networks on digits, prints a table
 #   make test        the test suite on TensorFlow, JAX and PyTorch
@@ -9,7 +10,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-BACKENDS ?= tensorflow jax torch
+BACKENDS ?= torch tensorflow jax
 PYTEST := $(BIN)/python -m pytest -q -n 2
 
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -19,7 +20,8 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 demo: .venv/.demo
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
 
-# Tests that use no tensor, or choose a backend themselves, run once.
+# Tests that use no tensor, or choose a backend themselves, run once: under
+# PyTorch, which builds networks soonest.
 test: .venv/.dev
 	@set -e; which="not slow"; \
 	for backend in $(BACKENDS); do \
@@ -97,21 +99,21 @@ bench: .venv/.dev
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml
-	$(BIN)/pip install -q tensorflow-cpu -e ".[examples]"
+	$(BIN)/pip install -q --no-compile tensorflow-cpu -e ".[examples]"
 	@touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml requirements-dev.txt
-	$(BIN)/pip install -q -r requirements-dev.txt
+	$(BIN)/pip install -q --no-compile -r requirements-dev.txt
 	@touch $@
 
 .venv/.docs: .venv/.dev
-	$(BIN)/pip install -q -e ".[docs]"
+	$(BIN)/pip install -q --no-compile -e ".[docs]"
 	@touch $@
 
 .venv-floor/.done: pyproject.toml requirements-dev.txt
 	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
 	floor=$$(sed -n 's/.*"keras>=\([0-9.]*\)".*/\1/p' pyproject.toml); \
-	.venv-floor/bin/pip install -q "keras==$$floor.*" torch==2.13.0 \
+	.venv-floor/bin/pip install -q --no-compile "keras==$$floor.*" torch==2.13.0 \
 	  -e ".[dev,examples]"
 	@touch $@
 

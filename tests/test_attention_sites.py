@@ -59,7 +59,9 @@ def test_maps_of_a_network_transform(group, attention):
     check_maps_transform(model, names, group, attention)
 
 
-@pytest.mark.parametrize("group", ["p4", "p4m"])
+@pytest.mark.parametrize(
+    "group", ["p4", pytest.param("p4m", marks=pytest.mark.torch_first)]
+)
 def test_maps_on_responses_transform(group):
     """As in a network, with fewer layers."""
     inputs = keras.Input((6, 6, 1))

@@ -30,7 +30,10 @@ def small(monkeypatch):
     monkeypatch.setattr(acmix_san, "BLOCKS", {10: (1, 0, 0, 1, 0)})
 
 
-@pytest.mark.parametrize("mixer", acmix_san.MIXERS)
+@pytest.mark.parametrize(
+    "mixer",
+    ["acmix", pytest.param("attention", marks=pytest.mark.torch_first)],
+)
 def test_one_step_of_fit(mixer, small):
     model = ACmixSAN10(mixer=mixer, **SMALL)
     still = unmoved_by_a_step(model, images((2, 9, 10, 3)), np.array([0, 2]))

@@ -60,6 +60,7 @@ def test_invariance_at_full_size(name):
     assert_images_matter(model)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "name",
     [
@@ -79,6 +80,7 @@ def test_invariance_with_attention(name, short_resnet):
     assert_images_matter(model)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("name", "size", "exact"),
     [
@@ -127,7 +129,7 @@ def test_invariance_of_all(name):
     ("attention", "policy"),
     [
         # Takes long to compile; the layers are tested on every backend.
-        pytest.param("full", "float32", marks=pytest.mark.once),
+        pytest.param("full", "float32", marks=pytest.mark.torch_first),
         ("input", "mixed_bfloat16"),
     ],
 )
