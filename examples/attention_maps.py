@@ -133,19 +133,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def load(options: argparse.Namespace, image: np.ndarray) -> keras.Model:
     """The exact network, its weights loaded or trained."""
     if str(options.weights).endswith(AUTHORS_FILES):
-        if options.model.startswith("gsanet"):
-            scaled = options.model.startswith("gsanet_rotmnist")
-            overrides = {"epsilon": convert.G_SELFATT_EPSILON}
-            if scaled:
-                overrides["normalization"] = convert.G_SELFATT_ROT_MNIST
-            model = build(options, **overrides)
-            return convert.g_selfatt(
-                require_kind(model, options, image), options.weights
-            )
-        model = require_kind(build(options), options, image)
-        swin = options.model.startswith("acmix_swin")
-        converter = convert.acmix if swin else convert.att_gconvs
-        return converter(model, options.weights)
+        try:
+            converter, overrides = convert.of_registered(options.model)
+        except ValueError as error:  # --model, with such a file
+            raise SystemExit(f"attention_maps.py: error: {error}") from None
+        model = build(options, **overrides)
+        return converter(require_kind(model, options, image), options.weights)
     model = build(options, weights=options.weights)
     require_kind(model, options, image)
     return model if options.weights else train(model, options)

@@ -3,10 +3,11 @@
     python examples/evaluate_checkpoint.py p4cnn.pth --model rotmnist_p4cnn
         --transpose
 
-Loads PyTorch weights of https://github.com/dwromero/att_gconvs, or for Swin
-transformers of https://github.com/LeapLabTHU/ACmix, into a network of this
-library and prints its error on the test images of a dataset. Images
-are normalised with mean and deviation of the dataset. `--transpose` exchanges
+Loads PyTorch weights of https://github.com/dwromero/att_gconvs, of
+https://github.com/dwromero/g_selfatt or, for Swin transformers, of
+https://github.com/LeapLabTHU/ACmix, into a network of this library and prints
+its error on the test images of a dataset. Images are normalised with mean and
+deviation of the dataset, or those of the authors. `--transpose` exchanges
 rows and columns first: that is how the authors' networks for rotated MNIST saw
 their digits. With `--out` the result is added to a JSON file.
 """
@@ -31,11 +32,9 @@ from keras_equiattn.applications import training
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """Counts the errors of one network."""
     info = datasets.info(options.dataset)
-    model = applications.get_model(
-        options.model, normalization=info.normalization
-    )
-    swin = options.model.startswith("acmix_swin")
-    converter = convert.acmix if swin else convert.att_gconvs
+    converter, overrides = convert.of_registered(options.model)
+    overrides = {"normalization": info.normalization, **overrides}
+    model = applications.get_model(options.model, **overrides)
     converter(model, options.weights)
     print(reporting.model_line(model), flush=True)
     test = datasets.load_pydataset(
@@ -55,7 +54,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         "weights": "/".join(options.weights.absolute().parts[-2:]),
         "sha256": hashlib.sha256(options.weights.read_bytes()).hexdigest(),
         "dataset": info.name,
-        "normalization": info.normalization,
+        "normalization": overrides["normalization"],
         "transposed": options.transpose,
         "images": count,
         "errors": errors,

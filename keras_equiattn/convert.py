@@ -33,6 +33,7 @@ __all__ = [
     "acmix",
     "att_gconvs",
     "g_selfatt",
+    "of_registered",
 ]
 
 G_SELFATT_EPSILON: float = EPSILON
@@ -98,6 +99,44 @@ _CONVOLUTIONS = (
     *_ATTENTIVE,
     *_CO_ATTENTIVE,
 )
+
+
+def of_registered(
+    name: str,
+) -> tuple[Callable[..., keras.Model], dict[str, Any]]:
+    """What loads the authors' weights of a registered network.
+
+    Args:
+        name: of the network, see `applications.list_models`.
+
+    Returns:
+        The function of this module, and arguments that `applications.get_model`
+        must be given for what it loads.
+
+    Raises:
+        ValueError: for a network whose authors' code has another format, or
+            that no paper's code has.
+
+    Example:
+        >>> from keras_equiattn import convert
+        >>> converter, arguments = convert.of_registered("gsanet_rotmnist_p4")
+        >>> converter.__name__, arguments["epsilon"]
+        ('g_selfatt', 1e-12)
+    """
+    if name.startswith("gsanet"):
+        arguments: dict[str, Any] = {"epsilon": G_SELFATT_EPSILON}
+        if name.startswith("gsanet_rotmnist"):
+            arguments["normalization"] = G_SELFATT_ROT_MNIST
+        return g_selfatt, arguments
+    if name.startswith("acmix_swin"):
+        return acmix, {}
+    if name.startswith(("acmix", "resnet29", "resnet83")):
+        raise ValueError(
+            "Weights of the authors can be loaded into networks of attentive "
+            "group convolution, group self-attention and Swin transformers. "
+            f"Received: {name!r}"
+        )
+    return att_gconvs, {}
 
 
 def att_gconvs(

@@ -519,3 +519,20 @@ def test_example_with_weights_of_acmix(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", command.split())
     evaluate_checkpoint.main()
     assert found == [(model, weights)]
+
+
+@pytest.mark.once
+def test_converters_of_registered_networks():
+    for name in applications.list_models():
+        family = name.split("_")[0]
+        if family in ("resnet29", "resnet83") or (
+            family == "acmix" and "swin" not in name
+        ):
+            with pytest.raises(ValueError, match=f"Received: '{name}'"):
+                convert.of_registered(name)
+            continue
+        converter, arguments = convert.of_registered(name)
+        expected = {"gsanet": convert.g_selfatt, "acmix": convert.acmix}
+        assert converter is expected.get(family, convert.att_gconvs)
+        assert ("epsilon" in arguments) == (family == "gsanet")
+        assert ("normalization" in arguments) == ("gsanet_rot" in name)
