@@ -227,3 +227,33 @@ def assert_weights_of_a_classifier_load(network, folder, **options):
         assert set(found) == set(expected) - top
         for name, values in found.items():
             np.testing.assert_array_equal(values, expected[name], name)
+
+
+def assert_files_load(build, model, x, folder):
+    """The outputs survive both kinds of files.
+
+    Args:
+        build: takes `weights`, and builds the same network.
+        model: the network.
+        x: images.
+        folder: where the files go.
+    """
+    expected = model.predict(x, verbose=0)
+    path = folder / "model.weights.h5"
+    model.save_weights(path)
+    model.save(folder / "model.keras")
+    for other in (
+        build(weights=path),
+        keras.saving.load_model(folder / "model.keras", safe_mode=True),
+    ):
+        np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+
+
+def assert_half_precision(build, x, mixer):
+    """Layers compute in half precision, logits are in full."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = build()
+    assert model.get_layer(mixer).compute_dtype == "bfloat16"
+    y = model.predict(x, verbose=0)
+    assert y.dtype == "float32"
+    assert np.isfinite(y).all()

@@ -1,5 +1,6 @@
 """Pyramid vision transformers with ACmix."""
 
+import functools
 import math
 
 import keras
@@ -9,6 +10,8 @@ import pytest
 from layer_contract import as_array
 from network_helpers import assert_agrees
 from network_helpers import assert_another_process_loads
+from network_helpers import assert_files_load
+from network_helpers import assert_half_precision
 from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import draw
 from network_helpers import images
@@ -151,16 +154,8 @@ def test_file_in_another_process(small, tmp_path):
 
 @pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
-    model = ACmixPVTTiny(**SMALL)
-    x = images((2, 16, 24, 3))
-    expected = model.predict(x, verbose=0)
-    path = tmp_path / "model.weights.h5"
-    model.save_weights(path)
-    other = ACmixPVTTiny(weights=path, **SMALL)
-    np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
-    model.save(tmp_path / "model.keras")
-    revived = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+    build = functools.partial(ACmixPVTTiny, **SMALL)
+    assert_files_load(build, build(), images((2, 16, 24, 3)), tmp_path)
 
 
 @pytest.mark.torch_first
@@ -190,11 +185,8 @@ def test_attention_maps(small):
 
 @pytest.mark.torch_first
 def test_half_precision(small):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = ACmixPVTTiny(**SMALL)
-    y = model.predict(images((2, 16, 24, 3)), verbose=0)
-    assert y.dtype == "float32"
-    assert np.isfinite(y).all()
+    build = functools.partial(ACmixPVTTiny, **SMALL)
+    assert_half_precision(build, images((2, 16, 24, 3)), "stage1_block1_mixer")
 
 
 @pytest.mark.once

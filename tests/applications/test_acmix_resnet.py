@@ -1,5 +1,7 @@
 """Residual networks with ACmix for images of the size of ImageNet."""
 
+import functools
+
 import keras
 import numpy as np
 import oracles
@@ -8,6 +10,8 @@ from layer_contract import as_array
 from network_helpers import assert_agrees
 from network_helpers import assert_any_size
 from network_helpers import assert_ends_for_any_size
+from network_helpers import assert_files_load
+from network_helpers import assert_half_precision
 from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import draw
 from network_helpers import images
@@ -153,26 +157,14 @@ def test_windows_and_heads(monkeypatch):
 
 @pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
-    model = ACmixResNet26(**SMALL)
-    x = images((2, 9, 10, 3))
-    expected = model.predict(x, verbose=0)
-    path = tmp_path / "model.weights.h5"
-    model.save_weights(path)
-    other = ACmixResNet26(weights=path, **SMALL)
-    np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
-    model.save(tmp_path / "model.keras")
-    revived = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+    build = functools.partial(ACmixResNet26, **SMALL)
+    assert_files_load(build, build(), images((2, 9, 10, 3)), tmp_path)
 
 
 @pytest.mark.torch_first
 def test_half_precision(small):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = ACmixResNet26(**SMALL)
-    assert model.get_layer("stage1_block1_acmix").compute_dtype == "bfloat16"
-    y = model.predict(images((2, 9, 10, 3)), verbose=0)
-    assert y.dtype == "float32"
-    assert np.isfinite(y).all()
+    build = functools.partial(ACmixResNet26, **SMALL)
+    assert_half_precision(build, images((2, 9, 10, 3)), "stage1_block1_acmix")
 
 
 @pytest.mark.torch_first

@@ -1,11 +1,14 @@
 """Swin transformers with ACmix."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
 from layers.test_window_acmix import assign
 from network_helpers import assert_another_process_loads
+from network_helpers import assert_files_load
 from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
@@ -65,16 +68,8 @@ def test_file_in_another_process(small, tmp_path):
 
 @pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
-    model = ACmixSwinTiny(**SMALL)
-    x = images((2, 16, 16, 3))
-    expected = model.predict(x, verbose=0)
-    path = tmp_path / "model.weights.h5"
-    model.save_weights(path)
-    other = ACmixSwinTiny(weights=path, **SMALL)
-    np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
-    model.save(tmp_path / "model.keras")
-    revived = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+    build = functools.partial(ACmixSwinTiny, **SMALL)
+    assert_files_load(build, build(), images((2, 16, 16, 3)), tmp_path)
 
 
 @pytest.mark.torch_first

@@ -1,11 +1,13 @@
 """The networks of group self-attention."""
 
+import functools
 import re
 
 import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
+from network_helpers import assert_files_load
 from network_helpers import assert_images_matter
 from network_helpers import images
 from network_helpers import invariance_error
@@ -452,32 +454,18 @@ def test_files(tmp_path):
     model = GSANet("p4", **options)
     randomize(model)
     x = images((2, 6, 6, 2))
-    expected = model.predict(x, verbose=0)
-    model.save(tmp_path / "m.keras")
-    revived = keras.saving.load_model(tmp_path / "m.keras", safe_mode=True)
-    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
-    path = tmp_path / "m.weights.h5"
-    model.save_weights(path)
-    again = GSANet("p4", weights=path, **options)
-    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    build = functools.partial(GSANet, "p4", **options)
+    assert_files_load(build, model, x, tmp_path)
 
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize(("network", "shape"), PRESETS)
 def test_files_of_each_preset(network, shape, tmp_path):
-    options = {**NARROW, "input_shape": shape}
-    model = network(**options)
+    build = functools.partial(network, **NARROW, input_shape=shape)
+    model = build()
     strong_attention(model)
-    x = images((2, *shape))
-    expected = model.predict(x, verbose=0)
-    assert relative_difference(expected[:1], expected[1:]) > 1e-2
-    model.save(tmp_path / "m.keras")
-    revived = keras.saving.load_model(tmp_path / "m.keras", safe_mode=True)
-    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
-    path = tmp_path / "m.weights.h5"
-    model.save_weights(path)
-    again = network(weights=path, **options)
-    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    assert_images_matter(model)
+    assert_files_load(build, model, images((2, *shape)), tmp_path)
 
 
 @pytest.mark.torch_first

@@ -511,21 +511,29 @@ def test_cosine_after_warmup():
     assert rate == pytest.approx(0.001)
 
 
-@pytest.mark.once
-def test_recipes_of_acmix():
-    recipe = recipes.get_recipe("acmix_resnet50")
-    assert recipe == recipes.get_recipe("acmix_resnet26_conv")
+def assert_as_for_imagenet(recipe):
     assert (recipe.dataset, recipe.normalization) == (
         "imagenet_folder",
         "imagenet",
     )
+    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
+    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
+
+
+def assert_as_for_residual_networks(recipe):
+    assert_as_for_imagenet(recipe)
     assert (recipe.epochs, recipe.batch_size) == (100, 256)
     assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
     assert not recipe.nesterov
     assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+
+
+@pytest.mark.once
+def test_recipes_of_acmix():
+    recipe = recipes.get_recipe("acmix_resnet50")
+    assert recipe == recipes.get_recipe("acmix_resnet26_conv")
+    assert_as_for_residual_networks(recipe)
     assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 0.25)
-    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
-    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
     recipe = recipes.get_recipe("acmix_swin_small_attention")
     assert recipe == recipes.get_recipe("acmix_swin_tiny")
     assert (recipe.dataset, recipe.epochs) == ("imagenet_folder", 300)
@@ -540,17 +548,8 @@ def test_recipes_of_acmix():
     assert recipe == recipes.get_recipe("acmix_san10")
     for word in ("recalled", "not verified"):
         assert word in recipe.source
-    assert (recipe.dataset, recipe.normalization) == (
-        "imagenet_folder",
-        "imagenet",
-    )
-    assert (recipe.epochs, recipe.batch_size) == (100, 256)
-    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
-    assert not recipe.nesterov
-    assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+    assert_as_for_residual_networks(recipe)
     assert (recipe.warmup_epochs, recipe.warmup_start) == (0, 0)
-    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
-    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
     recipe = recipes.get_recipe("acmix_pvt_small_attention")
     assert recipe == recipes.get_recipe("acmix_pvt_tiny")
     for word in (
@@ -558,16 +557,11 @@ def test_recipes_of_acmix():
         *("mixup", "CutMix", "RandAugment", "erasing"),
     ):
         assert word in recipe.source
-    assert (recipe.dataset, recipe.normalization) == (
-        "imagenet_folder",
-        "imagenet",
-    )
+    assert_as_for_imagenet(recipe)
     assert (recipe.epochs, recipe.batch_size) == (300, 1024)
     assert (recipe.optimizer, recipe.weight_decay) == ("adamw", 0.05)
     assert recipe.learning_rate == 1e-3
     assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 1e-3)
-    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
-    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
     recipe = recipes.get_recipe("acmix_swin_tiny_cifar10_attention")
     assert recipe.source.startswith("ours")
     assert (recipe.dataset, recipe.optimizer) == ("cifar10", "adamw")
