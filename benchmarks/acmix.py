@@ -20,19 +20,21 @@ to be equal. `--forms` chooses; by default `time` leaves out what has grouped
 convolutions where TensorFlow and JAX would take very long for them.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
-the mode that Keras compiles in by default. `memory` (JAX) reads the size of the
-temporaries of such a step off the compiler. `stages` counts the parameters of
-the layers and their multiply-adds for each pixel. `networks` adds them up for
-the networks of all papers on an image of 224 x 224 pixels, also with 3 x 3
-convolutions or attention alone in their place as "plain"; "kernels" is what
-putting the dense kernels together takes, once for all images. "dense" is how
-they run, but for residual networks under PyTorch on a CPU, where wide layers
-convolve in groups: "taken" is what the backend at hand takes. `profile` times
-training steps of the parts of the layer, each by itself, in turns in one
-process: they need not add up to the layer, which a compiler sees as a whole.
-`folding` times inference of the layer and of what `folded()` returns, in turns.
-On one core (`taskset -c 0 python ...`) those that time say so in the name of
-their file. Writes `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
+the mode that Keras compiles in by default: each time two, of which the second
+counts, since the first still pays for the memory that the form before has given
+back. `memory` (JAX) reads the size of the temporaries of such a step off the
+compiler. `stages` counts the parameters of the layers and their multiply-adds
+for each pixel. `networks` adds them up for the networks of all papers on an
+image of 224 x 224 pixels, also with 3 x 3 convolutions or attention alone in
+their place as "plain"; "kernels" is what putting the dense kernels together
+takes, once for all images. "dense" is how they run, but for residual networks
+under PyTorch on a CPU, where wide layers convolve in groups: "taken" is what
+the backend at hand takes. `profile` times training steps of the parts of the
+layer, each by itself, in turns in one process: they need not add up to the
+layer, which a compiler sees as a whole. `folding` times inference of the layer
+and of what `folded()` returns, in turns. On one core (`taskset -c 0 python
+...`) those that time say so in the name of their file. Writes
+`benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
 import argparse
@@ -203,7 +205,7 @@ def time(options: argparse.Namespace) -> dict:
             form: timing.training_step(make(form, width, x), x)
             for form in dict.fromkeys((*options.forms, "Conv2D"))
         }
-        seconds = timing.alternate(steps, options.repeats, warm_up=3)
+        seconds = timing.alternate(steps, options.repeats, 3, untimed=1)
         median = {form: statistics.median(s) for form, s in seconds.items()}
         found[f"{width} channels, {size} x {size}"] = {
             "ratio": {

@@ -9,7 +9,9 @@
 `recompute=False` in its layers: attention of all three group elements at once,
 with the gradient of the backend.
 
-`time` alternates training steps (`train_on_batch`) of both in one process.
+`time` alternates training steps (`train_on_batch`) of both in one process, two
+at a time, of which the second counts: the first still pays for the memory that
+the other form has given back.
 `profile` times the parts of attention to a tile, as large as the layer takes
 it, each compiled by itself where the backend compiles, beside the whole of it:
 forward and backward pass of all tiles of a batch.
@@ -79,7 +81,7 @@ def time(options: argparse.Namespace) -> dict:
         form: training(options.group, options.kernel_size, form, options)
         for form in FORMS
     }
-    seconds = timing.alternate(steps, options.repeats, warm_up=2)
+    seconds = timing.alternate(steps, options.repeats, warm_up=1, untimed=1)
     medians = {form: statistics.median(each) for form, each in seconds.items()}
     return {
         "benchmark": "training step of the rot-MNIST network, seconds (median)",

@@ -91,12 +91,25 @@ def gradient_step(function: Callable, tensors: list) -> Callable:
 
 
 def alternate(
-    steps: dict[str, Callable], repeats: int, warm_up: int = 5
+    steps: dict[str, Callable],
+    repeats: int,
+    warm_up: int = 5,
+    untimed: int = 0,
 ) -> dict[str, list[float]]:
-    """Seconds of each step, taken in turns."""
+    """Seconds of each step, taken in turns.
+
+    Args:
+        steps: by name.
+        repeats: turns that count.
+        warm_up: turns before.
+        untimed: steps in each turn before that which counts. After a step of
+            another that takes much memory, the next must ask for its own.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(repeats + warm_up):
         for name, step in steps.items():
+            for _ in range(untimed):
+                step()
             start = time.perf_counter()
             step()
             if turn >= warm_up:
