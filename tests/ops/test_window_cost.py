@@ -154,7 +154,7 @@ def test_pairs_of_group_elements_are_held_a_block_at_a_time(
     import torch
 
     attend, tensors, pairs = group_attention(window, True)
-    monkeypatch.setattr(pair_tiles, "CPU_TILE", pairs / 4)
+    monkeypatch.setattr(pair_tiles, "CPU_TILE", pairs // 4)
     y, kept, largest, _ = watch(attend)
     # Windows have pixels in excess, and are copied for products with channels.
     limit = 6 * pairs / 3
