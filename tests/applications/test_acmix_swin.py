@@ -168,6 +168,7 @@ def test_patches_merge_as_those_of_the_authors():
     y = as_array(acmix_swin.PatchMerging()(x))
     quarters = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
     np.testing.assert_array_equal(y, np.concatenate(quarters, axis=-1))
+    assert as_array(acmix_swin.PatchMerging()(x[:0])).shape == (0, 2, 2, 8)
 
 
 @pytest.mark.torch_first
