@@ -261,11 +261,10 @@ class PatchMerging(keras.layers.Layer):
     strides = (2, 2)
 
     def call(self, inputs: Any) -> Any:
-        # Not -1: a batch may be empty.
-        batch, height, width, channels = ops.shape(inputs)
-        size = (batch, height // 2, 2, width // 2, 2, channels)
+        _, height, width, channels = inputs.shape
+        size = (-1, height // 2, 2, width // 2, 2, channels)
         x = ops.transpose(ops.reshape(inputs, size), (0, 1, 3, 4, 2, 5))
-        return ops.reshape(x, (batch, height // 2, width // 2, 4 * channels))
+        return ops.reshape(x, (-1, height // 2, width // 2, 4 * channels))
 
     def compute_output_shape(
         self, input_shape: tuple[Any, ...]
