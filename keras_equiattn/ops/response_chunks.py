@@ -12,6 +12,7 @@ channels (group elements times filters) of one chunk, `t` window positions.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -415,7 +416,7 @@ class _Chunk:
                 total = total + response
                 if self.has_spatial and where:
                     # Not `where`: it is slow under PyTorch.
-                    better = ops.relu(ops.sign(response - maximum))
+                    better = _compared(ops.greater, response, maximum)
                     index = index + better * (channels[i] - index)
                 if self.has_spatial:
                     maximum = backend.maximum(maximum, response)
@@ -506,7 +507,7 @@ class _Chunk:
             windows = self.windows(planes)
             responses = _responses(windows, kernel)
             peaks = ops.max(responses, axis=2, keepdims=True)
-            hits = 1 - ops.sign(peaks - responses)
+            hits = _compared(ops.equal, responses, peaks)
             share = (d_peaks / ops.sum(hits, axis=2))[:, :, None]
             d_kernel = ops.sum((windows @ hits) * share, axis=1)
             d_windows = (kernel[:, None] * share) @ ops.swapaxes(hits, 2, 3)
@@ -535,6 +536,15 @@ def _responses(windows: Tensor, kernel: Tensor) -> Tensor:
     if len(kernel.shape) == 3:
         kernel = kernel[:, None]
     return ops.swapaxes(windows, 2, 3) @ kernel
+
+
+def _compared(how: Callable, x: Tensor, y: Tensor) -> Tensor:
+    """1 where a comparison holds, else 0.
+
+    Not by the sign of a difference: compilers that put `a * b - y` in one
+    instruction do not round the product, so that what is equal would differ.
+    """
+    return ops.cast(how(x, y), _dtype(x))
 
 
 def _dtype(x: Tensor) -> str:

@@ -8,12 +8,22 @@ import pytest
 
 
 @pytest.fixture
-def acmix(monkeypatch):
-    folder = Path(__file__).parents[2] / "benchmarks"
-    monkeypatch.syspath_prepend(folder)
+def folder(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+
+
+@pytest.fixture
+def acmix(folder):
     import acmix
 
     return acmix
+
+
+@pytest.fixture
+def counts(folder):
+    import acmix_counts
+
+    return acmix_counts
 
 
 @pytest.mark.torch_first
@@ -33,18 +43,18 @@ def test_forms_differ_in_cost_alone(part, acmix, monkeypatch):
 
 
 @pytest.mark.once
-def test_stages_are_all_of_the_layer(acmix):
-    found = acmix.stages(None)["stages"]["64 channels"]
+def test_stages_are_all_of_the_layer(counts):
+    found = counts.stages([64])["stages"]["64 channels"]
     parameters = found["parameters"]
     # The paper's 3 in out and, in all, the number of the authors' code.
     assert parameters["projection"] == 3 * (64 * 64 + 64)
     assert parameters["projection"] + parameters["aggregation"] == 17_822
-    counts = found["aggregation"]
+    second = found["aggregation"]
     parts = ("attention", "mixing", "shift kernels")
-    total = sum(counts[part] for part in parts)
+    total = sum(second[part] for part in parts)
     assert found["multiply-adds"]["aggregation"] == total
-    both = counts["mixing"] + counts["shift kernels"]
-    assert counts["mixing and shift kernels in one, grouped"] == both
+    both = second["mixing"] + second["shift kernels"]
+    assert second["mixing and shift kernels in one, grouped"] == both
     assert np.isclose(
         found["multiply-adds"]["share of aggregation"],
         total / (total + 3 * 64 * 64),
@@ -69,13 +79,13 @@ def test_stages_are_all_of_the_layer(acmix):
         ("ACmixPVTTiny", "attention", 1.9),
     ],
 )
-def test_multiply_adds_of_networks(network, mixer, expected, acmix):
-    model = getattr(acmix.applications, network)(mixer=mixer)
-    counts = acmix.of_network(model)
+def test_multiply_adds_of_networks(network, mixer, expected, counts):
+    model = getattr(counts.applications, network)(mixer=mixer)
+    found = counts.of_network(model)
     limit = 0.05 if expected == round(expected, 1) else 0.006
-    assert abs(counts["grouped"] / 1e9 - expected) < limit
+    assert abs(found["grouped"] / 1e9 - expected) < limit
     if mixer == "attention":
-        assert counts["dense"] == counts["grouped"]
-        assert counts["kernels"] == 0
+        assert found["dense"] == found["grouped"]
+        assert found["kernels"] == 0
     else:
-        assert counts["dense"] > 1.3 * counts["grouped"]
+        assert found["dense"] > 1.3 * found["grouped"]

@@ -424,6 +424,27 @@ def test_every_chunk_size_gives_the_same(attention):
             assert relative_difference(actual, expected) < 1e-5
 
 
+def test_gradients_where_compilers_skip_a_rounding():
+    """A product is put in one instruction with what takes the maximum off."""
+    results = []
+    for chunk_size in (None, "auto"):
+        layer, x = random_layer(
+            AttentiveGroupConv2D,
+            (2, 5, 5, 3),
+            "p4",
+            filters=3,
+            kernel_size=1,
+            attention="channel",
+            chunk_size=chunk_size,
+        )
+        x = x.astype("float32")
+        y = as_array(layer(x))
+        cotangent = np.random.default_rng(2).normal(size=y.shape)
+        results.append(gradients(layer, x, cotangent.astype("float32")))
+    for actual, expected in zip(*results, strict=True):
+        assert relative_difference(actual, expected) < 1e-5
+
+
 @pytest.mark.torch_first
 def test_input_channels_in_groups(monkeypatch):
     """Outputs and gradients; 5 channels are two groups of 2 and one left."""
