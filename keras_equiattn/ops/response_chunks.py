@@ -538,7 +538,7 @@ def _responses(windows: Tensor, kernel: Tensor) -> Tensor:
     return ops.swapaxes(windows, 2, 3) @ kernel
 
 
-def _compared(how: Callable, x: Tensor, y: Tensor) -> Tensor:
+def _compared(how: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
     """1 where a comparison holds, else 0.
 
     Not by the sign of a difference: compilers that put `a * b - y` in one
