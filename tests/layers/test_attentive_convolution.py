@@ -396,23 +396,16 @@ def test_co_attention_agrees_with_oracle(layer, group):
     check_oracle(built, x, lambda x, w: co_oracle(built, x, w))
 
 
-@pytest.mark.torch_first
-@pytest.mark.parametrize(
-    "attention",
-    ["full", *(pytest.param(a, marks=SLOW) for a in ("channel", "spatial"))],
-)
-def test_every_chunk_size_gives_the_same(attention):
-    """Outputs and gradients; 5 does not divide the 12 output channels."""
+def assert_chunks_agree(chunk_sizes, shape, group, **arguments):
+    """Outputs and gradients in float32, with those of the first size."""
     results = []
-    for chunk_size in (None, "auto", 5):
+    for chunk_size in chunk_sizes:
         layer, x = random_layer(
             AttentiveGroupConv2D,
-            (2, 6, 6, 3),
-            "p4",
-            filters=3,
-            kernel_size=3,
-            attention=attention,
+            shape,
+            group,
             chunk_size=chunk_size,
+            **arguments,
         )
         x = x.astype("float32")
         y = as_array(layer(x))
@@ -424,25 +417,33 @@ def test_every_chunk_size_gives_the_same(attention):
             assert relative_difference(actual, expected) < 1e-5
 
 
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    "attention",
+    ["full", *(pytest.param(a, marks=SLOW) for a in ("channel", "spatial"))],
+)
+def test_every_chunk_size_gives_the_same(attention):
+    """Outputs and gradients; 5 does not divide the 12 output channels."""
+    assert_chunks_agree(
+        (None, "auto", 5),
+        (2, 6, 6, 3),
+        "p4",
+        filters=3,
+        kernel_size=3,
+        attention=attention,
+    )
+
+
 def test_gradients_where_compilers_skip_a_rounding():
     """A product is put in one instruction with what takes the maximum off."""
-    results = []
-    for chunk_size in (None, "auto"):
-        layer, x = random_layer(
-            AttentiveGroupConv2D,
-            (2, 5, 5, 3),
-            "p4",
-            filters=3,
-            kernel_size=1,
-            attention="channel",
-            chunk_size=chunk_size,
-        )
-        x = x.astype("float32")
-        y = as_array(layer(x))
-        cotangent = np.random.default_rng(2).normal(size=y.shape)
-        results.append(gradients(layer, x, cotangent.astype("float32")))
-    for actual, expected in zip(*results, strict=True):
-        assert relative_difference(actual, expected) < 1e-5
+    assert_chunks_agree(
+        (None, "auto"),
+        (2, 5, 5, 3),
+        "p4",
+        filters=3,
+        kernel_size=1,
+        attention="channel",
+    )
 
 
 @pytest.mark.torch_first
@@ -450,23 +451,9 @@ def test_input_channels_in_groups(monkeypatch):
     """Outputs and gradients; 5 channels are two groups of 2 and one left."""
     monkeypatch.setattr(attentive_convolution, "_together", lambda *_: 2)
     monkeypatch.setattr(response_chunks, "TOGETHER", 2)
-    results = []
-    for chunk_size in (None, "auto"):
-        layer, x = random_layer(
-            AttentiveGroupConv2D,
-            (2, 6, 7, 5),
-            "p2",
-            filters=2,
-            kernel_size=(2, 3),
-            chunk_size=chunk_size,
-        )
-        x = x.astype("float32")
-        y = as_array(layer(x))
-        cotangent = np.random.default_rng(2).normal(size=y.shape)
-        found = gradients(layer, x, cotangent.astype("float32"))
-        results.append([y, *found])
-    for actual, expected in zip(*results, strict=True):
-        assert relative_difference(actual, expected) < 1e-5
+    assert_chunks_agree(
+        (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(2, 3)
+    )
 
 
 @pytest.mark.torch_first
