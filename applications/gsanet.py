@@ -15,7 +15,7 @@ from keras_equiattn import layers
 from keras_equiattn.applications import _sizes
 from keras_equiattn.applications import building
 from keras_equiattn.applications import ends
-from keras_equiattn.ops.pooling import MODES
+from keras_equiattn.ops.group.pooling import MODES
 
 # PyTorch's default, which is what the authors have.
 BATCH_NORM_EPSILON = 1e-5

@@ -57,19 +57,19 @@ from keras import ops
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications import reporting
-from keras_equiattn.ops.acmix import Convolution
-from keras_equiattn.ops.acmix import convolve
-from keras_equiattn.ops.acmix import convolve_maps
-from keras_equiattn.ops.acmix import grouped_kernel
-from keras_equiattn.ops.acmix import image_coordinates
-from keras_equiattn.ops.acmix import joint_convolution
-from keras_equiattn.ops.acmix import position_keys
-from keras_equiattn.ops.acmix import split_maps
-from keras_equiattn.ops.affine_self_convolution import group_linear
-from keras_equiattn.ops.windows import Window
-from keras_equiattn.ops.windows import window_scores
-from keras_equiattn.ops.windows import window_softmax
-from keras_equiattn.ops.windows import window_sum
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.group.linear import group_linear
+from keras_equiattn.ops.papers.acmix import Convolution
+from keras_equiattn.ops.papers.acmix import convolve
+from keras_equiattn.ops.papers.acmix import convolve_maps
+from keras_equiattn.ops.papers.acmix import grouped_kernel
+from keras_equiattn.ops.papers.acmix import image_coordinates
+from keras_equiattn.ops.papers.acmix import joint_convolution
+from keras_equiattn.ops.papers.acmix import position_keys
+from keras_equiattn.ops.papers.acmix import split_maps
+from keras_equiattn.ops.windows.api import window_scores
+from keras_equiattn.ops.windows.api import window_softmax
+from keras_equiattn.ops.windows.api import window_sum
 
 RESULTS = Path(__file__).parent / "results"
 # Channels, and rows and columns of the image.

@@ -41,12 +41,12 @@ from keras_equiattn.applications import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
 from keras_equiattn.ops import backend
-from keras_equiattn.ops import pair_attention
-from keras_equiattn.ops import pair_tiles
-from keras_equiattn.ops.group_self_attention import group_self_attention
-from keras_equiattn.ops.pair_attention import Positions
-from keras_equiattn.ops.pair_windows import Planes
-from keras_equiattn.ops.pair_windows import Products
+from keras_equiattn.ops.pairs import factors as pair_attention
+from keras_equiattn.ops.pairs import tiles as pair_tiles
+from keras_equiattn.ops.pairs.api import group_self_attention
+from keras_equiattn.ops.pairs.factors import Positions
+from keras_equiattn.ops.pairs.neighbours import Planes
+from keras_equiattn.ops.pairs.neighbours import Products
 
 RESULTS = Path(__file__).parent / "results"
 FORMS = ("ours", "cubic")

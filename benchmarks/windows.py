@@ -39,9 +39,9 @@ from keras_equiattn.applications import reporting
 from keras_equiattn.ops import AffineMap
 from keras_equiattn.ops import Window
 from keras_equiattn.ops import window_attention
-from keras_equiattn.ops import window_planes as planes
 from keras_equiattn.ops import window_softmax
-from keras_equiattn.ops.window_form import Form
+from keras_equiattn.ops.windows import planes
+from keras_equiattn.ops.windows.form import Form
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("asc", "sasa")

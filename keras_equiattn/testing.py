@@ -19,7 +19,7 @@ import numpy as np
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.ops.action import group_action
+from keras_equiattn.ops.group.action import group_action
 
 __all__ = ["assert_equivariant", "equivariance_error", "relative_difference"]
 

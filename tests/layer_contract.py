@@ -15,7 +15,7 @@ import pytest
 from keras import ops
 
 from keras_equiattn import groups
-from keras_equiattn.layers.base import GroupLayer
+from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 

@@ -11,7 +11,7 @@ from layer_contract import LayerCase
 from layers.test_convolution import TestGroupConv2D
 
 from keras_equiattn.layers import GroupConv2D
-from keras_equiattn.ops.convolution import group_conv
+from keras_equiattn.ops.group.convolution import group_conv
 
 
 def case_of(layer):

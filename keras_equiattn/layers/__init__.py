@@ -1,30 +1,32 @@
 """Keras layers: their weights and configuration; the mathematics is in ops."""
 
-from keras_equiattn.layers.acmix import ACmix2D
-from keras_equiattn.layers.acmix import FoldedACmix2D
-from keras_equiattn.layers.affine_self_convolution import AffineSelfConv2D
-from keras_equiattn.layers.affine_self_convolution import SimpleAffineSelfConv2D
-from keras_equiattn.layers.affine_self_convolution import (
-    StandAloneSelfAttention2D,
+from keras_equiattn.layers.acmix.grid import ACmix2D
+from keras_equiattn.layers.acmix.grid import FoldedACmix2D
+from keras_equiattn.layers.acmix.patchwise import PatchwiseACmix2D
+from keras_equiattn.layers.acmix.spatial_reduction import (
+    SpatialReductionACmix2D,
 )
-from keras_equiattn.layers.attentive_convolution import AttentiveGroupConv2D
-from keras_equiattn.layers.attentive_convolution import AttentiveLiftingConv2D
+from keras_equiattn.layers.acmix.window import WindowACmix2D
+from keras_equiattn.layers.attentive.convolution import AttentiveGroupConv2D
+from keras_equiattn.layers.attentive.convolution import AttentiveLiftingConv2D
+from keras_equiattn.layers.attentive.input_attention import (
+    CoAttentiveGroupConv2D,
+)
+from keras_equiattn.layers.attentive.input_attention import (
+    CoAttentiveLiftingConv2D,
+)
+from keras_equiattn.layers.attentive.input_attention import InputAttention
 from keras_equiattn.layers.convolution import GroupConv2D
 from keras_equiattn.layers.convolution import LiftingConv2D
 from keras_equiattn.layers.group_self_attention import GroupSelfAttention2D
 from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
-from keras_equiattn.layers.input_attention import CoAttentiveGroupConv2D
-from keras_equiattn.layers.input_attention import CoAttentiveLiftingConv2D
-from keras_equiattn.layers.input_attention import InputAttention
-from keras_equiattn.layers.patchwise_acmix import PatchwiseACmix2D
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
-from keras_equiattn.layers.spatial_reduction_acmix import (
-    SpatialReductionACmix2D,
-)
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
-from keras_equiattn.layers.window_acmix import WindowACmix2D
+from keras_equiattn.layers.window_attention import AffineSelfConv2D
+from keras_equiattn.layers.window_attention import SimpleAffineSelfConv2D
+from keras_equiattn.layers.window_attention import StandAloneSelfAttention2D
 
 __all__ = [
     "ACmix2D",

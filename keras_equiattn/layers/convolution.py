@@ -6,13 +6,13 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import GroupLayer
+from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.convolution import group_conv
-from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.exactness import effective_window
 from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import lifting_conv
 
 
 class BaseGroupConv2D(GroupLayer):

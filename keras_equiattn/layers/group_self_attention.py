@@ -8,18 +8,18 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import AttentionLayer
-from keras_equiattn.layers.base import fresh
-from keras_equiattn.layers.base import with_fan_in
+from keras_equiattn.layers.base.attention_layer import AttentionLayer
+from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.group_self_attention import group_attention_weights
-from keras_equiattn.ops.group_self_attention import group_self_attention
-from keras_equiattn.ops.pair_tiles import SEEDS
-from keras_equiattn.ops.position_encoding import image_offsets
-from keras_equiattn.ops.position_encoding import window_offsets
-from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.pairs.api import group_attention_weights
+from keras_equiattn.ops.pairs.api import group_self_attention
+from keras_equiattn.ops.pairs.tiles import SEEDS
+from keras_equiattn.ops.papers.position_encoding import image_offsets
+from keras_equiattn.ops.papers.position_encoding import window_offsets
 
 
 class BaseGroupSelfAttention2D(AttentionLayer):

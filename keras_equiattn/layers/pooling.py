@@ -6,13 +6,13 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import GroupLayer
+from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.exactness import output_size
-from keras_equiattn.ops.pooling import group_pool
-from keras_equiattn.ops.pooling import MODES
-from keras_equiattn.ops.pooling import spatial_pool
+from keras_equiattn.ops.group.pooling import group_pool
+from keras_equiattn.ops.group.pooling import MODES
+from keras_equiattn.ops.group.pooling import spatial_pool
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")

@@ -7,11 +7,11 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import fresh
+from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.position_encoding import encode
-from keras_equiattn.ops.position_encoding import seen_offsets
+from keras_equiattn.ops.papers.position_encoding import encode
+from keras_equiattn.ops.papers.position_encoding import seen_offsets
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")

@@ -6,11 +6,11 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base import AttentionLayer
-from keras_equiattn.layers.base import fresh
+from keras_equiattn.layers.base.attention_layer import AttentionLayer
+from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.squeeze_excite import squeeze_excite
+from keras_equiattn.ops.papers.squeeze_excite import squeeze_excite
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")

@@ -1,30 +1,30 @@
 """The mathematics: stateless functions on tensors, in `keras.ops` only."""
 
-from keras_equiattn.ops.action import group_action
-from keras_equiattn.ops.affine_self_convolution import affine_map
-from keras_equiattn.ops.affine_self_convolution import AffineMap
-from keras_equiattn.ops.affine_self_convolution import group_linear
-from keras_equiattn.ops.affine_self_convolution import relative_positions
-from keras_equiattn.ops.affine_self_convolution import window_attention
-from keras_equiattn.ops.attention import co_attention
-from keras_equiattn.ops.attention import input_attention
-from keras_equiattn.ops.attentive_convolution import AttentionKernels
-from keras_equiattn.ops.attentive_convolution import attentive_group_conv
-from keras_equiattn.ops.attentive_convolution import attentive_lifting_conv
-from keras_equiattn.ops.attentive_convolution import response_attention
-from keras_equiattn.ops.convolution import group_conv
-from keras_equiattn.ops.convolution import lifting_conv
 from keras_equiattn.ops.exactness import is_exact
-from keras_equiattn.ops.group_self_attention import group_attention_weights
-from keras_equiattn.ops.group_self_attention import group_self_attention
-from keras_equiattn.ops.kernels import kernel_orbit
-from keras_equiattn.ops.pooling import group_pool
-from keras_equiattn.ops.pooling import spatial_pool
-from keras_equiattn.ops.squeeze_excite import squeeze_excite
-from keras_equiattn.ops.windows import Window
-from keras_equiattn.ops.windows import window_scores
-from keras_equiattn.ops.windows import window_softmax
-from keras_equiattn.ops.windows import window_sum
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.group.action import group_action
+from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.group.linear import group_linear
+from keras_equiattn.ops.group.pooling import group_pool
+from keras_equiattn.ops.group.pooling import spatial_pool
+from keras_equiattn.ops.pairs.api import group_attention_weights
+from keras_equiattn.ops.pairs.api import group_self_attention
+from keras_equiattn.ops.papers.affine import affine_map
+from keras_equiattn.ops.papers.affine import relative_positions
+from keras_equiattn.ops.papers.input_attention import co_attention
+from keras_equiattn.ops.papers.input_attention import input_attention
+from keras_equiattn.ops.papers.squeeze_excite import squeeze_excite
+from keras_equiattn.ops.responses.api import AttentionKernels
+from keras_equiattn.ops.responses.api import attentive_group_conv
+from keras_equiattn.ops.responses.api import attentive_lifting_conv
+from keras_equiattn.ops.responses.api import response_attention
+from keras_equiattn.ops.windows.api import AffineMap
+from keras_equiattn.ops.windows.api import window_attention
+from keras_equiattn.ops.windows.api import window_scores
+from keras_equiattn.ops.windows.api import window_softmax
+from keras_equiattn.ops.windows.api import window_sum
 
 __all__ = [
     "AffineMap",

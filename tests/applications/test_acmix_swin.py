@@ -12,8 +12,8 @@ from network_helpers import assert_files_load
 from network_helpers import assert_weights_of_a_classifier_load
 from network_helpers import images
 from network_helpers import unmoved_by_a_step
-from test_acmix_weights import DTYPE
-from test_acmix_weights import LIMIT
+from test_from_acmix import DTYPE
+from test_from_acmix import LIMIT
 from vectors import load_vectors
 
 from keras_equiattn.applications import acmix_swin

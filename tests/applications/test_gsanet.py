@@ -19,7 +19,6 @@ from keras_equiattn import applications
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
-from keras_equiattn._gsa_weights import gsa_parts
 from keras_equiattn.applications import building
 from keras_equiattn.applications import GSANet
 from keras_equiattn.applications import gsanet
@@ -27,6 +26,7 @@ from keras_equiattn.applications import GSANetCIFAR10
 from keras_equiattn.applications import GSANetPCam
 from keras_equiattn.applications import GSANetRotMNIST
 from keras_equiattn.applications import reporting
+from keras_equiattn.convert.from_g_selfatt import gsa_parts
 from keras_equiattn.testing import relative_difference
 from keras_equiattn.visualization import attention_maps
 

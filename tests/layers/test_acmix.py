@@ -17,7 +17,7 @@ from vectors import load_vectors
 from keras_equiattn.layers import ACmix2D
 from keras_equiattn.layers import FoldedACmix2D
 from keras_equiattn.ops import backend
-from keras_equiattn.ops.acmix import image_coordinates
+from keras_equiattn.ops.papers.acmix import image_coordinates
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 

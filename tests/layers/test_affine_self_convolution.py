@@ -20,11 +20,11 @@ from keras_equiattn.layers import AffineSelfConv2D
 from keras_equiattn.layers import SimpleAffineSelfConv2D
 from keras_equiattn.layers import StandAloneSelfAttention2D
 from keras_equiattn.ops import group_action
-from keras_equiattn.ops.affine_self_convolution import affine_map
-from keras_equiattn.ops.affine_self_convolution import group_linear
-from keras_equiattn.ops.affine_self_convolution import relative_positions
-from keras_equiattn.ops.affine_self_convolution import window_attention
-from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.group.linear import group_linear
+from keras_equiattn.ops.papers.affine import affine_map
+from keras_equiattn.ops.papers.affine import relative_positions
+from keras_equiattn.ops.windows.api import window_attention
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 

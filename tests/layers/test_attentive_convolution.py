@@ -17,11 +17,11 @@ from keras_equiattn.layers import CoAttentiveGroupConv2D
 from keras_equiattn.layers import CoAttentiveLiftingConv2D
 from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
-from keras_equiattn.ops import attentive_convolution
 from keras_equiattn.ops import input_attention
 from keras_equiattn.ops import response_attention
-from keras_equiattn.ops import response_chunks
-from keras_equiattn.ops.attentive_convolution import attended_sum
+from keras_equiattn.ops.responses import api as attentive_convolution
+from keras_equiattn.ops.responses import chunked as response_chunks
+from keras_equiattn.ops.responses.api import attended_sum
 from keras_equiattn.testing import relative_difference
 
 SLOW = (pytest.mark.slow, pytest.mark.every_backend)

@@ -14,9 +14,9 @@ from layer_contract import LayerContract
 from layer_contract import second_derivative
 
 from keras_equiattn.layers import PatchwiseACmix2D
-from keras_equiattn.ops.patchwise import patch_features
-from keras_equiattn.ops.patchwise import patch_moments
-from keras_equiattn.ops.windows import Window
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.papers.patchwise import patch_features
+from keras_equiattn.ops.papers.patchwise import patch_moments
 from keras_equiattn.testing import relative_difference
 
 DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"

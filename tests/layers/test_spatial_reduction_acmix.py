@@ -12,8 +12,8 @@ from layer_contract import LayerCase
 from layer_contract import LayerContract
 
 from keras_equiattn.layers import SpatialReductionACmix2D
-from keras_equiattn.ops.spatial_reduction import enlarge_space
-from keras_equiattn.ops.spatial_reduction import reduce_space
+from keras_equiattn.ops.dense import enlarge_space
+from keras_equiattn.ops.dense import reduce_space
 from keras_equiattn.testing import relative_difference
 
 DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_equiattn.ops import depthwise
+from keras_equiattn.ops.responses import depthwise
 from keras_equiattn.testing import relative_difference
 
 CASES = pytest.mark.parametrize(

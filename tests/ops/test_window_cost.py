@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_equiattn.ops import pair_tiles
-from keras_equiattn.ops.affine_self_convolution import AffineMap
-from keras_equiattn.ops.affine_self_convolution import window_attention
-from keras_equiattn.ops.group_self_attention import group_self_attention
-from keras_equiattn.ops.windows import Window
-from keras_equiattn.ops.windows import window_sum
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.pairs import tiles as pair_tiles
+from keras_equiattn.ops.pairs.api import group_self_attention
+from keras_equiattn.ops.windows.api import AffineMap
+from keras_equiattn.ops.windows.api import window_attention
+from keras_equiattn.ops.windows.api import window_sum
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="counts what PyTorch runs"

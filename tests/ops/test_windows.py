@@ -10,16 +10,17 @@ import pytest
 from keras import ops
 from layer_contract import as_array
 
-from keras_equiattn.ops import window_bands
-from keras_equiattn.ops import window_planes
-from keras_equiattn.ops import window_products
-from keras_equiattn.ops import window_tiles
-from keras_equiattn.ops import windows
-from keras_equiattn.ops.window_form import Form
-from keras_equiattn.ops.windows import Window
-from keras_equiattn.ops.windows import window_scores
-from keras_equiattn.ops.windows import window_softmax
-from keras_equiattn.ops.windows import window_sum
+from keras_equiattn.ops import backend
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.windows import api as windows
+from keras_equiattn.ops.windows import bands as window_bands
+from keras_equiattn.ops.windows import planes as window_planes
+from keras_equiattn.ops.windows import products as window_products
+from keras_equiattn.ops.windows import tiles as window_tiles
+from keras_equiattn.ops.windows.api import window_scores
+from keras_equiattn.ops.windows.api import window_softmax
+from keras_equiattn.ops.windows.api import window_sum
+from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.testing import relative_difference
 
 FLOAT64 = keras.backend.backend() != "jax"
@@ -217,9 +218,11 @@ def realisation(request, monkeypatch):
     ],
 )
 def test_choice(compiler, size, count, heads, weighted, expected, monkeypatch):
-    monkeypatch.setattr(windows.backend, "in_xla", lambda: compiler == "xla")
-    monkeypatch.setattr(windows.backend, "compiles", lambda: bool(compiler))
-    monkeypatch.setattr(windows.backend, "on_cpu", lambda: True)
+    target = backend.target
+    for module in (backend, target):
+        monkeypatch.setattr(module, "in_xla", lambda: compiler == "xla")
+        monkeypatch.setattr(module, "compiles", lambda: bool(compiler))
+    monkeypatch.setattr(target, "on_cpu", lambda: True)
     side = round(count**0.5)
     form = Form(Window((side, side)).neighbours, heads)
     x = keras.KerasTensor((None, size, size, 1, 16))
@@ -324,8 +327,8 @@ def test_empty_batches(weighted, realisation):
 )
 def test_few_images_at_a_time(on_cpu, compiles, expected, monkeypatch):
     """Where there is a cache to fill, and no compiler that sees to it."""
-    monkeypatch.setattr(window_products.backend, "on_cpu", lambda: on_cpu)
-    monkeypatch.setattr(window_products.backend, "compiles", lambda: compiles)
+    monkeypatch.setattr(backend.target, "on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(backend.target, "compiles", lambda: compiles)
     x, found = np.arange(10.0).reshape(5, 2), []
 
     def double(x):

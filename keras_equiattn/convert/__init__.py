@@ -1,0 +1,251 @@
+"""Loads weights that the papers' own code has trained into our models.
+
+The public functions stand here. `reading` reads files and assigns arrays; one
+file for each authors' code says where our variables come from.
+"""
+
+import os
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_equiattn.convert.from_acmix import acmix_buffers
+from keras_equiattn.convert.from_acmix import acmix_kind
+from keras_equiattn.convert.from_acmix import acmix_parts
+from keras_equiattn.convert.from_acmix import split_maps
+from keras_equiattn.convert.from_att_gconvs import att_gconvs_parts
+from keras_equiattn.convert.from_att_gconvs import model_kind
+from keras_equiattn.convert.from_att_gconvs import state_kind
+from keras_equiattn.convert.from_g_selfatt import check_buffers
+from keras_equiattn.convert.from_g_selfatt import EPSILON
+from keras_equiattn.convert.from_g_selfatt import gsa_buffers
+from keras_equiattn.convert.from_g_selfatt import gsa_kind
+from keras_equiattn.convert.from_g_selfatt import gsa_parts
+from keras_equiattn.convert.reading import assign
+from keras_equiattn.convert.reading import check
+from keras_equiattn.convert.reading import read
+
+__all__ = [
+    "G_SELFATT_EPSILON",
+    "G_SELFATT_ROT_MNIST",
+    "acmix",
+    "att_gconvs",
+    "g_selfatt",
+    "of_registered",
+]
+
+G_SELFATT_EPSILON: float = EPSILON
+"""The `epsilon` of a `GSANet` that `g_selfatt` loads into: 1e-12."""
+
+G_SELFATT_ROT_MNIST: tuple[float, float] = (0.1307, 0.3081)
+"""The `normalization` of rotated MNIST in the code of `g_selfatt`."""
+
+
+def of_registered(
+    name: str,
+) -> tuple[Callable[..., keras.Model], dict[str, Any]]:
+    """What loads the authors' weights of a registered network.
+
+    Args:
+        name: of the network, see `applications.list_models`.
+
+    Returns:
+        The function of this module, and arguments that `applications.get_model`
+        must be given for what it loads.
+
+    Raises:
+        ValueError: for a network whose authors' code has another format, or
+            that no paper's code has.
+
+    Example:
+        >>> from keras_equiattn import convert
+        >>> converter, arguments = convert.of_registered("gsanet_rotmnist_p4")
+        >>> converter.__name__, arguments["epsilon"]
+        ('g_selfatt', 1e-12)
+    """
+    if name.startswith("gsanet"):
+        arguments: dict[str, Any] = {"epsilon": G_SELFATT_EPSILON}
+        if name.startswith("gsanet_rotmnist"):
+            arguments["normalization"] = G_SELFATT_ROT_MNIST
+        return g_selfatt, arguments
+    if name.startswith("acmix_swin"):
+        return acmix, {}
+    if name.startswith(("acmix", "resnet29", "resnet83")):
+        raise ValueError(
+            "Weights of the authors can be loaded into networks of attentive "
+            "group convolution, group self-attention and Swin transformers. "
+            f"Received: {name!r}"
+        )
+    return att_gconvs, {}
+
+
+def att_gconvs(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Romero et al. 2020 into a model, in place.
+
+    For the networks of "Attentive Group Equivariant Convolutional Networks",
+    trained with the authors' PyTorch code. The model must have the same
+    architecture: group, widths, attention. It then computes the same function,
+    to rounding. The exception is `attention="full"` or `"channel"` on p4m:
+    theirs is not equivariant there, ours is.
+
+    Images must be scaled as in their training: pass `normalization` to the
+    network. The authors' networks for rotated MNIST were trained on digits
+    with rows and columns exchanged.
+
+    Layers find their weights by name, as `RotMNISTCNN`, `AllCNNC`, `ResNet44`
+    and `PCamDenseNet` name them: `conv3` takes those of the authors' module
+    `c3`, `block1_bn` those of `block_layers.0.bn`. An `InputAttention` named
+    `<layer>_attention` takes them from the same module as `<layer>`. A layer
+    of another name takes the module of that name, for networks of your own.
+
+    Args:
+        model: a built model of this library's convolutions, attention layers
+            and Keras' `BatchNormalization`, on z2, p4 or p4m.
+        state: a mapping of the authors' names to arrays (NumPy or PyTorch), or
+            the path of a file that holds one: `.npz`, or with PyTorch
+            installed `.pth`, `.pt` or `.bin`. The mapping may lie under
+            "state_dict" or "model", and all names may begin with "module.".
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, and for weights that
+            are missing, not used, or of another shape. The model is then as
+            it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_equiattn import layers
+        >>> model = keras.Sequential([
+        ...     keras.Input((28, 28, 1)),
+        ...     layers.LiftingConv2D(10, 3, use_bias=False, name="conv1"),
+        ... ])
+        >>> state = {"c1.weight": np.ones((10, 1, 3, 3), "float32")}
+        >>> float(att_gconvs(model, state).get_weights()[0].sum())
+        90.0
+
+    References:
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830) and the
+          authors' code, https://github.com/dwromero/att_gconvs
+    """
+    parts = att_gconvs_parts(model)
+    arrays = read(state)
+    check(model, parts, arrays, state_kind(arrays), model_kind(model))
+    assign(parts, arrays)
+    return model
+
+
+def g_selfatt(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Romero and Cordonnier 2021 into a `GSANet`, in place.
+
+    For the networks of "Group Equivariant Stand-Alone Self-Attention for
+    Vision", trained with the authors' PyTorch code. The model must have the
+    same architecture, with `epsilon=G_SELFATT_EPSILON`, which is 1e-12, also
+    with `norm="batch"`: the encoding of positions has it, too.
+
+    On z2 the model computes the same function, to rounding. On other groups
+    it does not: their attention on the group takes the embedding of relative
+    elements where it is not equivariant, ours at `g^-1 m`, see
+    `GroupSelfAttention2D`. It computes what their code does with that index
+    put right.
+
+    Images must be scaled as in their training: pass `normalization` to the
+    network, for rotated MNIST `G_SELFATT_ROT_MNIST`, which is `(0.1307,
+    0.3081)`. Like those of attentive group convolution, the authors' networks
+    for rotated MNIST are trained on digits with rows and columns exchanged: so
+    the original file holds them.
+    Layers find their weights by name, as `GSANet` names them.
+
+    The `state_dict()` of their network also says where every element sees the
+    neighbours of a pixel and which elements it sees (`row_indices`,
+    `col_indices`, `g_indices`, and `group.` for the group itself). These must
+    be those of the group and the window of `model`. Where they are left out, as
+    an `.npz` file may do, group and window are checked by shapes alone: p4 and
+    p2m, or windows of two sizes, cannot be told apart. Crops show only where
+    attention is to whole maps. An `activation_function` other than their
+    "Swish", which is SiLU, cannot be seen at all.
+
+    Args:
+        model: a `GSANet`.
+        state: a mapping or a file, see `att_gconvs`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, for weights that are
+            missing, not used, or of another shape, and for those of another
+            group or window. The model is then as it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    References:
+        - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977) and
+          the authors' code, https://github.com/dwromero/g_selfatt
+    """
+    parts = gsa_parts(model)
+    arrays = read(state)
+    orders = [
+        len(array)
+        for key, array in arrays.items()
+        if key.endswith("group_embedding.weight") and array.ndim
+    ]
+    looks = gsa_kind(orders[0]) if orders else None
+    kind = gsa_kind(model.get_layer("lift").group.order)
+    buffers = gsa_buffers(model)
+    check(model, parts, arrays, looks, kind, buffers)
+    check_buffers(model, buffers, arrays)
+    assign(parts, arrays)
+    return model
+
+
+def acmix(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Pan et al. 2022 into an `ACmixSwin`, in place.
+
+    For the Swin transformers of "On the Integration of Self-Attention and
+    Convolution", trained with the authors' PyTorch code, and with
+    `mixer="attention"` for those of Swin itself. The model must have the same
+    architecture: depths, patches, windows, classes. It then computes the same
+    function, to rounding.
+
+    Images must be scaled as in their training: pass `normalization` to the
+    network, `((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))` for ImageNet.
+    Layers find their weights by name, as `ACmixSwinTiny` names them. The size
+    of images may be another one if windows stay the same.
+
+    Args:
+        model: an `ACmixSwinTiny` or `ACmixSwinSmall`; without the top, the
+            classifier of the file is left out.
+        state: a mapping or a file, see `att_gconvs`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, and for weights that
+            are missing, not used, or of another shape. The model is then as
+            it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    References:
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556) and the
+          authors' code, https://github.com/LeapLabTHU/ACmix
+    """
+    parts = acmix_parts(model)
+    arrays = split_maps(read(state))
+    looks = None
+    if any(".attn.query." in key for key in arrays):
+        looks = acmix_kind(any(".dep_conv." in key for key in arrays))
+    kind = acmix_kind(any(".dep_conv." in key for key in parts))
+    check(model, parts, arrays, looks, kind, acmix_buffers(model, arrays))
+    assign(parts, arrays)
+    return model

@@ -1,0 +1,1 @@
+"""The layers of ACmix: attention and convolution from the same maps."""

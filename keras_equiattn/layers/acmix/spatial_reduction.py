@@ -1,0 +1,393 @@
+"""ACmix in transformers that attend to a reduced image."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn.layers.acmix.convolution_path import MAPS
+from keras_equiattn.layers.acmix.transformer import TransformerACmix
+from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.dense import dense_attention
+from keras_equiattn.ops.dense import enlarge_space
+from keras_equiattn.ops.dense import reduce_space
+from keras_equiattn.ops.numerics import layer_norm
+
+# Of the norm of the reduced image: PyTorch's default, which the authors have.
+EPSILON = 1e-5
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class SpatialReductionACmix2D(TransformerACmix):
+    """ACmix with attention to a reduced image, for pyramid transformers (PVT).
+
+    Each `reduction` of rows and columns becomes one pixel `z` of a smaller
+    image, by a convolution with strides and a layer normalisation `n`. With
+    linear maps `q` of the image and `k`, `v` of the small one, for every pixel
+    `x` and every head::
+
+        r(z) = n(sum_d f(reduction z + d) R(d) + b)
+        s(x, z) = <q(f(x)), k(r(z))> / sqrt(size)
+        attention(x) = (sum_z softmax_z(s(x, z)) v(r(z))) W + b
+
+    and the layer returns `attention_rate * attention + convolution_rate *
+    convolution`, with the path of convolution of `ACmix2D`, where the mixing
+    has a bias. It sees queries, keys and values side by side: each pixel has
+    the keys and values of the pixel `z` that it is part of. Its output does
+    not go through `W`. With `reduction=1` there is no convolution with strides
+    and no norm, and all pixels attend to all.
+
+    Tokens, such as the one that a classifier reads, take part in attention:
+    they see all pixels of the small image and each other, and pixels see them.
+    They are no pixels, so the path of convolution knows nothing of them, and
+    what they become is `attention_rate * attention` alone.
+
+    The weights of attention are held as they are, `height * width` times what
+    is left of it after the reduction, for each image and head. In a PVT for
+    224 x 224 pixels that is 3136 x 49 in the first stage.
+
+    Args:
+        filters: channels of the output and of queries, keys and values;
+            divisible by `num_heads`.
+        num_heads: number of heads, contiguous blocks of the channels.
+        reduction: rows and columns that become one pixel of keys and values,
+            an integer or a pair. Where they do not divide the image, the last
+            ones reach beyond it and see zeros there.
+        kernel_size: rows and columns of the convolution, odd, an integer or a
+            pair.
+        paths, rates, shift_kernels, kernel_groups: as for `ACmix2D`. With
+            `paths="attention"` it is the attention of PVT.
+        attention_dropout: rate at which attention weights are dropped.
+        dropout: rate of a dropout on the output.
+        kernel_initializer: of linear maps; None is normal with deviation 0.02,
+            truncated at two deviations.
+        mixing_initializer: of the mixing, of the reduction, and of shift
+            kernels that are "random"; None is uniform within one over the
+            square root of the inputs.
+        bias_initializer: of the biases.
+        kernel_regularizer: of the kernels of queries, keys, values, output and
+            reduction.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: images.
+        training: whether there is dropout.
+        return_attention_maps: also return the weights without dropout, as a
+            dict: "image" `(batch, height, width, 1, heads, 1, rows, columns)`
+            is what each pixel gives to those of the small image, and with
+            tokens "tokens" `(batch, count, heads, rows, columns)` what those
+            give. Over the last two axes they add up to one, with tokens to
+            one less what these get.
+        query: `(row, column)` of a pixel: "image" is then what it is there,
+            `(batch, 1, heads, 1, rows, columns)`.
+        tokens: `(batch, count, channels)`, or None for none. With tokens the
+            output is a pair: images, and tokens `(batch, count, filters)`.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)`;
+        "channels_first": `(batch, channels, height, width)`. Height and width
+        may be None.
+
+    Output shape:
+        As the input, with `filters` channels.
+
+    Symmetry:
+        An image that is rolled by multiples of the reduction, which divides
+        its size, gives the output rolled, as far as the convolution does not
+        see the border: attention has no positions.
+
+    Variables:
+        `query_kernel`, `key_kernel`, `value_kernel (1, channels, filters)`,
+        `query_bias`, `key_bias`, `value_bias (filters,)`; with a reduction
+        `reduction_kernel (rows, columns, channels, channels)`,
+        `reduction_bias`, `reduction_gamma`, `reduction_beta (channels,)`, the
+        last two of the norm; `output_kernel (filters, filters)`, `output_bias
+        (filters,)`; `mixing_kernel (3 num_heads, kernel pixels)`, `mixing_bias
+        (kernel pixels,)`, `shift_kernel`, `attention_rate`, `convolution_rate`
+        as in `ACmix2D`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit, in `build` and in the call; for tokens without a path of
+            attention.
+
+    Example:
+        >>> layer = SpatialReductionACmix2D(12, num_heads=3, reduction=4)
+        >>> tuple(layer(keras.ops.ones((2, 8, 8, 12))).shape)
+        (2, 8, 8, 12)
+        >>> layer = SpatialReductionACmix2D(12, num_heads=3, reduction=1)
+        >>> x, token = keras.ops.ones((2, 8, 8, 12)), keras.ops.ones((2, 1, 12))
+        >>> y, token = layer(x, tokens=token)
+        >>> tuple(token.shape)
+        (2, 1, 12)
+
+    References:
+        - [Wang et al., 2021](https://arxiv.org/abs/2102.12122), section 3.3,
+          and the authors' code, https://github.com/whai362/PVT
+        - [Pan et al., 2022](https://arxiv.org/abs/2111.14556). Neither the
+          paper nor its authors' code says how queries of all pixels meet keys
+          and values of the small image in the path of convolution. That keys
+          and values are repeated is our reading, which comes close to the
+          published cost; so is what becomes of tokens, and that convolution
+          goes past the last linear map, as in `WindowACmix2D`.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        num_heads: int,
+        reduction: int | tuple[int, int] = 2,
+        kernel_size: int | tuple[int, int] = 3,
+        paths: str = "both",
+        rates: str = "learned",
+        shift_kernels: str = "learned",
+        kernel_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        kernel_initializer: Any = None,
+        mixing_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            filters,
+            num_heads,
+            kernel_size,
+            paths,
+            rates,
+            shift_kernels,
+            kernel_groups,
+            attention_dropout,
+            dropout,
+            kernel_initializer,
+            mixing_initializer,
+            bias_initializer,
+            kernel_regularizer,
+            data_format,
+            **kwargs,
+        )
+        self.reduction = _checks.pair(reduction, "reduction")
+
+    @property
+    def reduces(self) -> bool:
+        return max(self.reduction) > 1
+
+    def build(self, input_shape: Shape) -> None:
+        shape = self.check_shape(input_shape)
+        channels = int(shape[-1] or 0)
+        for name in MAPS:
+            self._add_linear(name, channels)
+        if self.reduces:
+            self.reduction_kernel = self.add_weight(
+                name="reduction_kernel",
+                shape=(*self.reduction, channels, channels),
+                initializer=fresh(self.mixing_initializer),
+                regularizer=self.kernel_regularizer,
+            )
+            for name, start in (
+                ("bias", fresh(self.bias_initializer)),
+                ("gamma", "ones"),
+                ("beta", "zeros"),
+            ):
+                weight = self.add_weight(
+                    name=f"reduction_{name}",
+                    shape=(channels,),
+                    initializer=start,
+                )
+                setattr(self, f"reduction_{name}", weight)
+        if self.attends:
+            self.add_output()
+        self.finish_build(shape)
+
+    def call(
+        self,
+        inputs: Tensor,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+        training: bool | None = None,
+        tokens: Tensor | None = None,
+    ) -> Any:
+        if tokens is not None:
+            self._check_tokens(tokens, inputs)
+        found = self.call_or_attend(
+            inputs,
+            return_attention_maps,
+            query,
+            training=training,
+            tokens=tokens,
+        )
+        if tokens is None or not return_attention_maps:
+            return found
+        y, of_tokens, maps = found
+        return (y, of_tokens), maps
+
+    def compute_output_spec(
+        self,
+        inputs: Any,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> Any:
+        # Not from `compute_output_shape`: that knows nothing of tokens.
+        generic = super(keras.layers.Layer, self).compute_output_spec
+        special = super().compute_output_spec
+        spec = special if options.get("tokens") is None else generic
+        return spec(inputs, return_attention_maps, query, **options)
+
+    def call_channels_last(
+        self,
+        x: Tensor,
+        training: bool | None = None,
+        tokens: Tensor | None = None,
+    ) -> Any:
+        y, of_tokens, _ = self._mixed(x, tokens, training)
+        return y if tokens is None else (y, of_tokens)
+
+    def attend_channels_last(
+        self,
+        x: Tensor,
+        query: tuple[int, int] | None = None,
+        training: bool | None = None,
+        tokens: Tensor | None = None,
+    ) -> Any:
+        self.require_attention()
+        y, of_tokens, weights = self._mixed(x, tokens, training)
+        height, width = ops.shape(x)[1:3]
+        down, along = (
+            -(-n // r)
+            for n, r in zip((height, width), self.reduction, strict=True)
+        )
+        # What tokens get is left out.
+        weights = weights[..., : down * along]
+        weights = ops.transpose(weights, (0, 2, 1, 3))
+        batch, _, heads, _ = ops.shape(weights)
+        image = ops.reshape(
+            weights[:, : height * width],
+            (batch, height, width, 1, heads, 1, down, along),
+        )
+        if query is not None:
+            row, column = self.check_query(query, x.shape[1:3])
+            image = image[:, row, column]
+        if tokens is None:
+            return y, {"image": image}
+        rest = ops.reshape(
+            weights[:, height * width :],
+            (batch, tokens.shape[1], heads, down, along),
+        )
+        return y, of_tokens, {"image": image, "tokens": rest}
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        return (*shape[:-1], self.filters)
+
+    def kernel_seen(self, name: str) -> Tensor:
+        # The convolution sees the image, and after it what it is reduced to.
+        kernel = super().kernel_seen(name)
+        if not self.reduces:
+            return kernel
+        channels = kernel.shape[1]
+        others = (0, channels) if name == "query" else (channels, 0)
+        return ops.pad(kernel, [(0, 0), others, (0, 0)])
+
+    def _mixed(
+        self, x: Tensor, tokens: Tensor | None, training: bool | None
+    ) -> tuple[Tensor, Any, Any]:
+        """The output, that of tokens, and the weights of attention."""
+        reduced = self._reduced(x) if self.reduces else x
+        attention = of_tokens = weights = None
+        if self.attends:
+            attention, of_tokens, weights = self._attend(
+                x, reduced, tokens, training
+            )
+        y = self.join_paths(self._side_by_side(x, reduced), attention)
+        y = self.drop(y, training=training)
+        if tokens is not None:
+            of_tokens = self.sum_of_paths(of_tokens, None)
+            of_tokens = self.drop(of_tokens, training=training)
+        return y, of_tokens, weights
+
+    def _reduced(self, x: Tensor) -> Tensor:
+        kernel, bias, gamma, beta = (
+            ops.convert_to_tensor(getattr(self, f"reduction_{name}"))
+            for name in ("kernel", "bias", "gamma", "beta")
+        )
+        y = reduce_space(ops.squeeze(x, axis=3), kernel, bias)
+        y = layer_norm(y, gamma, beta, EPSILON)
+        return ops.expand_dims(y, axis=3)
+
+    def _attend(
+        self,
+        x: Tensor,
+        reduced: Tensor,
+        tokens: Tensor | None,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The path of attention, of pixels and of tokens, and its weights."""
+        sources = (x, reduced, reduced)
+        query, keys, values = (
+            ops.squeeze(self._linear(_in_a_row(f, tokens), name), axis=(2, 3))
+            for f, name in zip(sources, MAPS, strict=True)
+        )
+        y, weights = dense_attention(
+            query * self.scale,
+            keys,
+            values,
+            self.num_heads,
+            dropout=lambda weights: self.drop_weights(
+                weights, training=training
+            ),
+        )
+        y = self.output_map(y)
+        batch, height, width, *_ = ops.shape(x)
+        image = ops.reshape(
+            y[:, : height * width], (batch, height, width, 1, self.filters)
+        )
+        return image, y[:, height * width :], weights
+
+    def _side_by_side(self, x: Tensor, reduced: Tensor) -> Tensor:
+        """What the convolution sees: the image, and what it is reduced to."""
+        if not self.reduces or not self.convolves:
+            return x
+        nearest = enlarge_space(
+            ops.squeeze(reduced, axis=3), self.reduction, ops.shape(x)[1:3]
+        )
+        return ops.concatenate([x, ops.expand_dims(nearest, axis=3)], axis=-1)
+
+    def _check_tokens(self, tokens: Tensor, images: Tensor) -> None:
+        shape = tuple(tokens.shape)
+        channels = self.query_kernel.shape[1]
+        if len(shape) != 3 or shape[-1] != channels:
+            raise ValueError(
+                f"{self._label()} takes tokens (batch, count, {channels}), of "
+                "as many channels as the images have. "
+                f"Received: tokens.shape={shape}"
+            )
+        if not _checks.fits(shape[:1], tuple(images.shape)[:1]):
+            raise ValueError(
+                f"{self._label()} takes tokens of as many images as there are. "
+                f"Received: tokens.shape={shape}, "
+                f"inputs.shape={tuple(images.shape)}"
+            )
+        if not self.attends:
+            raise ValueError(
+                f"{self._label()} has no attention, in which alone tokens take "
+                f"part. Received: paths='{self.paths}', tokens.shape={shape}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "reduction": self.reduction}
+
+
+def _in_a_row(x: Tensor, tokens: Tensor | None) -> Tensor:
+    """`(batch, pixels + tokens, 1, 1, channels)`."""
+    batch, height, width, _, channels = ops.shape(x)
+    x = ops.reshape(x, (batch, height * width, 1, 1, channels))
+    if tokens is None:
+        return x
+    return ops.concatenate([x, tokens[:, :, None, None]], axis=1)

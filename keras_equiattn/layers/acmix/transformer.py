@@ -1,0 +1,120 @@
+"""What the layers of ACmix for transformers share."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
+from keras_equiattn.layers.base.group_layer import check_window
+from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+
+
+class TransformerACmix(ConvolutionPath):
+    """Base of planar layers whose attention ends with one more linear map.
+
+    Subclasses call `add_output` and `finish_build` in `build`, and write
+    `call_channels_last` and `attend_channels_last` with `training`.
+    """
+
+    # What pixels attend to lies anywhere in the image.
+    window = None
+
+    def __init__(
+        self,
+        filters: int,
+        num_heads: int,
+        kernel_size: int | tuple[int, int],
+        paths: str,
+        rates: str,
+        shift_kernels: str,
+        kernel_groups: int | None,
+        attention_dropout: float,
+        dropout: float,
+        kernel_initializer: Any,
+        mixing_initializer: Any,
+        bias_initializer: Any,
+        kernel_regularizer: Any,
+        data_format: str | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group="z2", data_format=data_format, **kwargs)
+        self.filters = _checks.integer(filters, "filters")
+        self.num_heads = _checks.integer(num_heads, "num_heads")
+        if self.filters % self.num_heads:
+            raise ValueError(
+                f"filters={filters} is not divisible by num_heads={num_heads}."
+            )
+        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
+        check_window(self.group, "kernel_size", self.kernel_size, (1, 1))
+        self.outputs = self.num_heads
+        self.choose(
+            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        )
+        self.attention_dropout = _checks.rate(
+            attention_dropout, "attention_dropout"
+        )
+        self.dropout = _checks.rate(dropout, "dropout")
+        self.kernel_initializer = keras.initializers.get(
+            kernel_initializer
+            or keras.initializers.TruncatedNormal(stddev=0.02)
+        )
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.drop_weights = keras.layers.Dropout(
+            self.attention_dropout, dtype=self.dtype_policy
+        )
+        self.drop = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+
+    def add_output(self) -> None:
+        """Creates the linear map of what attention gives."""
+        self.output_kernel = self.add_weight(
+            name="output_kernel",
+            shape=(self.filters, self.filters),
+            initializer=fresh(self.kernel_initializer),
+            regularizer=self.kernel_regularizer,
+        )
+        self.output_bias = self.add_weight(
+            name="output_bias",
+            shape=(self.filters,),
+            initializer=fresh(self.bias_initializer),
+        )
+
+    def finish_build(self, shape: Shape) -> None:
+        """Creates the path of convolution and the rates."""
+        if self.convolves:
+            self.add_convolution(use_bias=True)
+        self.add_rates()
+        self.keep_channels(shape[-1])
+        self.built = True
+
+    @property
+    def scale(self) -> float:
+        """Of scores: one over the square root of the channels of a head."""
+        return (self.filters // self.num_heads) ** -0.5
+
+    def output_map(self, y: Tensor) -> Tensor:
+        """The linear map of what attention gives."""
+        y = y @ ops.convert_to_tensor(self.output_kernel)
+        return y + ops.convert_to_tensor(self.output_bias)
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize
+        config = super().get_config()
+        del config["group"]
+        return {
+            **config,
+            "filters": self.filters,
+            "num_heads": self.num_heads,
+            "kernel_size": self.kernel_size,
+            "attention_dropout": self.attention_dropout,
+            "dropout": self.dropout,
+            "kernel_initializer": initializer(self.kernel_initializer),
+            "bias_initializer": initializer(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(
+                self.kernel_regularizer
+            ),
+        }

@@ -1,0 +1,351 @@
+"""Attention on the input of a convolution: alpha_F and alpha_RH."""
+
+from typing import Any
+
+import keras
+
+from keras_equiattn import groups
+from keras_equiattn.layers.attentive.channel_spatial import (
+    ChannelSpatialAttention,
+)
+from keras_equiattn.layers.base.attention_layer import AttentionLayer
+from keras_equiattn.layers.convolution import BaseGroupConv2D
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.papers.input_attention import co_attention
+from keras_equiattn.ops.papers.input_attention import input_attention
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class InputAttention(ChannelSpatialAttention):
+    """Attention on the input of a convolution: alpha_F of the paper.
+
+    `y = (1 - aX aC) x`: channel attention `aC(h, c)` sees the mean and the
+    maximum of `x` over space, through a two-layer perceptron that is a
+    convolution on the group; spatial attention `aX(x, h)` those of `aC x`
+    over the channels, through a group convolution to one channel. It costs
+    little beside the convolution it is put before::
+
+        x = GroupConv2D(16, 3, group="p4")(InputAttention("p4")(x))
+
+    On images the perceptron is an ordinary one, and the spatial scores are
+    the maximum of a lifting convolution over the group.
+
+    Args:
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        attention: "full" (channel, then spatial), "channel" or "spatial".
+        attention_kernel_size: rows and columns of the spatial attention
+            filter, odd.
+        attention_dilation_rate: of the spatial attention filter.
+        reduction_ratio: channel attention has `max(1, channels //
+            reduction_ratio)` hidden units.
+        channel_kernel_initializer, spatial_kernel_initializer: initialisers,
+            which see `(fan_in, everything else)`. None is uniform within
+            `1 / sqrt(fan_in)`.
+        attention_regularizer: of all weights.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: images or feature maps on the group.
+        return_attention_maps: also return the attention as applied, as a
+            dict: "channel" `(batch[, h], channels)` holds `1 - aC`, "spatial"
+            `(batch, height, width[, h])` holds `1 - aX`, "effective" `(batch,
+            height, width[, h], channels)` holds `1 - aX aC`, by which the
+            input is multiplied; `h` for feature maps. With "channels_first"
+            the axes of the maps are the same.
+        query: `(row, column)` of a pixel: "effective" is then what it is
+            there, `(batch[, h], channels)`.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)` or `(batch,
+        height, width, order, channels)`; "channels_first": `(batch, channels,
+        height, width)` or `(batch, channels, height, width, order)`. Height
+        and width may be None.
+
+    Output shape:
+        As the input.
+
+    Symmetry:
+        Equivariant under the group to rounding on every input
+        (`ops.group_action`), and so are the maps. For groups that do not act
+        on the grid (p8, p12, p16) this holds for the turns by 90 degrees and
+        the mirrors that go with them.
+
+    Variables:
+        `channel_kernel_1 ([order,] channels, hidden)`, `channel_kernel_2
+        ([order,] hidden, channels)`; `spatial_kernel (rows, columns,
+        [order,] 2, 1)` for (mean, maximum); with `order` for feature maps.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit, in `build`.
+
+    Example:
+        >>> x = keras.ops.ones((2, 8, 8, 4, 6))
+        >>> y, maps = InputAttention("p4")(x, return_attention_maps=True)
+        >>> tuple(y.shape), tuple(maps["spatial"].shape)
+        ((2, 8, 8, 4, 6), (2, 8, 8, 4))
+
+    References:
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), eq. 20.
+          As in their code, `1 - aX aC` is applied, with spatial statistics of
+          `aC x`. Their code multiplies the spatial scores by a
+          constant, the measure of the group; here it is part of the kernel.
+    """
+
+    takes = "any"
+
+    def __init__(
+        self,
+        group: str | groups.Group = "p4",
+        attention: str = "full",
+        attention_kernel_size: int = 7,
+        attention_dilation_rate: int = 1,
+        reduction_ratio: int = 16,
+        channel_kernel_initializer: Any = None,
+        spatial_kernel_initializer: Any = None,
+        attention_regularizer: Any = None,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group=group,
+            attention=attention,
+            attention_kernel_size=attention_kernel_size,
+            attention_dilation_rate=attention_dilation_rate,
+            reduction_ratio=reduction_ratio,
+            channel_kernel_initializer=channel_kernel_initializer,
+            spatial_kernel_initializer=spatial_kernel_initializer,
+            attention_regularizer=attention_regularizer,
+            data_format=data_format,
+            **kwargs,
+        )
+
+    def build(self, input_shape: Shape) -> None:
+        self.add_attention_weights(self.check_shape(input_shape))
+        self.built = True
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        return self._attend(x)[0]
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        return shape
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, maps = self._attend(x)
+        if query is not None:
+            row, column = self.check_query(query, x.shape[1:3])
+            maps["effective"] = maps["effective"][:, row, column]
+        return y, maps
+
+    def _attend(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        first, second, spatial = self.kernels()
+        channel = None if first is None else (first, second)
+        return input_attention(
+            x, channel, spatial, self.group, self.attention_dilation_rate
+        )
+
+    def _planar(self, shape: Shape) -> bool:
+        return False  # images are lifted in here, not feature maps
+
+
+class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
+    """What `CoAttentiveLiftingConv2D` and `CoAttentiveGroupConv2D` share."""
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int],
+        attention_initializer: Any = "glorot_uniform",
+        attention_regularizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(filters, kernel_size, **kwargs)
+        self.attention_initializer = keras.initializers.get(
+            attention_initializer
+        )
+        self.attention_regularizer = keras.regularizers.get(
+            attention_regularizer
+        )
+
+    def build(self, input_shape: Shape) -> None:
+        super().build(input_shape)
+        self.attention_kernel = self.add_weight(
+            name="attention_kernel",
+            shape=(1, 1, *self.check_shape(input_shape)[3:], 1),
+            initializer=self.attention_initializer,
+            regularizer=self.attention_regularizer,
+        )
+
+    def spatial_attention(self, x: Tensor) -> Tensor:
+        """As applied: `1 - a`, `(batch, height, width[, order])`."""
+        kernel = keras.ops.convert_to_tensor(self.attention_kernel)
+        return co_attention(x, kernel, self.group)
+
+    def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        attended = x * self.spatial_attention(x)[..., None]
+        convolve = lifting_conv if self.takes == "image" else group_conv
+        return convolve(attended, kernel, self.group, **options)
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        spatial = self.spatial_attention(x)
+        effective = spatial[..., None]
+        if query is not None:
+            row, column = self.check_query(query, x.shape[1:3])
+            effective = effective[:, row, column]
+        maps = {"spatial": spatial, "effective": effective}
+        return self.call_channels_last(x), maps
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "attention_initializer": keras.initializers.serialize(
+                self.attention_initializer
+            ),
+            "attention_regularizer": keras.regularizers.serialize(
+                self.attention_regularizer
+            ),
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
+    """Lifting convolution of images weighted per pixel: alpha_RH.
+
+    `y = conv((1 - a) x) + b`, where `a(x)` comes from all channels
+    of the pixel by a 1 x 1 convolution and a sigmoid. It is the
+    baseline of the paper: it sees no neighbourhood and no statistics.
+
+    Args:
+        filters: number of filters; the output has `order * filters` values
+            per pixel.
+        kernel_size: rows and columns of the filters, an integer or a pair.
+            Groups with quarter turns need square filters.
+        attention_initializer, attention_regularizer: of the attention
+            weights.
+        **kwargs: of `LiftingConv2D`: `strides`, `padding`, `data_format`,
+            `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
+            `group`, `exact` and so on.
+
+    Call arguments:
+        inputs: images.
+        return_attention_maps: also return the attention as applied, as a
+            dict: "spatial" `(batch, height, width)` holds `1 - a`,
+            "effective" the same with a last axis of 1.
+        query: `(row, column)` of an input pixel: "effective" is then what it
+            is there.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)`;
+        "channels_first": `(batch, channels, height, width)`. Height
+        and width may be None where the strides are 1.
+
+    Output shape:
+        "channels_last": `(batch, new_height, new_width, order, filters)`;
+        "channels_first": `(batch, filters, new_height, new_width, order)`.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of output and maps for every element of
+        the group, to rounding, on every input that the layer accepts with
+        `exact=True` (see `ops.is_exact`). For groups that do not act on the
+        grid (p8, p12, p16) this holds for the turns by 90 degrees and the
+        mirrors that go with them.
+
+    Variables:
+        `kernel (rows, columns, channels, filters)`, `bias (filters,)`;
+        `attention_kernel (1, 1, channels, 1)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit or would not be exact, in `build` and in the call.
+
+    Example:
+        >>> layer = CoAttentiveLiftingConv2D(4, 3, group="p4")
+        >>> tuple(layer(keras.ops.ones((2, 8, 8, 3))).shape)
+        (2, 6, 6, 4, 4)
+
+    References:
+        - The baseline of [Romero et al.,
+          2020](https://arxiv.org/abs/2002.03830), table 1, as in their code,
+          after [Romero and Hoogendoorn,
+          2020](https://arxiv.org/abs/1911.07849): a sigmoid per pixel here, a
+          softmax over the group there.
+    """
+
+    takes = "image"
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
+    """Group convolution of feature maps weighted per pixel: alpha_RH.
+
+    `y = conv((1 - a) x) + b`, where `a(x, h)` comes from all channels
+    of the pixel at all group elements by a 1 x 1 convolution and a sigmoid. It
+    is the baseline of the paper: it sees no neighbourhood and no statistics.
+
+    Args:
+        filters: number of filters; the output has `order * filters` values
+            per pixel.
+        kernel_size: rows and columns of the filters, an integer or a pair.
+            Groups with quarter turns need square filters.
+        attention_initializer, attention_regularizer: of the attention
+            weights.
+        **kwargs: of `GroupConv2D`: `strides`, `padding`, `data_format`,
+            `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
+            `group`, `exact` and so on.
+
+    Call arguments:
+        inputs: feature maps on the group.
+        return_attention_maps: also return the attention as applied, as a
+            dict: "spatial" `(batch, height, width, h)` holds `1 - a`,
+            "effective" the same with a last axis of 1.
+        query: `(row, column)` of an input pixel: "effective" is then what it
+            is there.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. Height
+        and width may be None where the strides are 1. With `"z2"` also
+        images of rank 4, which give rank 4.
+
+    Output shape:
+        "channels_last": `(batch, new_height, new_width, order, filters)`;
+        "channels_first": `(batch, filters, new_height, new_width, order)`.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of output and maps for every element of
+        the group, to rounding, on every input that the layer accepts with
+        `exact=True` (see `ops.is_exact`). For groups that do not act on the
+        grid (p8, p12, p16) this holds for the turns by 90 degrees and the
+        mirrors that go with them.
+
+    Variables:
+        `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`;
+        `attention_kernel (1, 1, order, channels, 1)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit or would not be exact, in `build` and in the call.
+
+    Example:
+        >>> layer = CoAttentiveGroupConv2D(4, 3, group="p4")
+        >>> tuple(layer(keras.ops.ones((2, 8, 8, 4, 3))).shape)
+        (2, 6, 6, 4, 4)
+
+    References:
+        - The baseline of [Romero et al.,
+          2020](https://arxiv.org/abs/2002.03830), table 1, as in their code,
+          after [Romero and Hoogendoorn,
+          2020](https://arxiv.org/abs/1911.07849): a sigmoid per pixel here, a
+          softmax over the group there.
+    """
+
+    takes = "group"

@@ -1,0 +1,1 @@
+"""Base classes of the layers: data formats, exactness, maps, linear maps."""

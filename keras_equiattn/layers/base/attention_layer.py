@@ -1,0 +1,78 @@
+"""What layers with attention share: the maps that they can return."""
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_equiattn import _checks
+from keras_equiattn.layers.base.group_layer import GroupLayer
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+
+
+class AttentionLayer(GroupLayer):
+    """Base of layers that can return what they attend to.
+
+    Subclasses write `attend_channels_last`, which returns the output and the
+    attention maps by name.
+    """
+
+    @property
+    def attends(self) -> bool:
+        """Whether there are any maps to return."""
+        return True
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> Any:
+        raise NotImplementedError(f"{type(self).__name__}.attend_channels_last")
+
+    def call(
+        self,
+        inputs: Tensor,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+    ) -> Any:
+        return self.call_or_attend(inputs, return_attention_maps, query)
+
+    def call_or_attend(
+        self,
+        inputs: Tensor,
+        return_attention_maps: bool,
+        query: tuple[int, int] | None,
+        **options: Any,
+    ) -> Any:
+        """The output, with maps if asked for; options go to both methods."""
+        if not return_attention_maps:
+            if query is not None:
+                raise ValueError(
+                    "`query` selects an attention map and needs "
+                    f"`return_attention_maps=True`. Received: query={query}"
+                )
+            function = functools.partial(self.call_channels_last, **options)
+            return self.on_channels_last(function, inputs)
+        function = functools.partial(
+            self.attend_channels_last, query=query, **options
+        )
+        return self.on_channels_last(function, inputs)
+
+    def compute_output_spec(
+        self,
+        inputs: Any,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> Any:
+        if not return_attention_maps:
+            return super().compute_output_spec(inputs)
+        # Not from `compute_output_shape`: that knows nothing of the maps.
+        return super(keras.layers.Layer, self).compute_output_spec(
+            inputs, return_attention_maps=True, query=query, **options
+        )
+
+    def check_query(
+        self, query: tuple[int, int], size: Shape
+    ) -> tuple[int, int]:
+        """A position `(row, column)` of an output of this size."""
+        return _checks.place(query, "query", size)

@@ -1,0 +1,211 @@
+"""What all layers share: the group, the data format and exactness."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.exactness import require_exact
+
+
+class GroupLayer(keras.layers.Layer):
+    """Base of layers on images and on feature maps on a group.
+
+    Subclasses write `call_channels_last` and `output_shape_channels_last`
+    once, for `(batch, height, width, order, channels)`; this class brings
+    every accepted input to that layout and the output back from it.
+
+    Args:
+        group: a group or its name.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+    """
+
+    # What the layer takes: "image" (rank 4), "group" (rank 5; for "z2" also
+    # rank 4) or "any" of the two. But for "image", what comes in with rank 4
+    # is a feature map of order 1 inside and goes out with rank 4.
+    takes = "group"
+    # The layer that makes feature maps of images, for messages.
+    lifted_by = "LiftingConv2D"
+
+    def __init__(
+        self,
+        group: str | groups.Group = "p4",
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.group = groups.get(group)
+        self.data_format = _checks.data_format(data_format)
+
+    def call_channels_last(self, x: Tensor) -> Any:
+        raise NotImplementedError(f"{type(self).__name__}.call_channels_last")
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        raise NotImplementedError(
+            f"{type(self).__name__}.output_shape_channels_last"
+        )
+
+    def call(self, inputs: Tensor) -> Any:
+        return self.on_channels_last(self.call_channels_last, inputs)
+
+    def on_channels_last(
+        self, function: Callable[[Tensor], Any], inputs: Tensor
+    ) -> Any:
+        """Applies a function of channels-last tensors to any accepted input.
+
+        What the function returns after a feature map is left as it is.
+        """
+        shape = self.check_shape(inputs.shape)
+        # Looks at the size once more: a layer built at 31 may see 32 here.
+        self.output_shape_channels_last(shape)
+        planar = self._planar(inputs.shape)
+        x = _to_channels_last(inputs) if self._first else inputs
+        if planar:
+            x = ops.expand_dims(x, axis=3)
+        y = function(x)
+        y, *others = y if isinstance(y, tuple) else (y,)
+        if planar:
+            y = ops.squeeze(y, axis=3)
+        y = _to_channels_first(y) if self._first else y
+        return (y, *others) if others else y
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
+        shape = self.check_shape(input_shape)
+        output = list(self.output_shape_channels_last(shape))
+        if self._planar(input_shape):
+            del output[3]
+        if self._first:
+            output = [output[0], output[-1], *output[1:-1]]
+        return tuple(output)
+
+    def check_shape(self, input_shape: Shape) -> tuple[Any, ...]:
+        """Validates an input shape.
+
+        Returns:
+            The shape in channels-last layout, `(batch, height, width,
+            channels)` for layers that take images alone, otherwise `(batch,
+            height, width, order, channels)` with order 1 for rank 4.
+        """
+        shape = tuple(input_shape)
+        ranks = {"image": (4,), "group": (5,), "any": (4, 5)}[self.takes]
+        if self.takes == "group" and self.group.order == 1:
+            ranks = (4, 5)
+        if len(shape) not in ranks:
+            raise ValueError(
+                f"{self._label()} takes {self._expected()}. "
+                f"Received: input_shape={shape}"
+            )
+        last = (shape[0], *shape[2:], shape[1]) if self._first else shape
+        if len(shape) == 5 and last[3] != self.group.order:
+            raise ValueError(
+                f"{self._label()} takes {self._expected()}. The group axis "
+                f"has size {last[3]}, group '{self.group.name}' has "
+                f"{self.group.order} elements. Received: input_shape={shape}"
+            )
+        if 0 in last[1:3]:
+            raise ValueError(
+                f"{self._label()} needs a height and width of at least one. "
+                f"Received: input_shape={shape}"
+            )
+        if not last[-1]:
+            raise ValueError(
+                f"{self._label()} needs a known number of channels, at least "
+                f"one. Received: input_shape={shape}"
+            )
+        if self._planar(shape):
+            last = (*last[:3], 1, *last[3:])
+        return last
+
+    def keep_channels(self, channels: int | None) -> None:
+        """From now on inputs of other channels are refused.
+
+        Those of fewer axes than an image too: Keras looks for the channels
+        before `check_shape` sees them.
+        """
+        axis = 1 if self._first else -1
+        self.input_spec = keras.layers.InputSpec(
+            min_ndim=4, axes={axis: channels}
+        )
+
+    def require_exact(self, size: Shape, **window: Any) -> None:
+        """Raises unless a window of this kind is exact on this size."""
+        height, width = size
+        require_exact(self._label(), self.group, (height, width), **window)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "group": self.group.name,
+            "data_format": self.data_format,
+        }
+
+    @property
+    def _first(self) -> bool:
+        return self.data_format == "channels_first"
+
+    def _planar(self, shape: Shape) -> bool:
+        """Whether a rank-4 input stands for a feature map of order 1."""
+        return self.takes != "image" and len(shape) == 4
+
+    def _label(self) -> str:
+        return f"{type(self).__name__} '{self.name}'"
+
+    def _expected(self) -> str:
+        first = self._first
+        image = (
+            "images (batch, channels, height, width)"
+            if first
+            else "images (batch, height, width, channels)"
+        )
+        feature_map = (
+            f"feature maps on '{self.group.name}' "
+            + (
+                "(batch, channels, height, width, order)"
+                if first
+                else "(batch, height, width, order, channels)"
+            )
+            + f" with order={self.group.order}"
+        )
+        lift = "" if self.group.order == 1 else f" (see {self.lifted_by})"
+        if self.takes == "image":
+            return image
+        if self.takes == "any" or self.group.order == 1:
+            return f"{image} or {feature_map}"
+        return feature_map + lift
+
+
+def check_window(
+    group: groups.Group,
+    name: str,
+    size: tuple[int, int],
+    dilation_rate: tuple[int, int],
+) -> None:
+    """Raises unless a window has a centre and goes with the group."""
+    rows, columns = size
+    if rows % 2 == 0 or columns % 2 == 0:
+        raise ValueError(
+            f"`{name}` must be odd: an even window has no centre. "
+            f"Received: {name}={size}"
+        )
+    unequal = rows != columns or len(set(dilation_rate)) > 1
+    if group.quarter_turns and unequal:
+        raise ValueError(
+            f"Group '{group.name}' holds quarter turns, which need a square "
+            f"window. Received: {name}={size}, dilation_rate={dilation_rate}"
+        )
+
+
+def _to_channels_last(x: Tensor) -> Tensor:
+    return ops.transpose(x, (0, *range(2, len(x.shape)), 1))
+
+
+def _to_channels_first(x: Tensor) -> Tensor:
+    rank = len(x.shape)
+    return ops.transpose(x, (0, rank - 1, *range(1, rank - 1)))

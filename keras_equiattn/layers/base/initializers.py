@@ -1,0 +1,39 @@
+"""Initialisers that Keras' own need help with."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+
+
+def fresh(initializer: Any) -> Any:
+    """A copy that draws values of its own.
+
+    One initialiser gives the same values each time. With a seed so does a
+    copy.
+    """
+    if isinstance(initializer, keras.initializers.Initializer):
+        return initializer.clone()
+    return initializer
+
+
+def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
+    """An initialiser that sees `(fan_in, everything else)`.
+
+    Keras reads the fan-in off the shape of a variable, which is wrong where
+    weights of several independent maps share one variable.
+    """
+
+    initializer = fresh(initializer)
+
+    def initialize(shape: Shape, dtype: str | None = None) -> Tensor:
+        size = math.prod(int(n) for n in shape if n is not None)
+        values = initializer((fan_in, size // fan_in), dtype=dtype)
+        return ops.reshape(values, tuple(shape))
+
+    return initialize

@@ -1,0 +1,539 @@
+"""Stand-alone self-attention, simple affine and affine self-convolution."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.layers.base.group_layer import check_window
+from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.layers.base.linear_maps import LinearMapsLayer
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.group.linear import group_linear
+from keras_equiattn.ops.papers.affine import affine_map
+from keras_equiattn.ops.papers.affine import centre_query
+from keras_equiattn.ops.papers.affine import relative_positions
+from keras_equiattn.ops.papers.affine import transformed_query
+from keras_equiattn.ops.windows.api import AffineMap
+from keras_equiattn.ops.windows.api import by_position
+from keras_equiattn.ops.windows.api import UNCHANGED
+from keras_equiattn.ops.windows.api import window_attention
+
+
+class BaseWindowAttention2D(LinearMapsLayer):
+    """What the three layers of this module share; see there.
+
+    Subclasses create their weights in `build_maps` and say in `attend` what
+    attends to what.
+    """
+
+    takes = "group"
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int] = 5,
+        num_heads: int = 8,
+        group: str | groups.Group = "z2",
+        border: str = "zeros",
+        scale: float | None = None,
+        dilation_rate: int | tuple[int, int] = 1,
+        recompute: bool = True,
+        kernel_initializer: Any = "he_normal",
+        bias_initializer: Any = "zeros",
+        window_initializer: Any = None,
+        kernel_regularizer: Any = None,
+        window_regularizer: Any = None,
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group=group, data_format=data_format, **kwargs)
+        self.filters = _checks.integer(filters, "filters")
+        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
+        self.num_heads = _checks.integer(num_heads, "num_heads")
+        self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
+        check_window(
+            self.group, "kernel_size", self.kernel_size, self.dilation_rate
+        )
+        self.window = Window(
+            self.kernel_size, (1, 1), self.dilation_rate, border
+        )
+        self.border = border
+        self._check_heads()
+        self.scale = scale
+        if scale is not None:
+            self.scale = _checks.number(
+                scale, "scale", "None or a positive number", lambda n: n > 0
+            )
+        self.recompute = _checks.flag(recompute, "recompute")
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        if window_initializer is None:
+            window_initializer = keras.initializers.RandomNormal(stddev=1.0)
+        self.window_initializer = keras.initializers.get(window_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.window_regularizer = keras.regularizers.get(window_regularizer)
+
+    def _check_heads(self, halves: int = 1) -> None:
+        if self.filters % (halves * self.num_heads):
+            times = f"{halves} * " if halves > 1 else ""
+            raise ValueError(
+                f"filters={self.filters} is not divisible by "
+                f"{times}num_heads={self.num_heads}."
+            )
+
+    def build(self, input_shape: Shape) -> None:
+        shape = self.check_shape(input_shape)
+        self.build_maps(int(shape[-1] or 0))
+        self.output_kernel = self._kernel("output_kernel", self.filters)
+        self.keep_channels(shape[-1])
+        self.built = True
+
+    def build_maps(self, channels: int) -> None:
+        raise NotImplementedError(f"{type(self).__name__}.build_maps")
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sums and weights, see `window_attention`."""
+        raise NotImplementedError(f"{type(self).__name__}.attend")
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        return self._output(self.attend(x)[0])
+
+    def attend_channels_last(
+        self, x: Tensor, query: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if query is not None:
+            row, column = self.check_query(query, x.shape[1:3])
+        y, weights = self.attend(x)
+        if query is not None:
+            weights = weights[..., row : row + 1, column : column + 1]
+        weights = by_position(weights, self.window)
+        if query is not None:
+            weights = weights[:, 0, 0]
+        return self._output(y), {"window": weights}
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        return (*shape[:-1], self.filters)
+
+    def _output(self, y: Tensor) -> Tensor:
+        kernel = ops.convert_to_tensor(self.output_kernel)
+        return group_linear(y, kernel, None, self.group)
+
+    def _window_attention(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        of_keys: AffineMap,
+        of_values: AffineMap = UNCHANGED,
+    ) -> tuple[Tensor, Tensor]:
+        return window_attention(
+            query,
+            keys,
+            values,
+            self.window,
+            self.num_heads,
+            of_keys,
+            of_values,
+            self.recompute,
+        )
+
+    @property
+    def _scale(self) -> float:
+        """Of the scores: one over the channels of a head unless given."""
+        return self.scale or self.num_heads / self.filters
+
+    def _add_window(self, name: str, *shape: int) -> None:
+        weight = self.add_weight(
+            name=name,
+            shape=shape,
+            initializer=fresh(self.window_initializer),
+            regularizer=self.window_regularizer,
+        )
+        setattr(self, name, weight)
+
+    def _affine(self, name: str = "") -> AffineMap:
+        """The affine map of the weights `<name>psi` and `<name>beta`."""
+        psi, beta = (
+            ops.convert_to_tensor(getattr(self, name + part))
+            for part in ("psi", "beta")
+        )
+        return affine_map(psi, beta, self.group)
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize
+        regularizer = keras.regularizers.serialize
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "num_heads": self.num_heads,
+            "border": self.border,
+            "scale": self.scale,
+            "dilation_rate": self.dilation_rate,
+            "recompute": self.recompute,
+            "kernel_initializer": initializer(self.kernel_initializer),
+            "bias_initializer": initializer(self.bias_initializer),
+            "window_initializer": initializer(self.window_initializer),
+            "kernel_regularizer": regularizer(self.kernel_regularizer),
+            "window_regularizer": regularizer(self.window_regularizer),
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class StandAloneSelfAttention2D(BaseWindowAttention2D):
+    """Self-attention over a window, with relative positions: SASA.
+
+    With linear maps `Q`, `K`, `V` of the input (mixing channels and group
+    elements), for every pixel `x`, group element `p` and head::
+
+        s(p, x, d) = scale <Q(x, p), K(x + d, p) + E(p^-1 d)>
+        y(x, p) = sum_d softmax_d(s(p, x, d)) V(x + d, p)
+
+    followed by a linear map without bias. `E(d)` is an embedding of the row of
+    the offset `d` for the first half of the channels of a head, and of its
+    column for the second half. On images (group "z2") this is the layer that
+    the paper compares with; on a group each element attends for itself, and
+    sees the offsets turned with it.
+
+    Args:
+        filters: channels of the output and of queries, keys and values;
+            divisible by `2 * num_heads`.
+        kernel_size: rows and columns of the window, odd, an integer or a pair.
+            Groups with quarter turns need a square window.
+        num_heads: number of heads, contiguous blocks of the channels.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        border: what a window sees outside of the image. "zeros": neighbours
+            whose linear maps are zero, and which take part in the softmax;
+            "mask": nothing, the softmax leaves them out; "reflect": the
+            mirror image.
+        scale: of the scores; None is one over the channels of a head.
+        dilation_rate: distance of adjacent neighbours, an integer or a pair.
+        recompute: the backward pass computes anew what it needs of the
+            windows, and keeps the attention weights alone. False keeps more,
+            and can be differentiated twice on every backend.
+        kernel_initializer: of the linear maps; those that scale with the
+            fan-in see `order * channels`. One with a seed gives maps of the
+            same shape the same values.
+        bias_initializer: of their biases.
+        window_initializer: of the embeddings; None is
+            the standard normal distribution.
+        kernel_regularizer, window_regularizer: regularisers of the two kinds.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group; with "z2" also images.
+        return_attention_maps: also return the weights of the neighbours, as a
+            dict: "window" `(batch, height, width, order, heads, rows,
+            columns)` adds up to one over the window, whose first row is
+            above the pixel. With images `order` is 1; with "channels_first"
+            the axes are the same.
+        query: `(row, column)` of a pixel: "window" is then what it is there,
+            `(batch, order, heads, rows, columns)`.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. With
+        "z2" also images of rank 4, which give rank 4. Height and width may be
+        None.
+
+    Output shape:
+        As the input, with `filters` channels.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input. The map
+        "window" goes with it: pixels and windows are turned and elements
+        permuted. For groups that do not act on the grid (p8, p12, p16) this
+        holds for the turns by 90 degrees and the mirrors that go with them. In
+        between the window is interpolated, which is approximate: with the
+        weights it starts with the output was off by about 0.1 of its size. The
+        embeddings are zero at corners outside of the largest disc in the
+        window (from 5 x 5 on), whose neighbours stay in the softmax.
+
+    Variables:
+        `query_kernel`, `key_kernel`, `value_kernel (order, channels,
+        filters)`, `query_bias`, `key_bias`, `value_bias (filters,)`;
+        `row_embedding (rows, filters / 2)`, `column_embedding (columns,
+        filters / 2)`; `output_kernel (order, filters, filters)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`, such as filters that are
+            not divisible by `2 * num_heads`; for shapes that do not fit, in
+            `build`.
+
+    Example:
+        >>> layer = StandAloneSelfAttention2D(16, 3, num_heads=4)
+        >>> tuple(layer(keras.ops.ones((2, 8, 8, 3))).shape)
+        (2, 8, 8, 16)
+
+    References:
+        - [Ramachandran et al., 2019](https://arxiv.org/abs/1906.05909)
+        - The baseline of [Diaconu and Worrall,
+          2019](https://arxiv.org/abs/1911.07704), which scales by one over
+          the channels of a head. The paper has it on images alone.
+    """
+
+    def _check_heads(self, halves: int = 2) -> None:
+        super()._check_heads(halves)
+
+    def build_maps(self, channels: int) -> None:
+        for name in ("query", "key", "value"):
+            self._add_linear(name, channels)
+        rows, columns = self.kernel_size
+        self._add_window("row_embedding", rows, self.filters // 2)
+        self._add_window("column_embedding", columns, self.filters // 2)
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        positions = relative_positions(
+            ops.convert_to_tensor(self.row_embedding),
+            ops.convert_to_tensor(self.column_embedding),
+            self.num_heads,
+            self.group,
+        )
+        return self._window_attention(
+            self._linear(x, "query") * self._scale,
+            self._linear(x, "key"),
+            self._linear(x, "value"),
+            positions,
+        )
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class SimpleAffineSelfConv2D(BaseWindowAttention2D):
+    """Affine self-convolution with one linear and one affine map.
+
+    With one linear map `F` of the input, for every pixel `x`, group element
+    `p` and head::
+
+        A(p, x, d) = sum_r F(x + d, r) psi(p^-1 r, p^-1 d) + beta(p^-1 d)
+        s(p, x, d) = scale <A(p, x, 0), A(p, x, d)>
+        y(x, p) = sum_d softmax_d(s(p, x, d)) A(p, x, d)
+
+    followed by a linear map without bias. With equal weights instead of the
+    softmax it would be a depthwise convolution with the filters `psi`; with
+    `psi = 1` and `beta = 0` on images it is self-attention.
+
+    Args:
+        filters: channels of the output and of queries, keys and values;
+            divisible by `num_heads`.
+        kernel_size: rows and columns of the window, odd, an integer or a pair.
+            Groups with quarter turns need a square window.
+        num_heads: number of heads, contiguous blocks of the channels.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        border: what a window sees outside of the image. "zeros": neighbours
+            whose linear maps are zero, and which take part in the softmax;
+            "mask": nothing, the softmax leaves them out; "reflect": the
+            mirror image.
+        scale: of the scores; None is one over the channels of a head.
+        dilation_rate: distance of adjacent neighbours, an integer or a pair.
+        recompute: the backward pass computes anew what it needs of the
+            windows, and keeps the attention weights alone. False keeps more,
+            and can be differentiated twice on every backend.
+        kernel_initializer: of the linear maps; those that scale with the
+            fan-in see `order * channels`. One with a seed gives maps of the
+            same shape the same values.
+        bias_initializer: of their biases.
+        window_initializer: of `psi` and `beta`; None is
+            the standard normal distribution.
+        kernel_regularizer, window_regularizer: regularisers of the two kinds.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group; with "z2" also images.
+        return_attention_maps: also return the weights of the neighbours, as a
+            dict: "window" `(batch, height, width, order, heads, rows,
+            columns)` adds up to one over the window, whose first row is
+            above the pixel. With images `order` is 1; with "channels_first"
+            the axes are the same.
+        query: `(row, column)` of a pixel: "window" is then what it is there,
+            `(batch, order, heads, rows, columns)`.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. With
+        "z2" also images of rank 4, which give rank 4. Height and width may be
+        None.
+
+    Output shape:
+        As the input, with `filters` channels.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input. The map
+        "window" goes with it: pixels and windows are turned and elements
+        permuted. For groups that do not act on the grid (p8, p12, p16) this
+        holds for the turns by 90 degrees and the mirrors that go with them. In
+        between the window is interpolated, which is approximate: with the
+        weights it starts with the output was off by about half of its size.
+        `psi` and `beta` are zero at corners outside of the largest disc in the
+        window (from 5 x 5 on), whose neighbours stay in the softmax.
+
+    Variables:
+        `input_kernel (order, channels, filters)`, `input_bias (filters,)`;
+        `psi (order, rows, columns, filters)`, `beta (rows, columns,
+        filters)`; `output_kernel (order, filters, filters)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`, such as filters that are
+            not divisible by `num_heads`; for shapes that do not fit, in
+            `build`.
+
+    Example:
+        >>> layer = SimpleAffineSelfConv2D(8, 3, num_heads=4, group="p4")
+        >>> tuple(layer(keras.ops.ones((2, 8, 8, 4, 3))).shape)
+        (2, 8, 8, 4, 8)
+
+    References:
+        - [Diaconu and Worrall, 2019](https://arxiv.org/abs/1911.07704), eq. 7,
+          on a group eqs. 13 and 14. `beta` is added once, not once for every
+          group element (as in the proof of their eq. 24).
+    """
+
+    def build_maps(self, channels: int) -> None:
+        self._add_linear("input", channels)
+        rows, columns = self.kernel_size
+        self._add_window("psi", self.group.order, rows, columns, self.filters)
+        self._add_window("beta", rows, columns, self.filters)
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self._linear(x, "input")
+        affine = self._affine()
+        query = centre_query(x, *affine) * self._scale
+        return self._window_attention(query, x, x, affine, affine)
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class AffineSelfConv2D(BaseWindowAttention2D):
+    """Affine self-convolution: attention whose keys and values are filtered.
+
+    With linear maps `Q`, `K`, `V` of the input, for every pixel `x`, group
+    element `p` and head::
+
+        q(p, x) = sum_r Q(x, r) psi_Q(p^-1 r) + beta_Q
+        k(p, x, d) = sum_r K(x + d, r) psi_K(p^-1 r, p^-1 d) + beta_K(p^-1 d)
+        v(p, x, d) = sum_r V(x + d, r) psi_V(p^-1 r, p^-1 d) + beta_V(p^-1 d)
+        y(x, p) = sum_d softmax_d(scale <q(p, x), k(p, x, d)>) v(p, x, d)
+
+    followed by a linear map without bias. All affine maps act channel by
+    channel. On images (group "z2") this is affine self-convolution, on groups
+    its roto-translation form. With `psi = 1` it is self-attention with
+    relative positions, with constant scores a depthwise convolution.
+
+    Args:
+        filters: channels of the output and of queries, keys and values;
+            divisible by `num_heads`.
+        kernel_size: rows and columns of the window, odd, an integer or a pair.
+            Groups with quarter turns need a square window.
+        num_heads: number of heads, contiguous blocks of the channels.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        border: what a window sees outside of the image. "zeros": neighbours
+            whose linear maps are zero, and which take part in the softmax;
+            "mask": nothing, the softmax leaves them out; "reflect": the
+            mirror image.
+        scale: of the scores; None is one over the channels of a head.
+        dilation_rate: distance of adjacent neighbours, an integer or a pair.
+        recompute: the backward pass computes anew what it needs of the
+            windows, and keeps the attention weights alone. False keeps more,
+            and can be differentiated twice on every backend.
+        kernel_initializer: of the linear maps; those that scale with the
+            fan-in see `order * channels`. One with a seed gives maps of the
+            same shape the same values.
+        bias_initializer: of their biases.
+        window_initializer: of all `psi` and `beta`; None is
+            the standard normal distribution.
+        kernel_regularizer, window_regularizer: regularisers of the two kinds.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group; with "z2" also images.
+        return_attention_maps: also return the weights of the neighbours, as a
+            dict: "window" `(batch, height, width, order, heads, rows,
+            columns)` adds up to one over the window, whose first row is
+            above the pixel. With images `order` is 1; with "channels_first"
+            the axes are the same.
+        query: `(row, column)` of a pixel: "window" is then what it is there,
+            `(batch, order, heads, rows, columns)`.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. With
+        "z2" also images of rank 4, which give rank 4. Height and width may be
+        None.
+
+    Output shape:
+        As the input, with `filters` channels.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, on every input. The map
+        "window" goes with it: pixels and windows are turned and elements
+        permuted. For groups that do not act on the grid (p8, p12, p16) this
+        holds for the turns by 90 degrees and the mirrors that go with them. In
+        between the window is interpolated, which is approximate: with the
+        weights it starts with the output was off by about its own size. `psi`
+        and `beta` are zero at corners outside of the largest disc in the
+        window (from 5 x 5 on), whose neighbours stay in the softmax.
+
+    Variables:
+        `query_kernel`, `key_kernel`, `value_kernel (order, channels,
+        filters)`, `query_bias`, `key_bias`, `value_bias (filters,)`;
+        `query_psi (order, filters)`, `query_beta (filters,)`; `key_psi`,
+        `value_psi (order, rows, columns, filters)`, `key_beta`, `value_beta
+        (rows, columns, filters)`; `output_kernel (order, filters, filters)`.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`, such as filters that are
+            not divisible by `num_heads`; for shapes that do not fit, in
+            `build`.
+
+    Example:
+        >>> layer = AffineSelfConv2D(8, 3, num_heads=4, group="p4m")
+        >>> x = keras.ops.ones((2, 8, 8, 8, 3))
+        >>> y, maps = layer(x, return_attention_maps=True)
+        >>> tuple(y.shape), tuple(maps["window"].shape)
+        ((2, 8, 8, 8, 8), (2, 8, 8, 8, 4, 3, 3))
+
+    References:
+        - [Diaconu and Worrall, 2019](https://arxiv.org/abs/1911.07704),
+          eqs. 8 to 11, on a group eqs. 17 to 20. `beta` is added once, not
+          once for every group element (as in the proof of their eq. 24). The
+          paper says that scores are normalised by 1 / d: here d are the
+          channels of a head. It says nothing of the border.
+    """
+
+    def build_maps(self, channels: int) -> None:
+        order, size = self.group.order, (*self.kernel_size, self.filters)
+        for name in ("query", "key", "value"):
+            self._add_linear(name, channels)
+        self._add_window("query_psi", order, self.filters)
+        self._add_window("query_beta", self.filters)
+        for name in ("key", "value"):
+            self._add_window(f"{name}_psi", order, *size)
+            self._add_window(f"{name}_beta", *size)
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kernel, bias = transformed_query(
+            ops.convert_to_tensor(self.query_kernel),
+            ops.convert_to_tensor(self.query_bias),
+            ops.convert_to_tensor(self.query_psi),
+            ops.convert_to_tensor(self.query_beta),
+            self.group,
+        )
+        return self._window_attention(
+            self._scale * group_linear(x, kernel, bias, self.group),
+            self._linear(x, "key"),
+            self._linear(x, "value"),
+            self._affine("key_"),
+            self._affine("value_"),
+        )

@@ -1,0 +1,60 @@
+"""The only imports of a backend, for what matters to speed or memory.
+
+Everything else in this package is `keras.ops`.
+"""
+
+from keras_equiattn.ops.backend.autodiff import recomputed
+from keras_equiattn.ops.backend.autodiff import vjp
+from keras_equiattn.ops.backend.autodiff import without_gradient
+from keras_equiattn.ops.backend.loops import one_by_one
+from keras_equiattn.ops.backend.loops import scan
+from keras_equiattn.ops.backend.loops import scan_groups
+from keras_equiattn.ops.backend.loops import steps
+from keras_equiattn.ops.backend.memory import add_at
+from keras_equiattn.ops.backend.memory import add_product
+from keras_equiattn.ops.backend.memory import add_product_at
+from keras_equiattn.ops.backend.memory import at_strides
+from keras_equiattn.ops.backend.memory import contiguous
+from keras_equiattn.ops.backend.memory import maximum
+from keras_equiattn.ops.backend.memory import overlap_add
+from keras_equiattn.ops.backend.memory import overlapping
+from keras_equiattn.ops.backend.memory import part_at
+from keras_equiattn.ops.backend.memory import strided
+from keras_equiattn.ops.backend.memory import update
+from keras_equiattn.ops.backend.memory import with_an_image
+from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.target import compiles
+from keras_equiattn.ops.backend.target import in_xla
+from keras_equiattn.ops.backend.target import on_cpu
+from keras_equiattn.ops.backend.target import step_by_step_on_cpu
+from keras_equiattn.ops.backend.target import will_compile
+from keras_equiattn.ops.backend.target import xla_on_cpu
+
+__all__ = [
+    "add_at",
+    "add_product",
+    "add_product_at",
+    "at_strides",
+    "compiles",
+    "contiguous",
+    "dropout_factors",
+    "in_xla",
+    "maximum",
+    "on_cpu",
+    "one_by_one",
+    "overlap_add",
+    "overlapping",
+    "part_at",
+    "recomputed",
+    "scan",
+    "scan_groups",
+    "step_by_step_on_cpu",
+    "steps",
+    "strided",
+    "update",
+    "vjp",
+    "will_compile",
+    "with_an_image",
+    "without_gradient",
+    "xla_on_cpu",
+]

@@ -1,0 +1,180 @@
+"""Gradients of our own, and gradients of functions, on every backend."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.target import _in_xla
+from keras_equiattn.ops.backend.target import will_compile
+
+Function = Callable[..., Any]
+
+
+def recomputed(forward: Function, backward: Function, instead: str) -> Function:
+    """A function with a gradient of its own, compiled where that is possible.
+
+    Under TensorFlow it is compiled by XLA within a `tf.function`, so in
+    `fit`; called eagerly it is not, since that would take seconds.
+
+    The gradient can be differentiated once more under JAX. Under TensorFlow
+    and PyTorch, which would lose what flows through the kept tensors, that is
+    an error.
+
+    Args:
+        forward: from tensors to the result and what to keep for `backward`,
+            a nest of tensors.
+        backward: from the same tensors, what was kept and the gradient with
+            respect to the result to the gradients with respect to the
+            tensors.
+        instead: what to pass to differentiate twice, for the error.
+
+    Returns:
+        A differentiable function from tensors to the result.
+    """
+
+    def build(compile: Function) -> Function:
+        run, run_back = compile(forward), compile(backward)
+
+        @ops.custom_gradient
+        def function(*arguments: Tensor) -> Any:
+            arguments = tuple(map(ops.convert_to_tensor, arguments))
+            result, kept = run(*arguments)
+
+            def gradient(*passed: Tensor, upstream: Any = None) -> Any:
+                # The backends pass it in different places.
+                upstream = passed[0] if upstream is None else upstream
+                _refuse_second_derivative(instead)
+                gradients = run_back(_as_others(arguments), kept, upstream)
+                return tuple(_not_differentiable(x, instead) for x in gradients)
+
+            return result, gradient
+
+        return function
+
+    return _compiled(build)
+
+
+def without_gradient(function: Function) -> Function:
+    """The function, with no gradient passing through its results."""
+
+    def build(compile: Function) -> Function:
+        run = compile(function)
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            # Not `stop_gradient`: TensorFlow would still look inside.
+            @tf.custom_gradient
+            def constant(*arguments: Tensor) -> Any:
+                return run(*arguments), lambda *_: [None] * len(arguments)
+
+            return constant
+        return lambda *arguments: run(*map(ops.stop_gradient, arguments))
+
+    return _compiled(build)
+
+
+def vjp(
+    function: Function, arguments: tuple[Tensor, ...], cotangent: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A value, and the gradients of `sum(value * cotangent)`.
+
+    Args:
+        function: from tensors to one tensor.
+        arguments: of the function.
+        cotangent: like its value.
+
+    Returns:
+        `function(*arguments)`, and a gradient for each of the arguments.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        value, pull_back = jax.vjp(function, *arguments)
+        return value, pull_back(cotangent)
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            value = function(*arguments)
+        return value, tuple(tape.gradient(value, arguments, cotangent))
+    import torch
+
+    with torch.enable_grad():
+        leaves = tuple(a.detach().requires_grad_() for a in arguments)
+        value = function(*leaves)
+    return value.detach(), torch.autograd.grad(value, leaves, cotangent)
+
+
+def _compiled(build: Callable[[Function], Function]) -> Function:
+    """What `build` makes with the compiler of the backend."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return build(jax.jit)
+    if backend != "tensorflow":
+        return build(lambda function: function)
+    import tensorflow as tf
+
+    def with_xla(function: Function) -> Function:
+        def traced(*arguments: Tensor) -> Any:
+            token = _in_xla.set(True)
+            try:
+                return function(*arguments)
+            finally:
+                _in_xla.reset(token)
+
+        return tf.function(traced, autograph=False, jit_compile=True)
+
+    in_graph = build(with_xla)
+    # A graph all the same: else the tape would hold every step.
+    eager = tf.function(build(lambda function: function), autograph=False)
+    # There is one for each layer and shape; TensorFlow takes them for one that
+    # is traced again and again.
+    eager._omit_frequent_tracing_warning = True
+
+    def function(*arguments: Tensor) -> Any:
+        return (in_graph if will_compile() else eager)(*arguments)
+
+    return function
+
+
+def _refuse_second_derivative(instead: str) -> None:
+    """PyTorch differentiates a gradient if it is computed with gradients on."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "This gradient cannot be differentiated (create_graph=True). "
+                f"Pass `{instead}` to differentiate twice."
+            )
+
+
+def _not_differentiable(x: Tensor, instead: str) -> Tensor:
+    """The same, with an error where TensorFlow differentiates it."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        message = f"Pass `{instead}` to differentiate twice."
+        return tf.raw_ops.PreventGradient(input=x, message=message)
+    return x
+
+
+def _as_others(tensors: Any) -> Any:
+    """The same tensors, for XLA others.
+
+    Or it would find that the backward pass computes what the forward pass did,
+    and keep that.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        barrier: Function = jax.lax.optimization_barrier
+        return barrier(tensors)
+    return tensors

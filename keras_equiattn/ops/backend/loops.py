@@ -1,0 +1,147 @@
+"""Loops that compilers see as loops, and that plain PyTorch runs."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.target import compiles
+from keras_equiattn.ops.backend.target import on_cpu
+
+Function = Callable[..., Any]
+
+
+def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
+    """`jax.lax.scan` over the first axis of every tensor in `xs`.
+
+    One step at a time on every backend: what a step allocates is free before
+    the next. Not differentiable under TensorFlow; for use within
+    `recomputed`.
+
+    Args:
+        function: takes the carry and a slice of `xs`, returns the next carry
+            and an output.
+        carry: a nest of tensors, or `()`.
+        xs: a nest of tensors with the same first axis, and of `steps`.
+        like: a nest of tensors with structure and dtypes of an output.
+
+    Returns:
+        The last carry, and the outputs stacked along a new first axis.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.lax.scan(function, carry, xs)
+    if backend == "tensorflow":
+        return _scan_tensorflow(function, carry, xs, like)
+    outputs = []
+    for index in range(len(keras.tree.flatten(xs)[0])):
+        piece = keras.tree.map_structure(lambda x, i=index: x[i], xs)
+        carry, output = function(carry, piece)
+        outputs.append(output)
+    return carry, keras.tree.map_structure(
+        lambda *pieces: ops.stack(pieces), *outputs
+    )
+
+
+def steps(count: Any) -> Any:
+    """Numbers of as many steps, for `scan`: integers without a compiler.
+
+    Where a part starts at an integer, PyTorch takes it without a copy.
+    """
+    if compiles():
+        return ops.arange(count, dtype="int32")
+    return range(count)
+
+
+def scan_groups(
+    function: Function, carry: Any, xs: Any, size: int, like: Any = ()
+) -> Any:
+    """`scan` over slices of up to `size` along the first axis.
+
+    The groups are of equal size but for the last, which may be smaller.
+    Outputs keep that axis, and are joined along it.
+    """
+    length = xs[0].shape[0]
+    if length <= size:
+        return function(carry, xs)
+    # As many groups as `size` asks for, the last not much smaller.
+    size = -(-length // -(-length // size))
+    steps = length // size
+    whole = steps * size
+    pieces = keras.tree.map_structure(
+        lambda x: ops.reshape(x[:whole], (steps, size, *ops.shape(x)[1:])), xs
+    )
+    carry, outputs = scan(function, carry, pieces, like)
+    outputs = keras.tree.map_structure(
+        lambda y: ops.reshape(y, (whole, *ops.shape(y)[2:])), outputs
+    )
+    if whole == length:
+        return carry, outputs
+    carry, last = function(
+        carry, keras.tree.map_structure(lambda x: x[whole:], xs)
+    )
+    return carry, keras.tree.map_structure(
+        lambda y, z: ops.concatenate([y, z]), outputs, last
+    )
+
+
+def one_by_one(function: Function, x: Tensor, axes: int) -> Tensor:
+    """A transposition of the last axes, for the first axes in a loop.
+
+    Of all at once where JAX does not compile for a CPU. There XLA would take
+    it for another order of the same memory, and write `x` at long strides.
+
+    Args:
+        function: takes and returns tensors with any number of axes before.
+        x: the tensor.
+        axes: how many of its axes come before.
+    """
+    if keras.backend.backend() != "jax" or not on_cpu():
+        return function(x)
+    outer, inner = x.shape[:axes], x.shape[axes:]
+    pieces = ops.reshape(x, (math.prod(outer), *inner))
+    pieces = scan(lambda _, piece: ((), function(piece)), (), pieces)[1]
+    return ops.reshape(pieces, (*outer, *pieces.shape[1:]))
+
+
+def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
+    """The same with `tf.while_loop`, which XLA compiles to one loop."""
+    import tensorflow as tf
+
+    flat = keras.tree.flatten(xs)
+    length = ops.shape(flat[0])[0]
+
+    def body(index: Any, flat_carry: Any, arrays: Any) -> Any:
+        piece = [tf.gather(x, index) for x in flat]
+        next_carry, outputs = function(
+            keras.tree.pack_sequence_as(carry, flat_carry),
+            keras.tree.pack_sequence_as(xs, piece),
+        )
+        written = [
+            array.write(index, y)
+            for array, y in zip(
+                arrays, keras.tree.flatten(outputs), strict=True
+            )
+        ]
+        return index + 1, keras.tree.flatten(next_carry), written
+
+    _, flat_carry, arrays = tf.while_loop(
+        lambda index, *_: index < length,
+        body,
+        (
+            tf.constant(0),
+            keras.tree.flatten(carry),
+            [tf.TensorArray(y.dtype, length) for y in keras.tree.flatten(like)],
+        ),
+        parallel_iterations=1,
+        maximum_iterations=length,
+    )
+    return (
+        keras.tree.pack_sequence_as(carry, flat_carry),
+        keras.tree.pack_sequence_as(like, [a.stack() for a in arrays]),
+    )

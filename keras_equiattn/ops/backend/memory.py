@@ -1,0 +1,208 @@
+"""Views and sums in place, where PyTorch has them."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_equiattn.ops._types import Tensor
+
+
+def with_an_image(x: Tensor) -> Tensor:
+    """An empty batch with one image.
+
+    Not all backends take a maximum of none; TensorFlow does where the size of
+    the batch is not known. Its convolution of none may have the wrong shape.
+    """
+    if x.shape[0] != 0:
+        return x
+    return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
+
+
+def maximum(x: Tensor, y: Tensor) -> Tensor:
+    """`ops.maximum`, which takes float64 through float32 under PyTorch."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.maximum(x, y)
+    return ops.maximum(x, y)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """The same, in PyTorch's memory as its axes say.
+
+    It multiplies matrices one by one that are not.
+    """
+    return x.contiguous() if keras.backend.backend() == "torch" else x
+
+
+def update(name: str, x: Tensor, *others: Tensor) -> Tensor:
+    """`ops.<name>(x, *others)`, in place under PyTorch: `x` must be ours alone.
+
+    It then has the shape of the result, and no need for other memory.
+    """
+    if keras.backend.backend() == "torch":
+        return getattr(x, f"{name}_")(*others)
+    return getattr(ops, name)(x, *others)
+
+
+def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`total + x * y`, in place under PyTorch: `total` must be ours alone."""
+    if keras.backend.backend() == "torch":
+        return total.addcmul_(x, y)
+    return total + x * y
+
+
+def part_at(x: Tensor, start: tuple[Any, ...], shape: Any) -> Tensor:
+    """`ops.slice`, under PyTorch in the memory of `x` and without tensors.
+
+    Starts that are tensors cannot be exported.
+    """
+    if keras.backend.backend() != "torch":
+        return ops.slice(x, start, shape)
+    for axis, (first, length) in enumerate(zip(start, shape, strict=True)):
+        x = x.narrow(axis, first, length)
+    return x
+
+
+def add_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
+    """Adds a part to what lies there, in place under PyTorch.
+
+    Args:
+        total: tensor to add to, ours alone.
+        start: where the part starts on each axis.
+        part: what to add.
+    """
+    if keras.backend.backend() == "torch":
+        part_at(total, start, part.shape).add_(part)
+        return total
+    before = ops.slice(total, start, ops.shape(part))
+    return ops.slice_update(total, start, before + part)
+
+
+def add_product_at(
+    total: Tensor,
+    place: tuple[int, int],
+    room: tuple[int, int],
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """`add_product` to a part of axes 1 and 2.
+
+    Args:
+        total: tensor to add to, ours alone.
+        place: where the part starts.
+        room: by how much the whole is larger than the part.
+        x, y: the factors.
+    """
+    if keras.backend.backend() == "torch":
+        part = total
+        for axis, (start, extra) in enumerate(zip(place, room, strict=True), 1):
+            part = part.narrow(axis, start, total.shape[axis] - extra)
+        part.addcmul_(x, y)
+        return total
+    around = [(n, extra - n) for n, extra in zip(place, room, strict=True)]
+    rest = ((0, 0),) * (len(total.shape) - 3)
+    return total + ops.pad(x * y, ((0, 0), *around, *rest))
+
+
+def strided(
+    x: Tensor, start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Tensor:
+    """Entries of vectors, `start + i * strides` at each index `i`.
+
+    Args:
+        x: `(vectors, entries)`.
+        start: the first entry.
+        shape: of what each vector becomes.
+        strides: entries from one to the next along its axes.
+
+    Returns:
+        `(vectors, *shape)`, under PyTorch in the memory of `x`.
+    """
+    if keras.backend.backend() == "torch":
+        x = x.contiguous()
+        outer = x.shape[0], x.shape[1]
+        return x.as_strided(
+            (outer[0], *shape),
+            (outer[1], *strides),
+            x.storage_offset() + start,
+        )
+    return ops.take(x, _entries(start, shape, strides), axis=1)
+
+
+def at_strides(
+    x: Tensor, start: int, size: int, strides: tuple[int, ...]
+) -> Tensor:
+    """Vectors of `size` entries: undoes `strided`, with zeros between.
+
+    No two entries may fall on the same place.
+    """
+    shape = tuple(x.shape[1:])
+    if keras.backend.backend() == "torch":
+        found = x.new_zeros((x.shape[0], size))
+        found.as_strided(tuple(x.shape), (size, *strides), start).copy_(x)
+        return found
+    count = math.prod(shape)
+    places = np.full(size, count)
+    places[_entries(start, shape, strides).ravel()] = np.arange(count)
+    x = ops.pad(ops.reshape(x, (-1, count)), ((0, 0), (0, 1)))
+    return ops.take(x, places, axis=1)
+
+
+def _entries(
+    start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    return start + np.tensordot(strides, np.indices(shape), 1)
+
+
+def overlapping(x: Tensor, axis: int, size: int, step: int) -> Tensor:
+    """Pieces of an axis, each `step` after the last, along two new ones.
+
+    Args:
+        x: the tensor.
+        axis: the axis, which becomes `(pieces, size)`.
+        size: of a piece.
+        step: from one piece to the next.
+
+    Returns:
+        The pieces, under PyTorch in the memory of `x`.
+    """
+    if keras.backend.backend() == "torch":
+        return x.unfold(axis, size, step).movedim(-1, axis + 1)
+    starts = ops.arange(0, ops.shape(x)[axis] - size + 1, step)
+    return ops.take(x, starts[:, None] + ops.arange(size), axis=axis)
+
+
+def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
+    """The transpose of `overlapping`: adds pieces up where they overlap.
+
+    Args:
+        x: pieces along `axis`, each along the next axis.
+        axis: of the pieces.
+        step: from one piece to the next.
+
+    Returns:
+        The sum, which may have zeros at the end.
+    """
+    if x.shape[axis] == 1:
+        return ops.squeeze(x, axis)
+    sizes = tuple(ops.shape(x))
+    count, size = sizes[axis : axis + 2]
+    parts = -(-size // step)
+    before = (slice(None),) * axis
+    outer, inner = sizes[:axis], sizes[axis + 2 :]
+    shape = (*outer, count + parts - 1, step, *inner)
+    total = ops.zeros(shape, x.dtype)
+    for n in range(parts):
+        part = x[(*before, slice(None), slice(n * step, (n + 1) * step))]
+        length = part.shape[axis + 1]
+        if keras.backend.backend() == "torch":
+            total[(*before, slice(n, n + count), slice(length))].add_(part)
+        else:
+            around = [(0, 0)] * len(shape)
+            around[axis : axis + 2] = [(n, parts - 1 - n), (0, step - length)]
+            total = total + ops.pad(part, around)
+    return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))

@@ -1,0 +1,203 @@
+"""Self-attention where everyone may see everyone: scores as one product.
+
+Of a whole image, of windows that do not overlap (as in Swin transformers), and
+of an image to a reduced one (as in pyramid vision transformers).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.convolution import conv
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import MASKED
+from keras_equiattn.ops.numerics import softmax
+
+
+def dense_attention(
+    query: Float[Tensor, "*outer queries channels"],
+    keys: Float[Tensor, "*outer seen channels"],
+    values: Float[Tensor, "*outer seen channels"],
+    num_heads: int,
+    bias: Float[Tensor, "heads queries seen"] | None = None,
+    visible: np.ndarray | None = None,
+    dropout: Callable[[Tensor], Tensor] = lambda weights: weights,
+) -> tuple[
+    Float[Tensor, "*outer queries channels"],
+    Float[Tensor, "*outer heads queries seen"],
+]:
+    """Attention of each query to all keys; it holds all of the weights.
+
+    Args:
+        query: scaled.
+        keys, values: of what is seen.
+        num_heads: number of heads, contiguous blocks of channels.
+        bias: added to the scores; None for none.
+        visible: `(..., queries, seen)`, which keys a query sees; None for all.
+        dropout: of the weights.
+
+    Returns:
+        The weighted sums, and the weights before dropout.
+    """
+    dtype, channels = values.dtype, values.shape[-1]
+    query, keys, values = (
+        _by_head(x, num_heads) for x in (query, keys, values)
+    )
+    scores = ops.einsum("...pnc,...qnc->...npq", query, keys)
+    scores = in_full_precision(scores)
+    if bias is not None:
+        scores = scores + ops.cast(bias, scores.dtype)
+    if visible is not None:
+        of_heads = ops.convert_to_tensor(visible[..., None, :, :])
+        scores = ops.where(of_heads, scores, ops.cast(MASKED, scores.dtype))
+    weights = ops.cast(softmax(scores, (-1,)), dtype)
+    y = ops.einsum("...npq,...qnc->...pnc", dropout(weights), values)
+    return ops.reshape(y, (*ops.shape(y)[:-2], channels)), weights
+
+
+def _by_head(x: Tensor, num_heads: int) -> Tensor:
+    *outer, channels = ops.shape(x)
+    return ops.reshape(x, (*outer, num_heads, channels // num_heads))
+
+
+def partition(
+    x: Float[Tensor, "batch height width channels"], window: tuple[int, int]
+) -> Float[Tensor, "batch down along pixels channels"]:
+    """The windows of images, whose size is a multiple of theirs."""
+    rows, columns = window
+    batch, height, width, channels = ops.shape(x)
+    down, along = height // rows, width // columns
+    x = ops.reshape(x, (batch, down, rows, along, columns, channels))
+    x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+    return ops.reshape(x, (batch, down, along, rows * columns, channels))
+
+
+def join(
+    x: Float[Tensor, "batch down along pixels channels"],
+    window: tuple[int, int],
+) -> Float[Tensor, "batch height width channels"]:
+    """Undoes `partition`."""
+    rows, columns = window
+    batch, down, along, _, channels = ops.shape(x)
+    x = ops.reshape(x, (batch, down, along, rows, columns, channels))
+    x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+    return ops.reshape(x, (batch, down * rows, along * columns, channels))
+
+
+def neighbours_in_image(
+    size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
+) -> np.ndarray:
+    """`(down, along, pixels, pixels)`: who may see whom in windows.
+
+    Of an image that is rolled by the shift: pixels that the seam separates
+    share a window, but are far apart in the image.
+    """
+    regions: np.ndarray = np.zeros(size, int)
+    for axis in (0, 1):
+        place = np.arange(size[axis])
+        region = (place >= size[axis] - window[axis]).astype(int)
+        region += (place >= size[axis] - shift[axis]) & (shift[axis] > 0)
+        shape = (-1, 1) if axis == 0 else (1, -1)
+        regions = 3 * regions + region.reshape(shape)
+    down, along = (n // w for n, w in zip(size, window, strict=True))
+    regions = regions.reshape(down, window[0], along, window[1])
+    regions = regions.transpose(0, 2, 1, 3).reshape(down, along, -1)
+    return regions[..., :, None] == regions[..., None, :]
+
+
+def relative_places(window: tuple[int, int]) -> np.ndarray:
+    """`(pixels, pixels)`: which entry of a table of offsets a pair has."""
+    places = np.indices(window).reshape(2, -1)
+    offsets = places[:, :, None] - places[:, None, :]
+    rows, columns = window
+    return (
+        (offsets[0] + rows - 1) * (2 * columns - 1) + offsets[1] + columns - 1
+    )
+
+
+def partitioned_attention(
+    query: Float[Tensor, "batch height width channels"],
+    keys: Float[Tensor, "batch height width channels"],
+    values: Float[Tensor, "batch height width channels"],
+    window: tuple[int, int],
+    num_heads: int,
+    bias: Float[Tensor, "heads pixels pixels"],
+    seen: np.ndarray | None = None,
+    dropout: Callable[[Tensor], Tensor] = lambda weights: weights,
+) -> tuple[
+    Float[Tensor, "batch height width channels"],
+    Float[Tensor, "batch down along heads pixels pixels"],
+]:
+    """Attention of each pixel to those of its window.
+
+    Args:
+        query: scaled.
+        keys, values: like the query.
+        window: rows and columns, which divide those of the image.
+        num_heads: number of heads, contiguous blocks of channels.
+        bias: added to the scores.
+        seen: who may see whom, see `neighbours_in_image`; None for all.
+        dropout: of the weights.
+
+    Returns:
+        The weighted sums, and the weights before dropout.
+    """
+    query, keys, values = (partition(x, window) for x in (query, keys, values))
+    y, weights = dense_attention(
+        query, keys, values, num_heads, bias, seen, dropout
+    )
+    return join(y, window), weights
+
+
+def in_whole_image(
+    weights: Float[Tensor, "batch down along heads pixels pixels"],
+    window: tuple[int, int],
+    shift: tuple[int, int],
+) -> Float[Tensor, "batch height width heads height width"]:
+    """Weights of windows as what each pixel gives to all of the image."""
+    rows, columns = window
+    batch, down, along, heads, *_ = ops.shape(weights)
+    weights = ops.reshape(
+        weights, (batch, down, along, heads, rows, columns, rows, columns)
+    )
+    # What a window sees lies in that window.
+    vertical = ops.eye(down, dtype=weights.dtype)
+    horizontal = ops.eye(along, dtype=weights.dtype)
+    weights = ops.einsum(
+        "zabnijkl,ac,bd->zaibjnckdl", weights, vertical, horizontal
+    )
+    size = (down * rows, along * columns)
+    weights = ops.reshape(weights, (batch, *size, heads, *size))
+    return ops.roll(weights, (*shift, *shift), axis=(1, 2, 4, 5))
+
+
+def reduce_space(
+    x: Float[Tensor, "batch height width channels"],
+    kernel: Float[Tensor, "rows columns channels reduced_channels"],
+    bias: Float[Tensor, " reduced_channels"],
+) -> Float[Tensor, "batch down along reduced_channels"]:
+    """One pixel for each `rows x columns` of an image.
+
+    The first window sits on the first pixel; the last ones may reach beyond
+    the image, where they see zeros.
+    """
+    window = kernel.shape[:2]
+    size = ops.shape(x)[1:3]
+    beyond = [(0, -n % w) for n, w in zip(size, window, strict=True)]
+    x = ops.pad(x, [(0, 0), *beyond, (0, 0)])
+    return conv(x, kernel, strides=tuple(window), padding="valid") + bias
+
+
+def enlarge_space(
+    x: Float[Tensor, "batch down along channels"],
+    window: tuple[int, int],
+    size: tuple[int | Tensor, int | Tensor],
+) -> Float[Tensor, "batch height width channels"]:
+    """Each pixel over all of its window, as far as the image reaches."""
+    rows, columns = window
+    height, width = size
+    x = ops.repeat(ops.repeat(x, rows, axis=1), columns, axis=2)
+    return x[:, :height, :width]

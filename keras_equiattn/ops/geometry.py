@@ -1,0 +1,159 @@
+"""Where the windows of neighbours lie that pixels look at."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Shaped
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.windows.form import Neighbour
+
+BORDERS = ("zeros", "mask", "reflect")
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The neighbours that a query looks at, centred on its own pixel.
+
+    Attributes:
+        size: rows and columns, odd.
+        strides: of the queries: query `i` sits on pixel `strides * i`.
+        dilation_rate: distance of adjacent neighbours.
+        border: what lies outside of the image. "zeros": keys and values are
+            zero there (before a bias); "mask": what lies outside is left out
+            of the softmax; "reflect": the image goes on as its mirror image,
+            without its border line twice.
+    """
+
+    size: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilation_rate: tuple[int, int] = (1, 1)
+    border: str = "zeros"
+
+    def __post_init__(self) -> None:
+        for name in ("size", "strides", "dilation_rate"):
+            pair = _checks.pair(getattr(self, name), name)
+            object.__setattr__(self, name, pair)
+        if any(n % 2 == 0 for n in self.size):
+            raise ValueError(
+                "A window needs odd sizes, to have a centre. "
+                f"Received: size={self.size}"
+            )
+        _checks.choice(self.border, "border", BORDERS)
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """`(neighbours, 2)`: rows and columns from the query, row by row."""
+        places = np.array(list(itertools.product(*map(range, self.size))))
+        return (places - np.array(self.size) // 2) * self.dilation_rate
+
+    def output_size(self, size: Shape) -> tuple[Any, Any]:
+        """Rows and columns of queries on an image of this size."""
+        height, width = (
+            None if n is None else math.ceil(n / stride)
+            for n, stride in zip(size, self.strides, strict=True)
+        )
+        return height, width
+
+    @functools.cached_property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Where the neighbours of the first query lie in `frames`."""
+        places = self.offsets - self.offsets[0]
+        steps, phases = np.divmod(places, self.strides)
+        frames = phases @ (self.strides[1], 1)
+        return tuple(
+            Neighbour(int(frame), int(row), int(column))
+            for frame, (row, column) in zip(frames, steps, strict=True)
+        )
+
+    def frames(
+        self, x: Float[Tensor, "batch height width order channels"]
+    ) -> Float[Tensor, "frames batch rows columns order channels"]:
+        """The image with its surroundings, one frame for each phase.
+
+        Frame `(i, j)` holds the pixels that lie `(i, j)` from a multiple of
+        the strides, counted from the first neighbour of the first query.
+        """
+        for axis in (0, 1):
+            x = self._with_surroundings(x, axis)
+        if self.strides == (1, 1):
+            return x[None]
+        down, along = self.strides
+        batch, height, width, order, channels = ops.shape(x)
+        shape = (batch, height // down, down, width // along, along)
+        x = ops.reshape(x, (*shape, order, channels))
+        x = ops.transpose(x, (2, 4, 0, 1, 3, 5, 6))
+        return ops.reshape(x, (down * along, *ops.shape(x)[2:]))
+
+    def _with_surroundings(self, x: Tensor, axis: int) -> Tensor:
+        stride, size = self.strides[axis], ops.shape(x)[axis + 1]
+        reach = self.dilation_rate[axis] * (self.size[axis] // 2)
+        after = reach
+        if stride > 1:
+            # Whole strides; the last pixels may have no query that sees them.
+            steps = -(-size // stride) + 2 * reach // stride
+            after = steps * stride - size - reach
+        if self.border == "reflect":
+            return _mirrored(x, axis + 1, reach, after)
+        pads = [(0, 0)] * 5
+        # The most that any size needs: some are known only at run time.
+        pads[axis + 1] = (reach, reach + stride - 1)
+        x = ops.pad(x, pads)
+        if stride == 1:
+            return x
+        keep = slice(None, reach + size + after)
+        return x[:, keep] if axis == 0 else x[:, :, keep]
+
+    def inside(self, size: tuple[Any, Any]) -> Tensor:
+        """`(neighbours, rows, columns)`: whether a neighbour is in the image.
+
+        Args:
+            size: of the image.
+        """
+        axes = []
+        for n, stride, offset in zip(
+            size, self.strides, self.offsets.T, strict=True
+        ):
+            place = ops.arange(0, n, stride) + offset[:, None]
+            axes.append(ops.logical_and(place >= 0, place < n))
+        rows, columns = axes
+        return ops.logical_and(rows[:, :, None], columns[:, None])
+
+
+def _mirrored(x: Tensor, axis: int, before: int, after: Any) -> Tensor:
+    """The image and, before and after it, its mirror image.
+
+    With fewer than none after it, the last pixels are left out.
+    """
+    size = ops.shape(x)[axis]
+    if not isinstance(size, int) or max(before, after) >= size:
+        index = reflected(ops.arange(-before, size + after), size)
+        return ops.take(x, index, axis=axis)
+
+    def part(start: int, stop: int) -> Tensor:
+        return x[(slice(None),) * axis + (slice(start, stop),)]
+
+    # The gradient of slices is a sum, that of a gather a loop over all values.
+    parts = [part(0, size + min(after, 0))]
+    if before:
+        parts.insert(0, ops.flip(part(1, 1 + before), axis))
+    if after > 0:
+        parts.append(ops.flip(part(size - 1 - after, size - 1), axis))
+    return ops.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+
+
+def reflected(
+    index: Shaped[Tensor, "*places"], size: int | Tensor
+) -> Shaped[Tensor, "*places"]:
+    """Rows or columns that the mirror image shows at any whole numbers."""
+    period = size - 1
+    index = ops.mod(index, ops.maximum(2 * period, 1))
+    return ops.minimum(index, 2 * period - index)

@@ -1,0 +1,134 @@
+"""The orbit of a kernel: all its rotated and mirrored copies.
+
+A kernel is transformed by lookup in a constant table, never by flips and
+rotations at run time: one gather exports to every format, has a cheap gradient
+and never becomes state. Groups that do not act on the grid add one product
+with a small constant matrix.
+"""
+
+import functools
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.interpolation import positions
+from keras_equiattn.ops.group.interpolation import quarter_and_rest
+from keras_equiattn.ops.group.interpolation import rotation_table
+
+
+def kernel_orbit(
+    kernel: Float[Tensor, "rows columns *rest"],
+    group: str | Group,
+    *,
+    group_axis: bool,
+    mask: str | None = "disc",
+) -> Float[Tensor, "order rows columns *rest"]:
+    """All transformed copies of a kernel: `L_h K` for every element `h`.
+
+    `L_h K(d) = K(h^-1 d)` for a kernel on the plane and
+    `L_h K(d, j) = K(h^-1 d, h^-1 j)` for a kernel on the group, whose axis 2
+    is the group. Elements that act on the grid move values by a constant
+    index table. The others move by quarter turns after a bilinear
+    interpolation of the remaining angle below 90 degrees, with zeros outside
+    the support: exact on the 90-degree subgroup, approximate between.
+
+    Args:
+        kernel: `(rows, columns, ...)`, or `(rows, columns, order, ...)` with
+            `group_axis=True`. Groups with quarter turns need a square one.
+        group: a group or its name.
+        group_axis: whether axis 2 of the kernel is the group axis.
+        mask: for groups that do not act on the grid: "disc" sets everything
+            outside the largest disc within the support to zero, so that no
+            corner is turned out of sight; None keeps all. Without effect on
+            groups that act on the grid.
+
+    Returns:
+        The copies, stacked along a new first axis.
+
+    Raises:
+        ValueError: for a kernel that is not square although the group holds
+            quarter turns, or whose group axis has another size.
+    """
+    group = groups.get(group)
+    kernel = ops.convert_to_tensor(kernel)
+    rows, columns = kernel.shape[:2]
+    if group.quarter_turns and rows != columns:
+        raise ValueError(
+            f"Group '{group.name}' holds quarter turns, which need a square "
+            f"kernel. Received: kernel.shape={tuple(kernel.shape)}"
+        )
+    if group_axis and kernel.shape[2] != group.order:
+        raise ValueError(
+            f"A kernel on '{group.name}' has {group.order} elements on axis "
+            f"2. Received: kernel.shape={tuple(kernel.shape)}"
+        )
+    in_order = group.order if group_axis else 1
+    rest = tuple(kernel.shape[3:] if group_axis else kernel.shape[2:])
+    size = int(np.prod(rest))
+    if group.acts_on_grid:
+        table = _index_table(group, rows, columns, group_axis)
+        flat = ops.reshape(kernel, (rows * columns * in_order, size))
+        orbit = ops.take(flat, table.ravel(), axis=0)
+    else:
+        matrix = _interpolation_matrix(group, rows, columns, mask)
+        flat = ops.reshape(kernel, (rows * columns, in_order, size))
+        moved = ops.take(flat, _relative(group, group_axis).ravel(), axis=1)
+        moved = ops.reshape(
+            moved, (rows * columns, group.order, in_order, size)
+        )
+        matrix = ops.convert_to_tensor(matrix, dtype=kernel.dtype)
+        orbit = ops.einsum("hqp,phji->hqji", matrix, moved)
+    axes = (in_order,) if group_axis else ()
+    return ops.reshape(orbit, (group.order, rows, columns, *axes, *rest))
+
+
+@functools.lru_cache(maxsize=256)
+def _index_table(
+    group: Group, rows: int, columns: int, group_axis: bool
+) -> np.ndarray:
+    """`(order, rows * columns, order or 1)`: where copy h reads from."""
+    size = np.array([rows, columns])
+    # Twice the offsets from the centre: integers for every size.
+    doubled = 2 * positions(rows, columns) - (size - 1)
+    inverse = group.matrices[group.inverse].astype(int)
+    source = (doubled @ inverse.transpose(0, 2, 1) + size - 1) // 2
+    place = source[..., 0] * columns + source[..., 1]
+    relative = _relative(group, group_axis)
+    table = place[:, :, None] * relative.shape[1] + relative[:, None]
+    return table.astype(np.int32)
+
+
+@functools.lru_cache(maxsize=256)
+def _interpolation_matrix(
+    group: Group, rows: int, columns: int, mask: str | None
+) -> np.ndarray:
+    """`(order, positions, positions)`: each copy as a sum of base values."""
+    if mask not in ("disc", None):
+        raise ValueError(f"`mask` must be 'disc' or None. Received: {mask!r}")
+    turns = _index_table(groups.get("p4m"), rows, columns, False)[..., 0]
+    identity = np.eye(rows * columns)
+    matrices = []
+    for element in range(group.order):
+        flip, step = divmod(element, group.rotations)
+        quarters, angle = quarter_and_rest(step, group.rotations)
+        indices, weights = rotation_table(rows, columns, angle)
+        turn = (weights[..., None] * identity[indices]).sum(axis=0)
+        mirror = identity[turns[4 * flip]]  # element 4 of p4m, or none
+        matrices.append(identity[turns[quarters]] @ turn @ mirror)
+    matrix = np.stack(matrices)
+    if mask == "disc":
+        offset = positions(rows, columns) - (np.array([rows, columns]) - 1) / 2
+        inside = np.hypot(*offset.T) <= rows / 2
+        matrix = matrix * inside[:, None] * inside
+    return matrix
+
+
+def _relative(group: Group, group_axis: bool) -> np.ndarray:
+    """`(order, order)` of `h^-1 j`, or `(order, 1)` zeros on the plane."""
+    if not group_axis:
+        return np.zeros((group.order, 1), np.int32)
+    return group.relative_table

@@ -1,0 +1,49 @@
+"""Linear maps on a group, pixel by pixel."""
+
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+
+
+def group_linear(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"] | None,
+    group: str | Group,
+) -> Float[Tensor, "batch height width order filters"]:
+    """A linear map on the group, pixel by pixel: a 1 x 1 group convolution.
+
+    `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`.
+
+    Args:
+        x: feature maps on the group.
+        kernel: the map.
+        bias: added for every group element; None for none.
+        group: a group or its name.
+
+    Returns:
+        Feature maps on the group.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    group = groups.get(group)
+    order, channels, filters = kernel.shape
+    if order != group.order or tuple(x.shape[3:]) != (order, channels):
+        raise ValueError(
+            f"A linear map on '{group.name}' has a kernel ({group.order}, "
+            "channels, filters) and takes (batch, height, width, "
+            f"{group.order}, channels). Received: "
+            f"kernel.shape={tuple(kernel.shape)}, x.shape={tuple(x.shape)}"
+        )
+    copies = ops.take(kernel, group.relative_table, axis=0)  # (p, r, c, d)
+    folded = ops.reshape(
+        ops.transpose(copies, (1, 2, 0, 3)), (order * channels, order * filters)
+    )
+    size = ops.shape(x)[:3]
+    y = ops.reshape(x, (*size, order * channels)) @ folded
+    y = ops.reshape(y, (*size, order, filters))
+    return y if bias is None else y + bias

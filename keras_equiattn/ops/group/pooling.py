@@ -1,0 +1,40 @@
+"""Pooling of feature maps over space or over the group."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.convolution import fold_channels
+from keras_equiattn.ops.group.convolution import unfold_channels
+from keras_equiattn.ops.numerics import mean
+
+MODES = ("max", "mean")
+
+
+def spatial_pool(
+    x: Float[Tensor, "batch height width order channels"],
+    pool_size: tuple[int, int],
+    strides: tuple[int, int],
+    mode: str = "max",
+) -> Float[Tensor, "batch new_height new_width order channels"]:
+    """Maximum or mean over windows in space, without padding."""
+    pool: Any = {"max": ops.max_pool, "mean": ops.average_pool}[mode]
+    pooled = pool(
+        fold_channels(x),
+        pool_size,
+        strides,
+        padding="valid",
+        data_format="channels_last",
+    )
+    return unfold_channels(pooled, x.shape[3])
+
+
+def group_pool(
+    x: Float[Tensor, "a b c d e"], mode: str = "max", axis: int = 3
+) -> Float[Tensor, "p q r s"]:
+    """Maximum or mean over the group axis of feature maps."""
+    if mode == "max":
+        return ops.max(x, axis=axis)
+    return mean(x, axis)

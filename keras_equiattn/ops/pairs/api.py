@@ -1,0 +1,358 @@
+"""Self-attention on groups with relative positions, local and global.
+
+For output elements `v`, query elements `g`, key elements `m`, pixels `i` and
+offsets `o`, with relative elements in the group,
+
+    S(v, g, m, i, o) = <q(i, g), k(i + o, m)> + <q'(i, g), e(v^-1 o)>
+                       + <q''(i, g), E(g^-1 m)>
+    y(i, v) = sum_g sum_(m, o) softmax_(m, o)(S) x(i + o, m)
+
+where `q'` are the first channels of the queries, as many as positions are
+encoded with, and `q''` the others. Lifting has one query and key element, and
+no embedding. `ops.pair_attention` says how this is computed without all three
+elements at once.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import MASKED
+from keras_equiattn.ops.numerics import softmax
+from keras_equiattn.ops.pairs.tiles import attend_in_tiles
+from keras_equiattn.ops.pairs.tiles import SEEDS
+
+
+def group_self_attention(
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    keys: Float[Tensor, "batch height width key_order heads channels"],
+    values: Float[Tensor, "batch height width key_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
+    local: bool = True,
+    dropout: float = 0.0,
+    seed: Sequence[int] | Shaped[Tensor, "2"] | None = None,
+    recompute: bool = True,
+) -> Float[Tensor, "batch height width order heads channels"]:
+    """Group self-attention, see the module.
+
+    Args:
+        query: scaled.
+        keys, values: one for each pixel and group element.
+        encoding: of the offsets, as each output element sees them: `e(v^-1
+            o)`. Local: of the window, square and odd; global: of all offsets,
+            from `1 - height` to `height - 1` and from `1 - width` to `width -
+            1`.
+        embedding: of the relative elements, `E(g^-1 m)`.
+        local: whether a pixel sees the window around it, or all pixels.
+            Neighbours outside of the image are left out.
+        dropout: rate at which factors `(g, m, i, o)` of the attention are
+            dropped.
+        seed: two whole numbers from 0 to below 2**23; needed with dropout.
+        recompute: the backward pass keeps the arguments, and a number for each
+            pixel, head and pair of elements, and computes everything else
+            anew, as does the forward pass, one tile at a time.
+            False is `plain_attention`: for tests, and to be differentiated
+            twice.
+
+    Returns:
+        What the output elements attend to.
+
+    Raises:
+        ValueError: for shapes that do not fit, a bad rate, dropout without a
+            seed, or a bad seed, of which only the shape is looked at if it is
+            a tensor; with `recompute=False` for a height or width known only
+            at run time.
+
+    Example:
+        >>> import keras
+        >>> from keras_equiattn import ops
+        >>> x = keras.ops.ones((2, 6, 6, 4, 2, 3))  # two heads, on p4
+        >>> encoding = keras.ops.ones((5, 5, 4, 2))  # of a 5 x 5 window
+        >>> embedding = keras.ops.ones((4, 4, 1))
+        >>> y = ops.group_self_attention(x, x, x, encoding, embedding)
+        >>> tuple(y.shape)
+        (2, 6, 6, 4, 2, 3)
+    """
+    _check(query, keys, values, encoding, embedding, local)
+    _checks.rate(dropout, "dropout")
+    if dropout and seed is None:
+        raise ValueError(
+            f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
+        )
+    seed = _checked_seed(seed)
+    dtype, count = query.dtype, query.shape[0]
+    query, keys, values = map(backend.with_an_image, (query, keys, values))
+    query, keys, values, encoding, embedding = _full(
+        query, keys, values, encoding, embedding
+    )
+    attend = attend_in_tiles if recompute else plain_attention
+    y = attend(
+        *(query, keys, values, encoding, embedding),
+        local=local,
+        dropout=dropout,
+        seed=seed,
+    )
+    return ops.cast(y if count != 0 else y[:0], dtype)
+
+
+def plain_attention(
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    keys: Float[Tensor, "batch height width key_order heads channels"],
+    values: Float[Tensor, "batch height width key_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
+    local: bool = True,
+    dropout: float = 0.0,
+    seed: Float[Tensor, "2"] | None = None,
+) -> Float[Tensor, "batch height width order heads channels"]:
+    """`group_self_attention` as it is written, for all elements at once.
+
+    Takes memory of the order of the group cubed, times that of the windows.
+    With dropout it draws other numbers.
+    """
+    seen = neighbourhood(ops.shape(keys)[1:3], encoding, local)
+    content, position = _scores(query, keys, encoding, embedding, seen)
+    scores = content[:, :, None] + position[:, :, :, :, :, None]
+    weights = softmax(scores, (-2, -1))
+    if seed is not None:
+        shape = ops.shape(content)
+        keep = backend.dropout_factors(shape, dropout, seed, content.dtype)
+        weights = weights * keep[:, :, None]
+    y = ops.einsum("btvigmo,biomtc->bivtc", weights, seen.of(values))
+    return ops.reshape(y, (*ops.shape(query)[:3], *ops.shape(y)[2:]))
+
+
+def group_attention_weights(
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    keys: Float[Tensor, "batch height width key_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
+    local: bool = True,
+    pixel: tuple[int, int] | None = None,
+) -> Float[Tensor, "batch pixels order heads key_order neighbours"]:
+    """The weights of the values in `group_self_attention`.
+
+    Args:
+        query, keys, encoding, embedding, local: see there.
+        pixel: row and column of the only query; None for all of them.
+
+    Returns:
+        Weights, added up over the query elements: they add up to
+        `query_order` over key elements and neighbours. Neighbours are those
+        of the window, or all pixels, row by row.
+
+    Raises:
+        ValueError: for shapes that do not fit, a pixel outside of the image,
+            and a height or width known only at run time.
+    """
+    _check(query, keys, keys, encoding, embedding, local)
+    count = query.shape[0]
+    query, keys = map(backend.with_an_image, (query, keys))
+    query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
+    seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
+    content, position = _scores(query, keys, encoding, embedding, seen)
+    # The same two factors as in `ops.pair_attention`.
+    of_elements = softmax(content, (-2,))
+    logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
+    of_neighbours = softmax(logits, (-1,))
+    y = ops.einsum("btigmo,btvigo->bivtmo", of_elements, of_neighbours)
+    return y if count != 0 else y[:0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbourhood:
+    """Which pixels some pixels see, row by row.
+
+    Attributes:
+        queries: `(pixels,)`, where the pixels lie.
+        places: `(pixels, neighbours)`, where their neighbours lie.
+        offsets: `(pixels, neighbours)`, which encodings these have.
+        inside: `(pixels, neighbours)`, whether they lie in the image.
+    """
+
+    queries: np.ndarray
+    places: np.ndarray
+    offsets: np.ndarray
+    inside: np.ndarray
+
+    def of(self, x: Tensor) -> Tensor:
+        """`(batch, pixels, neighbours, ...)` of an image."""
+        return ops.take(_by_pixel(x), self.places, axis=1)
+
+
+def neighbourhood(
+    size: tuple[Any, Any],
+    encoding: Tensor,
+    local: bool,
+    pixel: tuple[int, int] | None = None,
+) -> Neighbourhood:
+    """What the pixels of an image of this size see, or one of them.
+
+    Raises:
+        ValueError: if the size is known only at run time, or the pixel is none
+            of the image.
+    """
+    if not all(isinstance(n, int) for n in size):
+        raise ValueError(
+            "Attention that is not computed in tiles (`recompute=False`, "
+            "attention maps) needs a height and width that are known before "
+            "run time."
+        )
+    queries = np.indices(size).reshape(2, -1)
+    if pixel is not None:
+        pixel = _checks.place(pixel, "pixel", size)
+        queries = np.array(pixel)[:, None]
+    window = encoding.shape[:2]
+    centre = np.array(window)[:, None, None] // 2
+    if local:
+        offsets = np.indices(window).reshape(2, 1, -1) - centre
+        places = queries[:, :, None] + offsets
+    else:
+        places = np.indices(size).reshape(2, 1, -1)
+        offsets = places - queries[:, :, None]
+    limits = np.array(size)[:, None, None]
+    inside = ((places >= 0) & (places < limits)).all(axis=0)
+    rows, columns = np.clip(places, 0, limits - 1)
+    offset_rows, offset_columns = offsets + centre
+    shape = (queries.shape[1], offsets.shape[2])
+    return Neighbourhood(
+        queries[0] * size[1] + queries[1],
+        np.broadcast_to(rows * size[1] + columns, shape),
+        np.broadcast_to(offset_rows * window[1] + offset_columns, shape),
+        np.broadcast_to(inside, shape),
+    )
+
+
+def _check(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    encoding: Tensor,
+    embedding: Tensor | None,
+    local: bool,
+) -> None:
+    """Compares what is known of the shapes before run time."""
+    ranks = {"query": 6, "keys": 6, "values": 6, "encoding": 4, "embedding": 3}
+    tensors = (query, keys, values, encoding, embedding)
+    shapes = {
+        name: tuple(tensor.shape)
+        for name, tensor in zip(ranks, tensors, strict=True)
+        if tensor is not None
+    }
+    for name, shape in shapes.items():
+        if len(shape) != ranks[name]:
+            raise ValueError(
+                f"`{name}` must have {ranks[name]} axes. "
+                f"Received: {name}.shape={shape}"
+            )
+        images = ranks[name] == 6
+        # A batch may be empty, and positions may have no encoding.
+        if 0 in (shape[1:] if images else shape[:-1]):
+            axes = "all axes but the batch" if images else "its first axes"
+            raise ValueError(
+                f"`{name}` must have a size of at least one along {axes}. "
+                f"Received: {name}.shape={shape}"
+            )
+    *image, elements, heads, channels = shapes["query"]
+    *window, order, encoded = shapes["encoding"]
+    key_elements = shapes["keys"][3]
+    # What is left of the channels meets an embedding.
+    left = None if None in (channels, encoded) else channels - encoded
+    if left is not None and left < (embedding is not None):
+        limit = "at most" if embedding is None else "fewer channels than"
+        raise ValueError(
+            f"`encoding` must have {limit} the {channels} channels of the "
+            f"queries. Received: encoding.shape={shapes['encoding']}"
+        )
+    if not local:
+        window = [None if n is None else 2 * n - 1 for n in image[1:]]
+    elif window[0] != window[1] or not (window[0] or 0) % 2:
+        raise ValueError(
+            "`encoding` must be of a square window of odd size, which has a "
+            f"centre. Received: encoding.shape={shapes['encoding']}"
+        )
+    expected = {
+        "keys": (*image, key_elements, heads, channels),
+        "values": (*image, key_elements, heads, channels),
+        "encoding": (*window, order, encoded),
+        "embedding": (elements, key_elements, left),
+    }
+    for name, shape in expected.items():
+        if not _checks.fits(shapes.get(name, shape), shape):
+            raise ValueError(
+                f"`{name}` must have shape {shape} for query.shape="
+                f"{shapes['query']}. Received: {name}.shape={shapes[name]}"
+            )
+
+
+def _checked_seed(seed: Any) -> Any:
+    """A seed as a tensor, or None.
+
+    Of tensors the numbers are not known, or only after waiting for a GPU.
+    """
+    if seed is None:
+        return None
+    if hasattr(seed, "shape") and not isinstance(seed, np.ndarray):
+        fits = _checks.fits(seed.shape, (2,))
+    else:
+        try:
+            numbers = [_checks.integer(int(n), "seed", 0) for n in seed]
+            fits = len(numbers) == 2 and max(numbers) < SEEDS
+            fits = fits and numbers == list(seed)
+        except (OverflowError, TypeError, ValueError):
+            fits = False
+    if not fits:
+        raise ValueError(
+            "`seed` must be two whole numbers from 0 to below 2**23. "
+            f"Received: {seed!r}"
+        )
+    return ops.convert_to_tensor(seed, "float32")
+
+
+def _scores(
+    query: Tensor,
+    keys: Tensor,
+    encoding: Tensor,
+    embedding: Tensor | None,
+    seen: Neighbourhood,
+) -> tuple[Tensor, Tensor]:
+    """Scores of content and group, and of positions.
+
+    Returns:
+        `(batch, heads, pixels, query elements, key elements, neighbours)` and
+        `(batch, heads, elements, pixels, query elements, neighbours)`.
+    """
+    query = ops.take(_by_pixel(query), seen.queries, axis=1)
+    content = ops.einsum("bigtc,biomtc->btigmo", query, seen.of(keys))
+    *_, order, encoded = ops.shape(encoding)
+    if embedding is not None:
+        rest = query[..., encoded:]
+        group = ops.einsum("bigtc,gmc->btigm", rest, embedding)
+        content = content + group[..., None]
+    encoding = ops.reshape(encoding, (-1, order, encoded))
+    encoding = ops.take(encoding, seen.offsets, axis=0)
+    position = ops.einsum("bigtc,iovc->btvigo", query[..., :encoded], encoding)
+    lowest = ops.cast(MASKED, position.dtype)
+    inside = ops.convert_to_tensor(seen.inside)[:, None]
+    return content, ops.where(inside, position, lowest)
+
+
+def _full(*tensors: Tensor | None) -> list[Any]:
+    """At least in single precision."""
+    return [None if x is None else in_full_precision(x) for x in tensors]
+
+
+def _by_pixel(x: Tensor) -> Tensor:
+    """`(batch, pixels, ...)`."""
+    batch, height, width, *rest = ops.shape(x)
+    return ops.reshape(x, (batch, height * width, *rest))

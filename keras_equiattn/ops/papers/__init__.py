@@ -1,0 +1,1 @@
+"""The thin formulas of one paper each, made of the parts of `ops`."""

@@ -1,0 +1,271 @@
+"""ACmix: attention over a window and convolution from the same linear maps.
+
+With the linear maps `q`, `k`, `v` of the input, each of `filters` channels in
+`heads` contiguous blocks, the `3 heads` maps of a channel `c` within its block
+are mixed, and a convolution with one group for each `c` follows. All of that is
+linear in the input: it is one convolution, whose kernel is put together from
+the weights alone, at a cost that does not grow with the image. Or, where the
+linear maps are there anyway, it is one convolution of these in groups.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.group.convolution import conv
+from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import lifting_conv
+
+# Channels of the input, in all and for each linear map of a channel, from which
+# the grouped form is cheaper for PyTorch on a CPU: at 256 by a third, at 64 not
+# at all (`benchmarks/acmix.py time`).
+GROUPED_CHANNELS = 128
+GROUPED_CHANNELS_OF_A_MAP = 5
+
+
+class Convolution(NamedTuple):
+    """The path of convolution as one convolution.
+
+    Attributes:
+        kernel: `(rows, columns, order, channels, filters)`.
+        bias: `(rows, columns, filters)`: what each pixel of the image adds,
+            whatever its value. Pixels outside of it add nothing, so that the
+            sum is another one along the border. None for none.
+    """
+
+    kernel: Tensor
+    bias: Tensor | None
+
+
+def image_coordinates(
+    height: int | Tensor, width: int | Tensor, dtype: str
+) -> Float[Tensor, "height width 2"]:
+    """Row and column of each pixel, from -1 to 1; 0 for a size of one."""
+    # Half precision does not hold the numbers of pixels.
+    exact = "float64" if dtype == "float64" else "float32"
+    axes = []
+    for size in (height, width):
+        last = ops.cast(ops.maximum(size - 1, 1), exact)
+        twice = ops.cast(2 * ops.arange(size) - (size - 1), exact)
+        axes.append(ops.cast(twice / last, dtype))
+    return ops.stack(ops.meshgrid(*axes, indexing="ij"), axis=-1)
+
+
+def position_keys(
+    coordinates: Float[Tensor, "height width 2"],
+    kernel: Float[Tensor, "2 channels"],
+    bias: Float[Tensor, " channels"],
+    group: str | Group,
+) -> Float[Tensor, "height width order channels"]:
+    """What positions take off the keys of a head.
+
+    The score of a query at `x` against a key at `y` has the position term
+    `q . (P(x) - P(y))` with a linear map `P` of the coordinates. The part at
+    `x` is the same for all neighbours, and no softmax sees it; so `P(y)`, taken
+    off the keys, is all there is. A group element sees the coordinates turned
+    back, `P(h^-1 y)`.
+
+    Args:
+        coordinates: rows and columns of the pixels.
+        kernel: the map, of columns first, as the authors have it.
+        bias: of the map; the softmax does not see it either.
+        group: a group or its name.
+    """
+    group = groups.get(group)
+    inverses = group.matrices[group.inverse]
+    matrices = ops.convert_to_tensor(inverses, dtype=coordinates.dtype)
+    seen = ops.einsum("hij,xyj->xyhi", matrices, coordinates)
+    return seen[..., 1:] * kernel[0] + seen[..., :1] * kernel[1] + bias
+
+
+def shifts(rows: int, columns: int) -> np.ndarray:
+    """`(rows, columns, rows * columns)`: each kernel picks one neighbour."""
+    size = rows * columns
+    return np.eye(size).reshape(rows, columns, size)
+
+
+def split_maps(
+    kernel: Float[Tensor, "order channels filters"], size: int
+) -> Float[Tensor, "maps order channels {size}"]:
+    """One linear map for each block of channels."""
+    order, channels, filters = kernel.shape
+    maps = ops.reshape(kernel, (order, channels, filters // size, size))
+    return ops.transpose(maps, (2, 0, 1, 3))
+
+
+def joint_convolution(
+    maps: Float[Tensor, "maps order channels size"],
+    biases: Float[Tensor, "maps size"] | None,
+    mixing: Float[Tensor, "maps shifts"],
+    shift: Float[Tensor, "rows columns shifts shifted"],
+    outputs: int,
+    mixing_bias: Float[Tensor, " shifts"] | None = None,
+) -> Convolution:
+    """The path of convolution, put together to one kernel.
+
+    With linear maps `f(m, c)` and `F(c, t) = sum_m mixing(m, t) f(m, c) +
+    bias(t)`, the path is
+
+        y(x, c N + j) = sum_d sum_t shift(d, t, c G + j mod G) F(x + d, c, t)
+
+    for `N` outputs and `G` kernels for each channel `c`.
+
+    Args:
+        maps: the linear maps, see `group_linear`.
+        biases: of these; None for none.
+        mixing: makes `rows * columns` maps of them.
+        shift: kernels of the convolution, channel by channel.
+        outputs: how many there are for each channel.
+        mixing_bias: of the mixed maps; None for none.
+
+    Returns:
+        The kernel and the bias.
+    """
+    shift = _by_channel(shift, maps.shape[-1])
+    composed = _composed(mixing, shift)
+    kernel = ops.einsum("mric,xymcg->xyricg", maps, composed)
+    added = []
+    if biases is not None:
+        added.append(ops.einsum("mc,xymcg->xycg", biases, composed))
+    if mixing_bias is not None:
+        added.append(ops.einsum("t,xytcg->xycg", mixing_bias, shift))
+    bias = _for_all(sum(added[1:], added[0]), outputs) if added else None
+    return Convolution(_for_all(kernel, outputs), bias)
+
+
+def grouped_kernel(
+    mixing: Float[Tensor, "maps shifts"],
+    shift: Float[Tensor, "rows columns shifts shifted"],
+    size: int,
+    outputs: int,
+) -> Float[Tensor, "rows columns maps filters"]:
+    """The path of convolution of linear maps, for `convolve_maps`.
+
+    Args:
+        mixing, shift, outputs: see `joint_convolution`.
+        size: channels of each map.
+    """
+    return _for_all(_composed(mixing, _by_channel(shift, size)), outputs)
+
+
+def _by_channel(
+    shift: Float[Tensor, "rows columns shifts shifted"], size: int
+) -> Float[Tensor, "rows columns shifts {size} kernels"]:
+    *outer, shifted = shift.shape
+    return ops.reshape(shift, (*outer, size, shifted // size))
+
+
+def _composed(
+    mixing: Float[Tensor, "maps shifts"],
+    shift: Float[Tensor, "rows columns shifts size kernels"],
+) -> Float[Tensor, "rows columns maps size kernels"]:
+    """Mixing and shift kernels in one."""
+    return ops.einsum("mt,xytcg->xymcg", mixing, shift)
+
+
+def _for_all(
+    kernel: Float[Tensor, "*rest size kernels"], outputs: int
+) -> Float[Tensor, "*rest filters"]:
+    """The kernels of a channel, over and over for all of its outputs."""
+    *rest, size, count = kernel.shape
+    kernel = ops.tile(kernel, (*[1] * len(rest), 1, outputs // count))
+    return ops.reshape(kernel, (*rest, size * outputs))
+
+
+def convolve(
+    x: Float[Tensor, "batch height width order channels"],
+    convolution: Convolution,
+    group: str | Group,
+    strides: tuple[int, int],
+    dilation_rate: tuple[int, int],
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """The path of convolution, centred on the pixels that strides meet.
+
+    Outside of the image the linear maps are zero.
+    """
+    kernel, bias = convolution
+    around = _reach(kernel, dilation_rate)
+    options = {
+        "strides": strides,
+        "padding": "valid",
+        "dilation_rate": dilation_rate,
+    }
+    padded = ops.pad(x, [(0, 0), *around, (0, 0), (0, 0)])
+    y = group_conv(padded, kernel, group, **options)
+    if bias is None:
+        return y
+    inside = ops.ones((1, *ops.shape(x)[1:3], 1), dtype=x.dtype)
+    inside = ops.pad(inside, [(0, 0), *around, (0, 0)])
+    bias = lifting_conv(inside, bias[:, :, None], group, **options)
+    return y + bias
+
+
+def in_groups(group: str | Group, channels: int, maps: int) -> bool:
+    """Whether `convolve_maps` is cheaper, given the linear maps.
+
+    It has `maps` multiply-adds where `convolve` has `channels`. Compilers are
+    slow at many groups of few channels.
+
+    Args:
+        group: a group or its name.
+        channels: of the input of the linear maps.
+        maps: how many linear maps each channel of a head has.
+    """
+    plane = groups.get(group).order == 1
+    enough = max(GROUPED_CHANNELS, GROUPED_CHANNELS_OF_A_MAP * maps)
+    return plane and channels >= enough and backend.step_by_step_on_cpu()
+
+
+def convolve_maps(
+    maps: list[Float[Tensor, "batch height width 1 *channels"]],
+    kernel: Float[Tensor, "rows columns maps filters"],
+    size: int,
+    strides: tuple[int, int],
+    dilation_rate: tuple[int, int],
+) -> Float[Tensor, "batch new_height new_width 1 filters"]:
+    """What `convolve` gives, on the plane, from the linear maps themselves.
+
+    Args:
+        maps: side by side, those of a channel `size` apart.
+        kernel: see `grouped_kernel`.
+        size: channels of each map, as many as the convolution has groups.
+        strides, dilation_rate: see `convolve`.
+    """
+    x = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
+    outer = ops.shape(x)[:3]
+    count = kernel.shape[2]
+    x = ops.reshape(x, (*outer, count, size))
+    x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, count * size))
+    around = _reach(kernel, dilation_rate)
+    return conv(
+        ops.pad(x, [(0, 0), *around, (0, 0)]),
+        kernel,
+        strides=strides,
+        padding="valid",
+        dilation_rate=dilation_rate,
+    )[:, :, :, None]
+
+
+def _reach(
+    kernel: Tensor, dilation_rate: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """What is added to rows and columns for a kernel centred on pixels."""
+    return [
+        (dilation * (size // 2),) * 2
+        for size, dilation in zip(kernel.shape[:2], dilation_rate, strict=True)
+    ]
+
+
+def queries_at(
+    x: Float[Tensor, "batch height width order channels"], window: Window
+) -> Float[Tensor, "batch new_height new_width order channels"]:
+    """What lies at the centres of the windows."""
+    down, along = window.strides
+    return x[:, ::down, ::along]

@@ -1,0 +1,138 @@
+"""Affine self-convolution and its baselines, on any group.
+
+Attention over a window in which keys and values go through an affine map that
+depends on where in the window they lie, as a filter does:
+`A_x[V](x + d) = V(x + d) psi(d) + beta(d)`, channel by channel.
+"""
+
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.windows.api import AffineMap
+
+
+def transformed_query(
+    kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"],
+    psi: Float[Tensor, "order filters"],
+    beta: Float[Tensor, " filters"],
+    group: str | Group,
+) -> tuple[Float[Tensor, "order channels filters"], Float[Tensor, " filters"]]:
+    """One linear map for a linear map and the affine map of its result.
+
+    `sum_r (sum_s f(s) W(r^-1 s) + b) psi(p^-1 r) + beta` is `sum_s f(s)
+    W'(p^-1 s) + b'`.
+
+    Args:
+        kernel, bias: of the linear map, see `group_linear`.
+        psi, beta: of the affine map, at the query itself.
+        group: a group or its name.
+
+    Returns:
+        `W'` and `b'`.
+    """
+    group = groups.get(group)
+    copies = ops.take(kernel, group.relative_table, axis=0)  # (r, s, c, d)
+    kernel = ops.sum(copies * psi[:, None, None], axis=0)
+    return kernel, bias * ops.sum(psi, axis=0) + beta
+
+
+def affine_map(
+    psi: Float[Tensor, "order rows columns channels"],
+    beta: Float[Tensor, "rows columns channels"],
+    group: str | Group,
+) -> AffineMap:
+    """The affine maps of all group elements, `L_p psi` and `L_p beta`.
+
+    Args:
+        psi: weights of the neighbours, for each group element of the keys.
+        beta: bias of the neighbours.
+        group: a group or its name.
+
+    Returns:
+        The maps, for `window_scores` and `window_sum`.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    group = groups.get(group)
+    shape = tuple(psi.shape)
+    if len(shape) != 4 or shape[0] != group.order:
+        raise ValueError(
+            "`psi` must have shape (order, rows, columns, channels) with the "
+            f"{group.order} elements of '{group.name}' on axis 0. "
+            f"Received: psi.shape={shape}"
+        )
+    if tuple(beta.shape) != shape[1:]:
+        raise ValueError(
+            "`beta` must have shape (rows, columns, channels), those of "
+            f"`psi`. Received: beta.shape={tuple(beta.shape)}, "
+            f"psi.shape={shape}"
+        )
+    psi = kernel_orbit(ops.moveaxis(psi, 0, 2), group, group_axis=True)
+    beta = kernel_orbit(beta, group, group_axis=False)
+    return AffineMap(ops.moveaxis(psi, 0, 2), ops.moveaxis(beta, 0, 2))
+
+
+def relative_positions(
+    rows: Float[Tensor, "rows half"],
+    columns: Float[Tensor, "columns half"],
+    num_heads: int,
+    group: str | Group,
+) -> AffineMap:
+    """Embeddings of the row and the column of an offset, added to the keys.
+
+    The first half of the channels of each head depends on the row alone, the
+    second on the column. A group element sees the embedding of the offset
+    that it takes there: `E(p^-1 d)`.
+
+    Args:
+        rows, columns: embeddings for each row and each column of the window,
+            with half of the channels each.
+        num_heads: number of heads, contiguous blocks of the channels.
+        group: a group or its name.
+
+    Returns:
+        What is added to the keys, for `window_scores`.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+    """
+    num_heads = _checks.integer(num_heads, "num_heads")
+    shapes = tuple(rows.shape), tuple(columns.shape)
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1]:
+        raise ValueError(
+            "`rows` and `columns` must have shapes (rows, half) and (columns, "
+            "half), half of the channels each. Received: "
+            f"rows.shape={shapes[0]}, columns.shape={shapes[1]}"
+        )
+    if shapes[0][1] % num_heads:
+        raise ValueError(
+            f"Half of the channels must be divisible by num_heads={num_heads}. "
+            f"Received: rows.shape={shapes[0]}, columns.shape={shapes[1]}"
+        )
+    height, width = rows.shape[0], columns.shape[0]
+    size = (height, width, num_heads, rows.shape[1] // num_heads)
+    halves = (
+        ops.broadcast_to(ops.reshape(part, (*axes, *size[2:])), size)
+        for part, axes in ((rows, (height, 1)), (columns, (1, width)))
+    )
+    embedding = ops.concatenate(list(halves), axis=-1)
+    embedding = ops.reshape(embedding, (height, width, -1))
+    orbit = kernel_orbit(embedding, group, group_axis=False)
+    return AffineMap(None, ops.moveaxis(orbit, 0, 2))
+
+
+def centre_query(
+    x: Float[Tensor, "batch height width key_order channels"],
+    weight: Float[Tensor, "rows columns order key_order channels"],
+    bias: Float[Tensor, "rows columns order channels"],
+) -> Float[Tensor, "batch height width order channels"]:
+    """The affine map of the centre of the window, applied to `x`."""
+    at = weight.shape[0] // 2, weight.shape[1] // 2
+    return ops.sum(x[:, :, :, None] * weight[at], axis=4) + bias[at]

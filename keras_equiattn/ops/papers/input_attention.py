@@ -1,0 +1,139 @@
+"""Attention on the input of a convolution.
+
+Attention `a` takes `a x` away. What it leaves, `1 - sigmoid(s)`, is computed as
+`sigmoid(-s)`, and that in float32: the difference has few digits where `a` is
+near 1, in half precision none.
+"""
+
+import keras
+from keras import ops
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import mean
+
+
+def input_attention(
+    x: Float[Tensor, "batch height width *order channels"],
+    channel_kernels: tuple[Tensor, Tensor] | None,
+    spatial_kernel: Tensor | None,
+    group: str | Group,
+    dilation_rate: int = 1,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Attention on the input of a convolution: alpha_F of the paper.
+
+    `y = (1 - aX aC) x`, with channel attention `aC` from the mean and maximum
+    of `x` over space, and spatial attention `aX` from the mean and maximum of
+    `aC x` over the channels.
+
+    Args:
+        x: images or feature maps on the group.
+        channel_kernels: `([order,] channels, hidden)` and
+            `([order,] hidden, channels)`, or None for none.
+        spatial_kernel: `(rows, columns, [order,] 2, 1)`, for (mean, maximum),
+            or None for none.
+        group: a group or its name.
+        dilation_rate: of the spatial kernel.
+
+    Returns:
+        `y` like `x`, and the attention as applied by name: "channel" `(batch,
+        [order,] channels)`, `1 - aC`, and "spatial" `(batch, height, width[,
+        order])`, `1 - aX`, where there are kernels; "effective" like `x`,
+        `1 - aX aC`.
+
+    Raises:
+        ValueError: if there are no kernels.
+    """
+    if channel_kernels is None and spatial_kernel is None:
+        raise ValueError(
+            "`input_attention` needs `channel_kernels` or `spatial_kernel`: "
+            "both are None."
+        )
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    x = in_full_precision(x)
+    on_group = len(x.shape) == 5
+    maps = {}
+    effective: Tensor = 0.0
+    attended = x
+    if channel_kernels is not None:
+        first, second = map(in_full_precision, channel_kernels)
+        maps["channel"] = ops.sigmoid(-_channel_scores(x, first, second, group))
+        effective = maps["channel"][:, None, None]
+        attended = x * (1 - effective)
+    if spatial_kernel is not None:
+        statistics = ops.stack(
+            [mean(attended, -1), ops.max(attended, axis=-1)], axis=-1
+        )
+        convolve = group_conv if on_group else lifting_conv
+        scores = convolve(
+            statistics,
+            in_full_precision(spatial_kernel),
+            group,
+            padding="same",
+            dilation_rate=dilation_rate,
+        )[..., 0]
+        if not on_group:
+            scores = ops.max(scores, axis=-1)
+        maps["spatial"] = ops.sigmoid(-scores)
+        # 1 - aX aC without a difference of what is nearly equal.
+        effective = effective + (1 - effective) * maps["spatial"][..., None]
+    maps["effective"] = ops.broadcast_to(effective, ops.shape(x))
+    maps = {name: ops.cast(value, dtype) for name, value in maps.items()}
+    return ops.cast(x * effective, dtype), maps
+
+
+def co_attention(
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "1 1 *order channels 1"],
+    group: str | Group,
+) -> Float[Tensor, "batch height width *order"]:
+    """Attention per pixel from all channels there: alpha_RH of the paper.
+
+    `1 - a`, by which the pixel is multiplied.
+
+    Args:
+        x: images or feature maps on the group.
+        kernel: a 1 x 1 convolution to one channel.
+        group: a group or its name.
+
+    Returns:
+        Values in (0, 1) for each pixel and group element.
+    """
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    if len(x.shape) == 5:
+        scores = group_conv(x, kernel, group)
+    else:
+        # Not `ops.matmul`: under PyTorch it passes float64 through float32.
+        scores = x @ kernel[0, 0]
+    return ops.cast(ops.sigmoid(-scores[..., 0]), dtype)
+
+
+def _channel_scores(
+    x: Tensor, first: Tensor, second: Tensor, group: str | Group
+) -> Tensor:
+    """`(batch, [order,] channels)`: a two-layer perceptron on the group."""
+    if len(x.shape) == 5:
+        first, second = (group_dense_orbit(k, group) for k in (first, second))
+        layer = "bjc,hjck->bhk"
+    else:
+        layer = "bc,ck->bk"
+    scores = 0.0
+    for statistic in (mean(x, (1, 2)), ops.max(x, axis=(1, 2))):
+        hidden = ops.relu(ops.einsum(layer, statistic, first))
+        scores = scores + ops.einsum(layer, hidden, second)
+    return scores
+
+
+def group_dense_orbit(
+    kernel: Float[Tensor, "order ..."], group: str | Group
+) -> Float[Tensor, "order order ..."]:
+    """`L_h W` of weights on the group alone: `(h, j)` holds `W[h^-1 j]`."""
+    group = groups.get(group)
+    return kernel_orbit(kernel[None, None], group, group_axis=True)[:, 0, 0]

@@ -1,0 +1,47 @@
+"""Squeeze-and-Excitation: one weight per channel from the whole feature map."""
+
+import keras
+from keras import ops
+
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import mean
+
+
+def squeeze_excite(
+    x: Float[Tensor, "batch height width *order channels"],
+    reduce_kernel: Float[Tensor, "channels hidden"],
+    reduce_bias: Float[Tensor, " hidden"],
+    expand_kernel: Float[Tensor, "hidden channels"],
+    expand_bias: Float[Tensor, " channels"],
+) -> tuple[
+    Float[Tensor, "batch height width *order channels"],
+    Float[Tensor, "batch channels"],
+]:
+    """`y = s x`, where `s` comes from the mean of `x` over space and group.
+
+    `s = sigmoid(relu(mean W_1 + b_1) W_2 + b_2)`. The mean is invariant under
+    every group, so that `s` is too.
+
+    Args:
+        x: images or feature maps on any group.
+        reduce_kernel, reduce_bias: `W_1` and `b_1`.
+        expand_kernel, expand_bias: `W_2` and `b_2`.
+
+    Returns:
+        `y` like `x`, and `s`.
+    """
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    statistic = mean(in_full_precision(x), tuple(range(1, len(x.shape) - 1)))
+    # Not `ops.matmul`: under PyTorch it passes float64 through float32.
+    hidden = ops.relu(
+        statistic @ in_full_precision(reduce_kernel)
+        + in_full_precision(reduce_bias)
+    )
+    scores = hidden @ in_full_precision(expand_kernel) + in_full_precision(
+        expand_bias
+    )
+    channel = ops.cast(ops.sigmoid(scores), dtype)
+    inner = (1,) * (len(x.shape) - 2)
+    return x * ops.reshape(channel, (-1, *inner, x.shape[-1])), channel

@@ -1,0 +1,418 @@
+"""Attentive convolution: attention on responses before they are summed.
+
+A convolution sums the responses of its filter on every input channel and input
+group element. Here each of them is weighted first. They are `order * channels`
+times as many numbers as the output, so they are never all held:
+`ops.response_chunks` says how.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import mean
+from keras_equiattn.ops.responses import chunked as response_chunks
+
+# What "auto" lets one step hold, beside input and output.
+MEMORY_LIMIT = 2**28
+# Without a compiler, what responses of several input channels may take to be
+# computed at once: where they leave the cache, that is slower than one by one.
+CACHE = 2**21
+# How many images "auto" counts with where the batch is not known.
+ASSUMED_BATCH = 128
+# Tensors of the size of one chunk's output that live at once.
+LIVE = 8
+
+
+class AttentionKernels(NamedTuple):
+    """Weights of the attention of a convolution on a group.
+
+    Attributes:
+        channel_1: `([order,] channels, hidden, filters)` or None.
+        channel_2: `([order,] hidden, channels, filters)` or None.
+        spatial: `(rows, columns, [order,] 2, filters)` for (mean, maximum),
+            or None.
+    """
+
+    channel_1: Tensor | None = None
+    channel_2: Tensor | None = None
+    spatial: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "AttentionKernels":
+        """A function applied to the weights that there are."""
+        return AttentionKernels(
+            *(None if w is None else function(w) for w in self)
+        )
+
+
+def attentive_lifting_conv(
+    x: Float[Tensor, "batch height width channels"],
+    kernel: Float[Tensor, "rows columns channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    **options: Any,
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """Lifting convolution with attention on the responses.
+
+    See `attentive_group_conv`; here there is no sum over `j`, and the channel
+    weights do not depend on `h`.
+    """
+    return _attentive(lifting_conv, x, kernel, attention, group, options)
+
+
+def attentive_group_conv(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "rows columns order channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    **options: Any,
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """Group convolution with attention on the responses.
+
+    With the responses `f(x, h, j, c, o) = sum_d in(x + d, j, c)
+    K_o(h^-1 d, h^-1 j, c)` it is `y(x, h, o) = sum_jc (1 - aX aC) f`. Channel
+    attention `aC(h, j, c, o)` comes from mean and maximum of `f` over space,
+    spatial attention `aX(x, h, j, o)` from mean and maximum of `aC f` over the
+    channels. Weights are transformed with `h` like the kernel.
+
+    Args:
+        x: feature maps on the group.
+        kernel: filters on the group.
+        attention: weights of the attention.
+        group: a group or its name.
+        **options: `strides`, `padding`, `dilation_rate` of the convolution,
+            `attention_dilation_rate`, `chunk_size`, see `attended_sum`.
+
+    Returns:
+        A feature map on the group.
+    """
+    return _attentive(group_conv, x, kernel, attention, group, options)
+
+
+def _attentive(
+    convolve: Callable[..., Tensor],
+    x: Tensor,
+    kernel: Tensor,
+    attention: AttentionKernels,
+    group: str | Group,
+    options: dict[str, Any],
+) -> Tensor:
+    """The convolution without what attention takes away."""
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    # The difference can be a thousandth of the terms: too few digits in half.
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    attention = attention.map(in_full_precision)
+    names = ("strides", "padding", "dilation_rate")
+    plain = {name: options[name] for name in names if name in options}
+    y = convolve(x, kernel, group, **plain)
+    y = y - attended_sum(x, kernel, attention, group, **options)
+    return ops.cast(y, dtype)
+
+
+def attended_sum(
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    *,
+    strides: tuple[int, int] = (1, 1),
+    padding: str = "valid",
+    dilation_rate: tuple[int, int] = (1, 1),
+    attention_dilation_rate: int = 1,
+    chunk_size: int | str | None = "auto",
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """What attention takes away: `sum_jc aX aC f`.
+
+    Args:
+        x, kernel, attention, group: see `attentive_group_conv`.
+        strides, padding, dilation_rate: of the convolution.
+        attention_dilation_rate: of the spatial kernel.
+        chunk_size: how many of the `order * filters` output channels are
+            computed at a time: the largest divisor of their number up to
+            this, the same result for every one. "auto" chooses it so that
+            what one step holds, beside the input and its gradient, stays
+            below 256 MB, and 1 where that does not suffice or height or width
+            are not known. None holds all responses. Its gradient can be
+            differentiated again on every backend, that of the others only
+            under JAX. Where the maximum of several channels ties, the
+            gradient goes to the first; with None they share it.
+
+    Returns:
+        A feature map on the group.
+
+    Raises:
+        ValueError: for a bad `padding` or `chunk_size`, or if there are no
+            attention weights.
+    """
+    _check(attention, padding)
+    check_chunk_size(chunk_size)
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    geometry = response_chunks.Geometry(
+        tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
+    )
+    planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
+    if chunk_size is None:
+        y = responses_held(planes, weights, geometry)
+    else:
+        chunk = _chunk_size(x, weights, geometry, padding, chunk_size)
+        chunks = {name: _split(w, chunk) for name, w in weights.items()}
+        together = _together(x, chunks, geometry, padding)
+        y = response_chunks.attended_sum(planes, chunks, geometry, together)
+        y = ops.transpose(y, (1, 2, 3, 0, 4))
+    # From `x`: what was compiled for several sizes has forgotten them.
+    known = geometry.output_size(tuple(x.shape)[1:3], padding)
+    size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
+    shape = ops.shape(x)[0], *size, groups.get(group).order, kernel.shape[-1]
+    return ops.cast(ops.reshape(y, shape), dtype)
+
+
+def response_attention(
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order channels filters"],
+    attention: AttentionKernels,
+    group: str | Group,
+    *,
+    strides: tuple[int, int] = (1, 1),
+    padding: str = "valid",
+    dilation_rate: tuple[int, int] = (1, 1),
+    attention_dilation_rate: int = 1,
+    query: tuple[int, int] | None = None,
+) -> dict[str, Tensor]:
+    """The attention as applied: `1 - alpha`. No gradient passes through it.
+
+    Args:
+        x, kernel, attention, group: see `attentive_group_conv`.
+        strides, padding, dilation_rate: of the convolution.
+        attention_dilation_rate: of the spatial kernel.
+        query: row and column of an output; None for all.
+
+    Returns:
+        By name, with `h` the output and `j` the input group element, which a
+        lifting convolution does not have:
+
+        - "channel" `(batch, h[, j], channels, filters)`: `1 - aC`, unless
+          there is spatial attention alone;
+        - "spatial" `(batch, new_height, new_width, h[, j], filters)`:
+          `1 - aX`, unless there is channel attention alone;
+        - "effective": without a query the mean of `1 - aX aC` over `j`,
+          channels and filters, `(batch, new_height, new_width, h, 1)`; with
+          a query all of it there, `(batch, h[, j], channels, filters)`.
+
+    Raises:
+        ValueError: for a bad `padding`, or if there are no attention weights.
+    """
+    _check(attention, padding)
+    geometry = response_chunks.Geometry(
+        tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
+    )
+    planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
+    chunk = _chunk_size(x, weights, geometry, padding, "auto")
+    chunks = {name: _split(w, chunk) for name, w in weights.items()}
+    together = _together(x, chunks, geometry, padding)
+    alpha, gate = response_chunks.attention_maps(
+        planes, chunks, geometry, together
+    )
+    inputs = planes.shape[0]
+    order, filters = groups.get(group).order, kernel.shape[-1]
+    channels, batch = alpha.shape[2], ops.shape(planes)[2]
+    # (j, chunks, c, b, n) to (b, h, j, c, o).
+    alpha = ops.transpose(alpha, (3, 1, 4, 0, 2))
+    alpha = ops.reshape(alpha, (batch, order, filters, inputs, channels))
+    alpha = ops.transpose(alpha, (0, 1, 3, 4, 2))
+    # (j, chunks, b, x, y, n) to (b, x, y, h, j, o).
+    size = ops.shape(gate)[3:5]
+    gate = ops.transpose(gate, (2, 3, 4, 1, 5, 0))
+    gate = ops.reshape(gate, (batch, *size, order, filters, inputs))
+    gate = ops.transpose(gate, (0, 1, 2, 3, 5, 4))
+    if query is None:
+        both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
+        effective = (1 - both / (inputs * filters))[..., None]
+    else:
+        effective = 1 - gate[:, query[0], query[1], :, :, None] * alpha
+    maps = {}
+    if "first" in weights:
+        maps["channel"] = 1 - alpha
+    if "spatial" in weights:
+        maps["spatial"] = 1 - gate
+    maps["effective"] = effective
+    if len(x.shape) == 4:  # no input group element
+        axes = {"channel": 2, "spatial": 4}
+        if query is not None:
+            axes["effective"] = 2
+        for name, axis in axes.items():
+            if name in maps:
+                maps[name] = ops.squeeze(maps[name], axis)
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return {name: ops.cast(value, dtype) for name, value in maps.items()}
+
+
+def responses_held(
+    planes: Tensor,
+    weights: response_chunks.Weights,
+    geometry: response_chunks.Geometry,
+) -> Tensor:
+    """`response_chunks.attended_sum` with all responses at hand.
+
+    Args:
+        planes: padded input `(j, c, b, height, width)`.
+        weights: as there, without the axis of the chunks.
+        geometry: of the convolution.
+
+    Returns:
+        `(b, new_height, new_width, n)`.
+    """
+    responses = ops.einsum(
+        "jcbtxy,jctn->jcbxyn", geometry.windows(planes), weights["kernel"]
+    )
+    attended = []
+    for j in range(planes.shape[0]):
+        f = responses[j]
+        if "first" in weights:
+            alpha = response_chunks.channel_attention(
+                mean(f, (2, 3)),
+                ops.max(f, axis=(2, 3)),
+                weights["first"][j],
+                weights["second"][j],
+            )
+            f = f * alpha[:, :, None, None]
+        total = ops.sum(f, axis=0)
+        if "spatial" in weights:
+            total = total * response_chunks.spatial_attention(
+                total / planes.shape[1],
+                ops.max(f, axis=0),
+                weights["spatial"][j],
+                geometry.attention_dilation_rate,
+            )
+        attended.append(total)
+    return sum(attended[1:], attended[0])
+
+
+def _prepare(
+    x: Tensor,
+    kernel: Tensor,
+    attention: AttentionKernels,
+    group: str | Group,
+    geometry: response_chunks.Geometry,
+    padding: str,
+) -> tuple[Tensor, response_chunks.Weights]:
+    """Padded planes, and the orbits of all weights with `(h, o)` as `n`."""
+    group = groups.get(group)
+    on_group = len(x.shape) == 5
+    if not on_group:
+        x = ops.expand_dims(x, 3)
+    # Equal maxima and sums over pixels want digits.
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    attention = attention.map(in_full_precision)
+    pads = geometry.padding(tuple(x.shape)[1:3], padding)
+    planes = ops.pad(
+        ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
+    )
+
+    def orbit(weight: Tensor) -> Tensor:
+        """`(h, rows, columns, j, ..., o)` to `(j, rows, columns, ..., n)`."""
+        moved = kernel_orbit(weight, group, group_axis=on_group)
+        if not on_group:
+            moved = ops.expand_dims(moved, 3)
+        rank = len(moved.shape)
+        order = (3, 1, 2, *range(4, rank - 1), 0, rank - 1)
+        moved = ops.transpose(moved, order)
+        return ops.reshape(
+            moved, (*moved.shape[:-2], group.order * kernel.shape[-1])
+        )
+
+    kernels = orbit(kernel)  # (j, rows, columns, c, n)
+    j, rows, columns, channels, n = kernels.shape
+    kernels = ops.reshape(kernels, (j, rows * columns, channels, n))
+    weights = {"kernel": ops.transpose(kernels, (0, 2, 1, 3))}
+    if attention.channel_1 is not None:
+        first, second = attention.channel_1, attention.channel_2
+        weights["first"] = orbit(ops.expand_dims(first, (0, 1)))[:, 0, 0]
+        weights["second"] = orbit(ops.expand_dims(second, (0, 1)))[:, 0, 0]
+    if attention.spatial is not None:
+        weights["spatial"] = orbit(attention.spatial)
+    return planes, weights
+
+
+def _split(weight: Tensor, size: int) -> Tensor:
+    """`(j, ..., n)` to `(j, chunks, ..., size)`."""
+    shape = tuple(weight.shape)
+    split = ops.reshape(weight, (*shape[:-1], shape[-1] // size, size))
+    rank = len(shape) + 1
+    return ops.transpose(split, (0, rank - 2, *range(1, rank - 2), rank - 1))
+
+
+def _chunk_size(
+    x: Tensor,
+    weights: response_chunks.Weights,
+    geometry: response_chunks.Geometry,
+    padding: str,
+    wanted: int | str,
+) -> int:
+    """The largest divisor of the output channels up to what is wanted."""
+    n = weights["kernel"].shape[-1]
+    if isinstance(wanted, str):  # "auto"
+        plane = _plane_bytes(x, geometry, padding)
+        wanted = MEMORY_LIMIT // (LIVE * plane) if plane else 1
+    return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(wanted, 1))
+
+
+def _together(
+    x: Tensor,
+    chunks: response_chunks.Weights,
+    geometry: response_chunks.Geometry,
+    padding: str,
+) -> int:
+    """How many input channels of a chunk are seen at a time."""
+    if backend.compiles():
+        return 1
+    channels, n = chunks["kernel"].shape[2], chunks["kernel"].shape[-1]
+    plane = _plane_bytes(x, geometry, padding)
+    fitting = CACHE // (n * plane) if plane else 1
+    return min(max(fitting, 1), channels)
+
+
+def _plane_bytes(
+    x: Tensor, geometry: response_chunks.Geometry, padding: str
+) -> int:
+    """Size of one output channel of the whole batch; 0 where not known."""
+    height, width = geometry.output_size(tuple(x.shape)[1:3], padding)
+    size = 8 if keras.backend.standardize_dtype(x.dtype) == "float64" else 4
+    return size * (x.shape[0] or ASSUMED_BATCH) * (height or 0) * (width or 0)
+
+
+def _check(attention: AttentionKernels, padding: str) -> None:
+    both = attention.channel_1 is None, attention.channel_2 is None
+    if any(both) and not all(both):
+        raise ValueError(
+            "`attention` must have both `channel_1` and `channel_2`, or none "
+            "of them."
+        )
+    if all(both) and attention.spatial is None:
+        raise ValueError("`attention` has no weights: all three are None.")
+    _checks.choice(padding, "padding", ("valid", "same"))
+
+
+def check_chunk_size(value: Any) -> int | str | None:
+    """A positive integer, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    try:
+        return _checks.integer(value, "chunk_size")
+    except ValueError:
+        raise ValueError(
+            "`chunk_size` must be a positive integer, 'auto' or None. "
+            f"Received: {value!r}"
+        ) from None

@@ -1,0 +1,28 @@
+"""What a network attends to: the maps of its layers, and pictures of them.
+
+    maps = attention_maps(model, images)
+    figure = plot_attention_maps(model, images[0])
+    figure.savefig("maps.png")
+
+Arrays come first, pictures second: `sites` finds the layers and reads their
+maps, everything else draws. Pictures need matplotlib, the extra `viz`; arrays
+do not.
+"""
+
+from keras_equiattn.visualization.drawing import element_name
+from keras_equiattn.visualization.maps import attention_maps
+from keras_equiattn.visualization.maps import plot_attention_maps
+from keras_equiattn.visualization.rates import path_rates
+from keras_equiattn.visualization.rates import plot_path_rates
+from keras_equiattn.visualization.window_pictures import pixel_attention
+from keras_equiattn.visualization.window_pictures import plot_window_attention
+
+__all__ = [
+    "attention_maps",
+    "element_name",
+    "path_rates",
+    "pixel_attention",
+    "plot_attention_maps",
+    "plot_path_rates",
+    "plot_window_attention",
+]

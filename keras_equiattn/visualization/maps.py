@@ -1,0 +1,374 @@
+"""Maps of attention of a whole network, and their picture in all poses."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.ops.group.action import group_action
+from keras_equiattn.visualization import drawing
+from keras_equiattn.visualization import sites as attention_sites
+from keras_equiattn.visualization.drawing import element_name
+from keras_equiattn.visualization.sites import Maps
+from keras_equiattn.visualization.sites import Pitch
+from keras_equiattn.visualization.sites import Site
+
+# A map that varies by less is called uniform, and drawn as such.
+UNIFORM = 1e-3
+# About as many positions with arrows along the shorter side.
+ARROWS = 5
+# Of the arrows of rotations and of mirrored elements.
+COLORS = ("tab:orange", "deepskyblue")
+# Turns the arrows of mirrored elements away from those of the others.
+TILT = np.pi / 12
+
+
+def attention_maps(
+    model: keras.Model,
+    images: Any,
+    query: tuple[int, int] | None = None,
+    layers: str | Iterable[str] | None = None,
+) -> dict[str, Maps]:
+    """What every attentive layer of a model returns for a batch of images.
+
+    The model runs once, in inference mode, compiled as `predict` compiles it;
+    on the way each of these layers is called with
+    `return_attention_maps=True`. The model itself stays as it is. Layers of
+    ACmix with `paths="convolution"` attend to nothing and are left out.
+
+    Args:
+        model: a functional or Sequential model, or one of several models
+            nested in each other, with one input.
+        images: a batch, of the rank that the model takes.
+        query: `(row, column)` of one position of the output. Layers whose
+            whole map is too large to return give all of it there; see the
+            documentation of the layer.
+        layers: names to return, as in the result; None means all.
+
+    Returns:
+        A dict from names of layers to dicts of NumPy arrays by name, in the
+        order in which the model calls the layers. A layer `inner` of a nested
+        model `outer` is `"outer/inner"`. A layer that is called more than once
+        comes up each time, from the second on as `"name#2"`. "effective" is
+        `(batch, height, width, h, ...)` for layers on a group, `(batch,
+        height, width, channels)` for attention on images. Layers that attend
+        to windows have "window" in its place, those that attend to the whole
+        image, and `WindowACmix2D`, "image": the weights of what each pixel
+        sees, for each `h` and head. `SpatialReductionACmix2D` with tokens has
+        "tokens" beside "image". Each layer documents its arrays. Half
+        precision is returned as float32.
+
+    Symmetry:
+        Each map is a feature map on the group, an image or constant in space,
+        and transforms like one. In "window" and "image" what a pixel sees is
+        acted on too: places turn, and group elements of the input permute.
+
+    Raises:
+        ValueError: if the model has no graph (a subclassed model, a Sequential
+            one that is not built), no attentive layer or several inputs; for a
+            layer that contains attentive layers in its own code; for unknown
+            names in `layers`; if the images have another rank than the input.
+
+    Example:
+        >>> from keras_equiattn.applications import RotMNISTCNN
+        >>> from keras_equiattn.visualization import attention_maps
+        >>> model = RotMNISTCNN(group="p4", attention="input", filters=2)
+        >>> maps = attention_maps(model, np.ones((1, 28, 28, 1), "float32"))
+        >>> len(maps)
+        7
+        >>> found = maps["conv2_attention"]
+        >>> found["effective"].shape
+        (1, 26, 26, 4, 2)
+    """
+    sites = attention_sites.select(attention_sites.find(model), layers)
+    return attention_sites.read(model, images, sites, query)
+
+
+def plot_attention_maps(
+    model: keras.Model,
+    image: Any,
+    layer: str | None = None,
+    group_element: int | None = None,
+    elements: Iterable[int] | None = None,
+    arrows: bool | None = None,
+    colormap: str = "viridis",
+    opacity: float = 0.7,
+    size: float = 1.5,
+) -> Any:
+    """Draws the effective attention of one layer over a turned image.
+
+    There is a row for each element `g` that acts on the image. It shows the
+    image, arrows that stand for all group elements `h` of the map at once, and
+    the map for each `h`. That the maps turn with the image shows: the panel
+    `(g, g h)` is the panel `(identity, h)` acted on by `g`.
+
+    Maps of several channels are averaged over them. A map smaller than the
+    image lies centred on it, a pixel of the map as wide as the strides on the
+    way make it. All panels share one colour scale, from the least to the
+    largest value shown; the title says which values those are, and says
+    "uniform" where they differ by less than 1e-3: the layer then weighs all
+    pixels and poses alike.
+
+    Args:
+        model: see `attention_maps`.
+        image: `(height, width, channels)`, for a model that takes images;
+            with a batch axis of size one if you like. One or three channels
+            in [0, 1] are shown as they are; values outside are rescaled and
+            other numbers of channels averaged, for the picture alone.
+        layer: name of the layer, as in `attention_maps`; None takes the one
+            whose map varies most over space.
+        group_element: the one `h` to show; None shows all.
+        elements: indices of the `g` to act with; None means all that map the
+            pixel grid, and the shape of the image, onto themselves.
+        arrows: whether to draw the arrows: at a coarse grid of positions one
+            for each `h`, in the direction into which `h` turns "up", its length
+            from zero for the least value to half the spacing for the largest.
+            Those of mirrored elements are tilted away, the other way round.
+            None draws them where the group holds rotations.
+        colormap: matplotlib's name of the colours.
+        opacity: of the map over the image, 1 hides the image.
+        size: of one panel, in inches.
+
+    Returns:
+        A `matplotlib.figure.Figure` that belongs to no window and no pyplot.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: see `attention_maps`; for an image of another rank or
+            several images, unknown layers, layers without an effective map,
+            `h` where the map has no group axis, elements that turn a rectangle
+            on its side.
+
+    Example:
+        >>> from keras_equiattn.applications import RotMNISTCNN
+        >>> from keras_equiattn.visualization import plot_attention_maps
+        >>> model = RotMNISTCNN(group="p4", attention="input", filters=2)
+        >>> image = np.random.default_rng(0).uniform(size=(28, 28, 1))
+        >>> figure = plot_attention_maps(model, image, "conv2_attention")
+        >>> len(figure.axes)  # four rows of six panels, and a colour bar
+        25
+    """
+    figure_class, normalize = drawing.matplotlib_parts()
+    image = drawing.one_image(image)
+    opacity = _checks.number(
+        opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
+    )
+    sites = attention_sites.find(model)
+    if layer is None:
+        layer = _most_varied(attention_sites.read(model, image[None], sites))
+    sites = attention_sites.select(sites, layer)
+    site = attention_sites.leaves(sites)[layer]
+    group = site.operation.group
+    first = site.operation.data_format == "channels_first"
+    if first:
+        image = np.moveaxis(image, 0, -1)
+    tried = _elements(group, elements, image)
+    images = np.concatenate([_act(image[None], group, g) for g in tried])
+    batch = np.moveaxis(images, -1, 1) if first else images
+    field = _Field.of(
+        layer, site, attention_sites.read(model, batch, sites)[layer]
+    )
+    shown = list(range(field.values.shape[-1]))
+    if group_element is not None:
+        field.require_group_axis("group_element", group_element)
+        shown = [group.check_element(group_element)]
+    if arrows is None:
+        arrows = field.on_group and group.rotations > 1
+    elif _checks.flag(arrows, "arrows"):
+        field.require_group_axis("arrows", arrows)
+
+    low, high = float(field.values.min()), float(field.values.max())
+    title = f"{model.name}, {layer}\nattention {low:.4g} to {high:.4g}"
+    if high - low < UNIFORM:
+        title += ", uniform"
+        # On a range of their own rounding errors would look like attention.
+        low, high = (low + high - UNIFORM) / 2, (low + high + UNIFORM) / 2
+    colors = {"cmap": colormap, "norm": normalize(low, high)}
+    heads = ["image", *(["all h"] if arrows else [])]
+    for h in shown:
+        name = f"h: {element_name(group, h)}"
+        heads.append(name if field.on_group else "attention")
+    figure = figure_class(
+        figsize=(1.3 + size * len(heads), 0.8 + size * len(tried)),
+        layout="constrained",
+    )
+    figure.suptitle(title)
+    grid = figure.subplots(len(tried), len(heads), squeeze=False)
+    extent = field.extent(image.shape[:2])
+    drawn = None
+    for g, pixels, values, panels in zip(
+        tried, drawing.displayed(images), field.values, grid, strict=True
+    ):
+        drawing.draw_image(panels[0], pixels)
+        panels[0].set_ylabel(element_name(group, g))
+        grey = pixels.mean(-1, keepdims=True)  # colours are left to the map
+        if arrows:
+            drawing.draw_image(panels[1], 0.4 * grey)
+            _draw_arrows(panels[1], values, extent, group, (low, high))
+        for h, panel in zip(shown, panels[-len(shown) :], strict=True):
+            drawing.draw_image(panel, 0.4 + 0.6 * grey)
+            drawn = panel.imshow(
+                values[..., h],
+                extent=extent,
+                alpha=opacity,
+                interpolation="nearest",
+                **colors,
+            )
+            drawing.frame(panel, pixels)
+    for panel, text in zip(grid[0], heads, strict=True):
+        panel.set_title(text, fontsize="medium")
+    figure.colorbar(drawn, ax=grid, label="effective attention")
+    return figure
+
+
+@dataclasses.dataclass
+class _Field:
+    """The effective attention of a layer, averaged over its channels.
+
+    Attributes:
+        layer: name of the layer.
+        values: `(batch, height, width, h)`, one `h` for attention on images.
+        on_group: whether there is a group axis.
+        pitch: rows and columns of the image per pixel.
+    """
+
+    layer: str
+    values: np.ndarray
+    on_group: bool
+    pitch: Pitch
+
+    @classmethod
+    def of(cls, layer: str, site: Site, maps: Maps) -> "_Field":
+        if "effective" not in maps:
+            raise ValueError(
+                f"Layer '{layer}' returns no map \"effective\" to draw, but "
+                f"{', '.join(map(repr, maps))}.{_instead(maps)}"
+            )
+        values = maps["effective"].mean(-1)
+        on_group = values.ndim == 4
+        if not on_group:
+            values = values[..., None]
+        # A map of its input, or of its output?
+        before, after = site.pitches
+        size = tuple(site.tensors[0].shape[1:])
+        first = site.operation.data_format == "channels_first"
+        of_input = values.shape[1:3] == (size[1:3] if first else size[:2])
+        return cls(layer, values, on_group, before if of_input else after)
+
+    def require_group_axis(self, name: str, value: Any) -> None:
+        if not self.on_group:
+            raise ValueError(
+                f"`{name}` must be None: the map of '{self.layer}' has no "
+                f"group axis. Received: {value!r}"
+            )
+
+    def extent(self, size: tuple[int, int]) -> tuple[float, ...]:
+        """Left, right, bottom, top in pixels of the image, centred on it."""
+        (rows, columns), (height, width) = self.values.shape[1:3], size
+        y, x = rows * self.pitch[0] / 2, columns * self.pitch[1] / 2
+        middle = (height - 1) / 2, (width - 1) / 2
+        return middle[1] - x, middle[1] + x, middle[0] + y, middle[0] - y
+
+
+def _instead(*maps: Maps) -> str:
+    """What draws maps of windows, if that is what there is."""
+    if not any({"window", "image"} & set(found) for found in maps):
+        return ""
+    return " `plot_window_attention` draws what a pixel attends to."
+
+
+def _most_varied(maps: dict[str, Maps]) -> str:
+    """The layer whose map has the largest standard deviation over space."""
+    spreads = {
+        name: float(found["effective"].mean(-1).std(axis=(1, 2)).max())
+        for name, found in maps.items()
+        if "effective" in found
+    }
+    if not spreads:
+        raise ValueError(
+            'No attentive layer of the model returns an "effective" map.'
+            + _instead(*maps.values())
+        )
+    return max(spreads, key=lambda name: spreads[name])
+
+
+def _elements(
+    group: groups.Group, elements: Iterable[int] | None, image: np.ndarray
+) -> list[int]:
+    """The elements to act with: images of one shape come out."""
+    square = image.shape[0] == image.shape[1]
+    lying = [g for g in range(group.order) if group.matrices[g, 0, 0] == 0]
+    if elements is None:
+        kept = [int(g) for g in group.grid_elements]
+        return [g for g in kept if square or g not in lying]
+    tried = [group.check_element(element) for element in elements]
+    if not tried:
+        raise ValueError("`elements` must hold one or more. Received: none")
+    if not square and set(tried) & set(lying):
+        raise ValueError(
+            f"`elements` that turn an image of size {image.shape[:2]} on its "
+            f"side cannot be drawn beside it. Received: {tried}"
+        )
+    return tried
+
+
+def _act(image: np.ndarray, group: groups.Group, element: int) -> np.ndarray:
+    moved = group_action(image, group, element)
+    return np.asarray(keras.ops.convert_to_numpy(moved))
+
+
+def _draw_arrows(
+    panel: Any,
+    values: np.ndarray,
+    extent: tuple[float, ...],
+    group: groups.Group,
+    limits: tuple[float, float],
+) -> None:
+    """One arrow for each group element at each of some positions."""
+    left, right, bottom, top = extent
+    height, width, order = values.shape
+    step = math.ceil(min(height, width) / ARROWS)
+    rows, columns = _centred(height, step), _centred(width, step)
+    pitch = np.array([(bottom - top) / height, (right - left) / width])
+    y, x = np.meshgrid(
+        top + (rows + 0.5) * pitch[0],
+        left + (columns + 0.5) * pitch[1],
+        indexing="ij",
+    )
+    low, high = limits
+    share = (values[np.ix_(rows, columns)] - low) / (high - low)
+    tilt = TILT if group.mirrors else 0.0
+    # As offsets (row, column), on which the matrices act.
+    up = np.array([-math.cos(tilt), math.sin(tilt)])
+    gaps = [axis[1] - axis[0] for axis in (y[:, 0], x[0]) if len(axis) > 1]
+    reach = min(gaps, default=pitch.min()) / 2
+    arrows = share[..., None] * reach * (group.matrices @ up)
+    mirrored = np.arange(order) // group.rotations
+    panel.quiver(
+        np.repeat(x, order),
+        np.repeat(y, order),
+        arrows[..., 1].ravel(),
+        arrows[..., 0].ravel(),
+        color=np.tile(np.array(COLORS)[mirrored], x.size),
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        width=0.012,
+        headwidth=3,
+        headlength=3,
+        headaxislength=3,
+        minlength=0,
+    )
+
+
+def _centred(size: int, step: int) -> np.ndarray:
+    """Positions that look the same from either end, steps apart or more."""
+    step = min(step, max(size - 1, 1))
+    while (size - 1) % step % 2:
+        step += 1
+    return np.arange((size - 1) % step // 2, size, step)

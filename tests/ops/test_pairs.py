@@ -1,0 +1,589 @@
+"""Group self-attention in tiles, two softmaxes, against one over all."""
+
+import inspect
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from layer_contract import as_array
+
+from keras_equiattn.ops.pairs import api as module
+from keras_equiattn.ops.pairs import tiles as pair_tiles
+from keras_equiattn.ops.pairs.api import group_attention_weights
+from keras_equiattn.ops.pairs.api import group_self_attention
+from keras_equiattn.ops.pairs.api import plain_attention
+from keras_equiattn.ops.pairs.neighbours import Planes
+from keras_equiattn.ops.pairs.neighbours import Products
+from keras_equiattn.ops.papers.position_encoding import image_offsets
+from keras_equiattn.ops.papers.position_encoding import seen_offsets
+from keras_equiattn.ops.papers.position_encoding import window_offsets
+from keras_equiattn.testing import relative_difference
+
+pytestmark = pytest.mark.torch_first
+
+# The package has a function of this name.
+
+BACKEND = keras.backend.backend()
+FLOAT64 = BACKEND != "jax"
+DTYPE, RTOL = ("float64", 1e-12) if FLOAT64 else ("float32", 2e-5)
+SLOW = (pytest.mark.slow, pytest.mark.every_backend)
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def arguments(window, size, elements, order, heads=2, channels=5, encoded=2):
+    """Query, keys, values, encoding and, but for lifting, embedding.
+
+    Lifting has one query and key element; all channels meet positions.
+    """
+    shape = (2, *size, elements, heads, channels)
+    seen = (window, window) if window else tuple(2 * n - 1 for n in size)
+    lifting = elements == 1
+    encoded = channels if lifting else encoded
+    arrays = [random(*shape, seed=seed) for seed in range(3)]
+    arrays.append(random(*seen, order, encoded, seed=3))
+    if not lifting:
+        rest = channels - encoded
+        arrays.append(random(elements, elements, rest, seed=4))
+    return arrays
+
+
+def value_and_gradients(function, arrays, cotangent):
+    """The value, and gradients of `sum(value * cotangent)`."""
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    cotangent = ops.convert_to_tensor(cotangent, DTYPE)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            value = function(*tensors)
+        gradients = tape.gradient(value, tensors, cotangent)
+    elif BACKEND == "jax":
+        import jax
+
+        value, pull_back = jax.vjp(function, *tensors)
+        gradients = pull_back(cotangent)
+    else:
+        import torch
+
+        tensors = [t.requires_grad_() for t in tensors]
+        value = function(*tensors)
+        gradients = torch.autograd.grad(value, tensors, cotangent)
+        value = value.detach()
+    return as_array(value), [as_array(g) for g in gradients]
+
+
+def check(arrays, local, rtol=RTOL, compiled=False):
+    """Tiled and plain form agree, in the value and all gradients."""
+
+    def tiled(*arrays):
+        return group_self_attention(*arrays, local=local)
+
+    if compiled and BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        tiled = tf.function(tiled)
+
+    def plain(*arrays):
+        return plain_attention(*arrays, local=local)
+
+    batch, height, width, _, heads, channels = arrays[0].shape
+    order = arrays[3].shape[2]
+    cotangent = random(batch, height, width, order, heads, channels, seed=6)
+    value, gradients = value_and_gradients(tiled, arrays, cotangent)
+    expected, wanted = value_and_gradients(plain, arrays, cotangent)
+    assert value.shape == cotangent.shape
+    assert relative_difference(value, expected) < rtol
+    names = ("query", "keys", "values", "encoding", "embedding")
+    for name, gradient, other in zip(names, gradients, wanted, strict=False):
+        # A softmax that sees one place gives none.
+        scale = max(np.abs(other).max(), 1)
+        assert np.abs(gradient - other).max() < 10 * rtol * scale, name
+
+
+@pytest.fixture
+def fresh_tiles():
+    """What is built for shapes knows how it was to be built."""
+    pair_tiles._tiled.cache_clear()
+    yield
+    pair_tiles._tiled.cache_clear()
+
+
+@pytest.fixture(params=[Planes, Products], ids=lambda kind: kind.__name__)
+def realisation(request, monkeypatch, fresh_tiles):
+    """Each of the two, also where the other would be chosen."""
+    if request.param is Planes:
+        monkeypatch.setattr(pair_tiles, "Products", Planes)
+    else:
+        monkeypatch.setattr(pair_tiles, "Planes", Products)
+    return request.param
+
+
+CASES = [
+    # window, size, elements, order
+    (3, (3, 4), 2, 3),
+    (3, (4, 2), 1, 4),
+    (5, (2, 3), 3, 2),
+    (1, (2, 2), 2, 2),
+    (3, (1, 3), 4, 4),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_windows(case, realisation):
+    check(arguments(*case), local=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (None, (3, 4), 2, 3),
+        (None, (4, 2), 1, 4),
+        (None, (1, 3), 3, 2),
+        (None, (1, 1), 2, 2),
+    ],
+    ids=str,
+)
+def test_whole_images(case):
+    check(arguments(*case), local=False)
+
+
+# Compiled in float64, windows that see nothing are easily 0 / 0.
+@pytest.mark.parametrize(
+    ("window", "elements"),
+    [
+        pytest.param(3, 2, marks=pytest.mark.every_backend),
+        (3, 1),
+        (None, 2),
+        (None, 1),
+    ],
+)
+def test_compiled_as_in_fit(window, elements):
+    arrays = arguments(window, (3, 2), elements, 2)
+    check(arrays, local=window is not None, compiled=True)
+
+
+@pytest.mark.parametrize("elements", [1, 2])
+@pytest.mark.parametrize(
+    ("limit", "together", "rows"),
+    [(1 / 5, 1, 1), (1 / 2, 1, 3), (1, 1, 5), (5, 4, 5), (10**6, 12, 5)],
+)
+def test_heads_and_rows_of_a_block(
+    elements, limit, together, rows, realisation, monkeypatch
+):
+    arrays = arguments(3, (5, 2), elements, 2, heads=6)
+    pixels = 5 * (2 + 2)
+    scores = 9 * elements * 2 * pixels
+    limit = int(limit * scores)
+    monkeypatch.setattr(pair_tiles, "block_limit", lambda: limit)
+    tensors = [ops.convert_to_tensor(arrays[n]) for n in (0, 1, 3)]
+    found = pair_tiles.block_size(*tensors, True, limit)
+    assert found == (together, rows)
+    check(arrays, local=True)
+
+
+@pytest.mark.every_backend
+def test_blocks_are_small_where_they_are_compiled():
+    limits = [pair_tiles.block_limit()]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.function(lambda: limits.append(pair_tiles.block_limit()))()
+    compiled, eager = pair_tiles.COMPILED_TILE, pair_tiles.CPU_TILE
+    expected = {
+        "jax": [compiled],
+        "tensorflow": [eager, compiled],
+        "torch": [eager],
+    }
+    assert limits == expected[keras.backend.backend()]
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("local", [True, False])
+def test_numbers_of_heads(heads, local):
+    window = 3 if local else None
+    check(arguments(window, (2, 3), 2, 2, heads=heads), local=local)
+
+
+def test_sizes_known_only_at_run_time_are_heads_by_themselves():
+    unknown = keras.KerasTensor((None, None, 4, 2, 6, 3))
+    encoding = keras.KerasTensor((3, 3, 2, 1))
+    found = pair_tiles.block_size(unknown, unknown, encoding, True, 10**6)
+    assert found == (1, None)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_images_without_an_embedding(local):
+    """Channels that meet neither positions nor an embedding."""
+    window = 3 if local else None
+    *arrays, _ = arguments(window, (3, 2), 2, 2)
+    check(arrays, local=local)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_scores_far_apart(local):
+    """Content and positions may point to different neighbours."""
+    arrays = arguments(3 if local else None, (3, 3), 2, 2)
+    arrays[0] *= 30
+    arrays[3] *= 30
+    check(arrays, local=local, rtol=1e-9 if FLOAT64 else 1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_counts_in_float32(dtype):
+    arrays = arguments(3, (3, 4), 2, 3)
+    tensors = [ops.convert_to_tensor(a, dtype) for a in arrays]
+    y = group_self_attention(*tensors)
+    assert keras.backend.standardize_dtype(y.dtype) == dtype
+    rounded = [ops.cast(t, "float32") for t in tensors]
+    expected = as_array(plain_attention(*rounded))
+    y = as_array(ops.cast(y, "float32"))
+    assert relative_difference(y, expected) < 1e-2
+
+
+# --- Dropout ----------------------------------------------------------------
+
+SEED = np.array([3.0, 5.0], "float32")
+
+
+def with_dropout(arrays, local, seed=SEED):
+    def function(*arrays):
+        return group_self_attention(
+            *arrays,
+            local=local,
+            dropout=0.4,
+            seed=ops.convert_to_tensor(seed),
+        )
+
+    cotangent = np.ones((*arrays[0].shape[:3], arrays[3].shape[2], 2, 5))
+    return value_and_gradients(function, arrays, cotangent)
+
+
+@pytest.mark.parametrize(
+    ("window", "elements"),
+    [
+        (3, 2),
+        (None, 1),
+        pytest.param(3, 1, marks=SLOW),
+        pytest.param(None, 2, marks=SLOW),
+    ],
+)
+def test_gradients_drop_what_the_value_dropped(window, elements):
+    """Along random directions, by differences."""
+    arrays = arguments(window, (2, 3), elements, 2)
+    local = window is not None
+    step = 1e-5 if FLOAT64 else 1e-2
+    _, gradients = with_dropout(arrays, local)
+    for index, gradient in enumerate(gradients):
+        direction = random(*arrays[index].shape, seed=8)
+        ends = []
+        for sign in (1, -1):
+            moved = list(arrays)
+            moved[index] = arrays[index] + sign * step * direction
+            ends.append(with_dropout(moved, local)[0].sum())
+        numeric = (ends[0] - ends[1]) / (2 * step)
+        along = (gradient * direction).sum()
+        scale = max(abs(numeric), 1)
+        assert abs(along - numeric) < (1e-7 if FLOAT64 else 2e-2) * scale
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_dropout_follows_the_seed(local):
+    arrays = arguments(3 if local else None, (2, 3), 2, 2)
+    for array in arrays[:3]:
+        array[1] = array[0]
+    first, again, other = (
+        with_dropout(arrays, local, seed)[0]
+        for seed in (SEED, SEED, SEED + np.array([0, 1], "float32"))
+    )
+    np.testing.assert_array_equal(first, again)
+    assert relative_difference(first, other) > 1e-2
+    assert relative_difference(first[0], first[1]) > 1e-2  # of each image
+
+
+def test_seeds_are_numbers_that_single_precision_holds():
+    for number in (pair_tiles.SEEDS - 1, 2 * pair_tiles.SEEDS - 1):
+        assert int(np.float32(number)) == number
+
+
+# --- Exported ----------------------------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="the format is JAX's")
+@pytest.mark.parametrize("local", [True, False])
+def test_functions_of_any_batch_can_be_exported_by_jax(local):
+    from jax import export
+    from jax import jit
+    from jax import ShapeDtypeStruct
+
+    arrays = arguments(3 if local else None, (3, 2), 2, 2)
+    arrays = [a.astype("float32") for a in arrays]
+    scope = export.SymbolicScope()
+
+    def attend(*arrays):
+        return group_self_attention(*arrays, local=local)
+
+    shapes = [
+        ShapeDtypeStruct(
+            export.symbolic_shape(
+                ", ".join(map(str, ("b", *a.shape[1:]))), scope=scope
+            )
+            if index < 3
+            else a.shape,
+            "float32",
+        )
+        for index, a in enumerate(arrays)
+    ]
+    kept = export.deserialize(export.export(jit(attend))(*shapes).serialize())
+    found = as_array(kept.call(*arrays))
+    assert relative_difference(found, as_array(attend(*arrays))) < RTOL
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the format is PyTorch's")
+@pytest.mark.parametrize("local", [True, False])
+def test_programs_can_be_exported_by_torch(local):
+    import torch
+
+    class Attend(torch.nn.Module):
+        def forward(self, *arrays):
+            return group_self_attention(*arrays, local=local)
+
+    arrays = arguments(3 if local else None, (3, 2), 2, 2)
+    tensors = tuple(ops.convert_to_tensor(a, DTYPE) for a in arrays)
+    program = torch.export.export(Attend(), tensors, strict=False).module()
+    found = as_array(program(*tensors))
+    assert relative_difference(found, as_array(Attend()(*tensors))) < RTOL
+
+
+# --- Weights and offsets ----------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("elements", [1, 2])
+def test_weights_give_the_output(local, elements):
+    arrays = arguments(3 if local else None, (3, 4), elements, 2)
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    query, keys, values, *rest = tensors
+    weights = as_array(group_attention_weights(query, keys, *rest, local=local))
+    encoding = rest[0]
+    seen = module.neighbourhood((3, 4), encoding, local)
+    near = as_array(seen.of(values))
+    y = np.einsum("bivtmo,biomtc->bivtc", weights, near)
+    expected = as_array(group_self_attention(*tensors, local=local))
+    y = y.reshape(expected.shape)
+    assert relative_difference(y, expected) < max(RTOL, 1e-12)
+    one = group_attention_weights(query, keys, *rest, local=local, pixel=(2, 1))
+    expected = weights[:, [2 * 4 + 1]]
+    assert relative_difference(as_array(one), expected) < RTOL
+
+
+def test_offsets_of_windows():
+    np.testing.assert_array_equal(window_offsets(1), np.zeros((1, 1, 2)))
+    offsets = window_offsets(5)
+    assert offsets.shape == (5, 5, 2)
+    np.testing.assert_array_equal(offsets[0, 4], [-1, 1])
+    np.testing.assert_array_equal(offsets[2, 3], [0, 0.5])
+
+
+def test_offsets_of_images():
+    offsets = as_array(image_offsets(2, 4, "float32"))
+    assert offsets.shape == (3, 7, 2)
+    np.testing.assert_allclose(offsets[0, 6], [-1 / 3, 1], rtol=1e-6)
+    np.testing.assert_array_equal(offsets[1, 3], [0, 0])
+    assert not as_array(image_offsets(1, 1, "float32")).any()
+
+
+def test_elements_see_offsets_turned_back():
+    up = ops.convert_to_tensor(np.array([-1.0, 0.0]), DTYPE)
+    seen = as_array(seen_offsets(up, "p4m"))
+    # A quarter turn has moved what lay to the right.
+    np.testing.assert_allclose(seen[1], [0, 1], atol=1e-12)
+    np.testing.assert_allclose(seen[4], [-1, 0], atol=1e-12)
+
+
+def test_masked_weights_are_zero():
+    arrays = arguments(5, (2, 2), 2, 2)
+    query, keys, _, *rest = (ops.convert_to_tensor(a, DTYPE) for a in arrays)
+    weights = as_array(group_attention_weights(query, keys, *rest))
+    inside = module.neighbourhood((2, 2), rest[0], True).inside
+    assert inside.sum(axis=1).tolist() == [4] * 4
+    outside = np.moveaxis(weights, (1, -1), (0, 1))[~inside]
+    assert outside.size
+    assert not outside.any()
+
+
+def test_tiles_and_back():
+    x = random(2, 3, 4, 2, 6, 5)
+    for heads in (1, 2, 3, 6):
+        tiles = pair_tiles._as_tiles(ops.convert_to_tensor(x), heads)
+        assert tiles.shape == (2 * 6 // heads, 5, 2, heads, 3, 4)
+        back = as_array(pair_tiles._as_images(tiles, 6))
+        np.testing.assert_array_equal(back, x.astype(back.dtype))
+
+
+# --- Errors -----------------------------------------------------------------
+
+# As users call them: in tests the annotations are checked before.
+UNCHECKED = inspect.unwrap(group_self_attention)
+
+
+def changed(index, shape, local=True):
+    """Arguments of which one has another shape."""
+    arrays = arguments(3 if local else None, (3, 4), 2, 4)
+    arrays[index] = np.zeros(shape)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (2, 3, 4, 2, 5), r"`query` must have 6 axes.*\(2, 3, 4, 2, 5\)"),
+        (1, (2, 3, 4, 2, 5), r"`keys` must have 6 axes.*\(2, 3, 4, 2, 5\)"),
+        (2, (2, 3, 4, 2), r"`values` must have 6 axes.*\(2, 3, 4, 2\)"),
+        (3, (9, 4, 2), r"`encoding` must have 4 axes.*\(9, 4, 2\)"),
+        (4, (2, 3), r"`embedding` must have 3 axes.*\(2, 3\)"),
+        # Batch, height, width, heads and channels.
+        *(
+            (
+                index,
+                shape,
+                rf"`{name}` must have shape \(2, 3, 4, 2, 2, 5\) for query"
+                rf".*Received: {name}.shape={re.escape(str(shape))}",
+            )
+            for index, name in ((1, "keys"), (2, "values"))
+            for shape in (
+                *((1, 3, 4, 2, 2, 5), (2, 4, 4, 2, 2, 5), (2, 3, 3, 2, 2, 5)),
+                *((2, 3, 4, 2, 1, 5), (2, 3, 4, 2, 2, 4)),
+            )
+        ),
+        (2, (2, 3, 4, 1, 2, 5), r"`values`.*\(2, 3, 4, 2, 2, 5\) for.*, 1, 2,"),
+        (3, (2, 2, 4, 2), r"`encoding` must be.* odd size.*\(2, 2, 4, 2\)"),
+        (3, (3, 5, 4, 2), r"`encoding` must be.* square.*\(3, 5, 4, 2\)"),
+        (3, (3, 3, 4, 5), r"`encoding` must have fewer .* 5 channels.*4, 5\)"),
+        (4, (1, 2, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(1, 2, 3\)"),
+        (4, (2, 4, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 4, 3\)"),
+        (4, (2, 2, 1), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 2, 1\)"),
+        (0, (2, 0, 4, 2, 2, 5), r"`query`.* at least one .*\(2, 0, 4, 2, 2, 5"),
+        (0, (2, 3, 4, 2, 0, 5), r"`query`.* at least one .*\(2, 3, 4, 2, 0, 5"),
+        (1, (2, 3, 4, 0, 2, 5), r"`keys`.* at least one .*\(2, 3, 4, 0, 2, 5"),
+        (3, (3, 3, 0, 2), r"`encoding`.* at least one .*\(3, 3, 0, 2\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(index, shape, message):
+    arrays = changed(index, shape)
+    for recompute in (True, False):
+        with pytest.raises(ValueError, match=message):
+            UNCHECKED(*arrays, recompute=recompute)
+    if index != 2:
+        del arrays[2]
+        with pytest.raises(ValueError, match=message):
+            inspect.unwrap(group_attention_weights)(*arrays)
+
+
+def test_encodings_of_whole_images_that_do_not_fit():
+    message = r"`encoding` must have shape \(5, 7, 4, 2\) for query.*\(3, 3, 4,"
+    with pytest.raises(ValueError, match=message):
+        UNCHECKED(*changed(3, (3, 3, 4, 2), local=False), local=False)
+
+
+def test_encodings_of_more_channels_than_queries():
+    *arrays, _ = changed(3, (3, 3, 4, 6))
+    with pytest.raises(ValueError, match=r"at most the 5 channels.*4, 6\)"):
+        UNCHECKED(*arrays)
+
+
+def test_sizes_known_only_at_run_time_fit():
+    unknown = keras.KerasTensor((None, None, None, 2, 2, 5))
+    encoding = keras.KerasTensor((3, 3, 4, 2))
+    embedding = keras.KerasTensor((2, 2, 3))
+    rest = (encoding, embedding, True)
+    module._check(unknown, unknown, unknown, *rest)
+    other = keras.KerasTensor((None, None, None, 2, 3, 5))
+    with pytest.raises(ValueError, match=r"`values`.*\(None, None, None, 2, 2"):
+        module._check(unknown, unknown, other, *rest)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "0.1"])
+def test_rates_that_are_none(rate):
+    message = rf"`dropout` must be a number from 0 to below 1.*{rate}"
+    with pytest.raises(ValueError, match=message):
+        UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=rate)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(3, [1], [1, 2, 3], [1.5, 2], [-1, 2], [2**23, 2], "12", [None, 2]),
+        *(np.array([1, -2]), np.array([np.nan, 1]), np.float32(1)),
+    ],
+)
+def test_seeds_that_are_none(seed):
+    message = (
+        r"`seed` must be two whole numbers from 0 to below 2\*\*23.*"
+        f"{re.escape(repr(seed))}"
+    )
+    with pytest.raises(ValueError, match=message):
+        UNCHECKED(*arguments(3, (2, 2), 2, 2), dropout=0.1, seed=seed)
+
+
+def test_seeds_as_lists_arrays_and_tensors():
+    arrays = arguments(3, (2, 2), 2, 2)
+    tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
+    seeds = ([5, 2**23 - 1], np.array([5, 2**23 - 1]))
+    seeds += (ops.convert_to_tensor(seeds[0], "float32"),)
+    first, *others = (
+        as_array(group_self_attention(*tensors, dropout=0.5, seed=seed))
+        for seed in seeds
+    )
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+    tensor = ops.ones((3,))
+    with pytest.raises(ValueError, match="`seed` must be two whole numbers"):
+        UNCHECKED(*tensors, dropout=0.5, seed=tensor)
+
+
+def test_dropout_without_a_seed():
+    message = r"Dropout needs a seed\. Received: dropout=0\.5, seed=None"
+    for recompute in (True, False):
+        with pytest.raises(ValueError, match=message):
+            group_self_attention(
+                *arguments(3, (2, 2), 2, 2), dropout=0.5, recompute=recompute
+            )
+
+
+@pytest.mark.skipif(
+    BACKEND != "tensorflow",
+    reason="the other backends know sizes whenever they compute",
+)
+@pytest.mark.every_backend
+@pytest.mark.parametrize("shape", [(None, 4), (3, None)])
+@pytest.mark.parametrize("local", [True, False])
+def test_what_is_not_tiled_needs_a_known_size(shape, local):
+    import tensorflow as tf
+
+    arrays = arguments(3 if local else None, (3, 4), 2, 2)
+    query, _, _, *rest = arrays
+
+    def refused(function, count, **options):
+        def traced(*maps):
+            function(*maps, *rest, local=local, **options)
+
+        image = tf.TensorSpec((2, *shape, *query.shape[3:]), "float64")
+        message = r"not computed in tiles \(`recompute=False`, attention maps\)"
+        with pytest.raises(ValueError, match=f"{message} needs a height"):
+            tf.function(traced).get_concrete_function(*count * [image])
+
+    refused(group_self_attention, 3, recompute=False)
+    refused(group_attention_weights, 2)
+
+
+@pytest.mark.parametrize("pixel", [(3, 0), (0, -1)])
+def test_pixels_outside_of_the_image(pixel):
+    query, keys, _, *rest = arguments(3, (3, 4), 2, 2)
+    with pytest.raises(ValueError, match=r"`pixel` must be .*\(3, 4\)"):
+        inspect.unwrap(group_attention_weights)(query, keys, *rest, pixel=pixel)
