@@ -24,13 +24,16 @@ from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.target import compiles
+from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import in_xla
 from keras_equiattn.ops.backend.target import on_cpu
 from keras_equiattn.ops.backend.target import step_by_step_on_cpu
+from keras_equiattn.ops.backend.target import Target
 from keras_equiattn.ops.backend.target import will_compile
 from keras_equiattn.ops.backend.target import xla_on_cpu
 
 __all__ = [
+    "Target",
     "add_at",
     "add_product",
     "add_product_at",
@@ -38,6 +41,7 @@ __all__ = [
     "compiles",
     "contiguous",
     "dropout_factors",
+    "find_target",
     "in_xla",
     "maximum",
     "on_cpu",

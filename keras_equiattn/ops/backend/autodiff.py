@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import _in_xla
+from keras_equiattn.ops.backend.target import tracing_for
 from keras_equiattn.ops.backend.target import will_compile
 
 Function = Callable[..., Any]
@@ -123,11 +123,8 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
 
     def with_xla(function: Function) -> Function:
         def traced(*arguments: Tensor) -> Any:
-            token = _in_xla.set(True)
-            try:
+            with tracing_for("xla"):
                 return function(*arguments)
-            finally:
-                _in_xla.reset(token)
 
         return tf.function(traced, autograph=False, jit_compile=True)
 
