@@ -3,7 +3,7 @@
 Everything else in this package is `keras.ops`.
 """
 
-from keras_equiattn.ops.backend.autodiff import recomputed
+from keras_equiattn.ops.backend.autodiff import custom_vjp
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.autodiff import without_gradient
 from keras_equiattn.ops.backend.loops import one_by_one
@@ -19,6 +19,7 @@ from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import overlap_add
 from keras_equiattn.ops.backend.memory import overlapping
 from keras_equiattn.ops.backend.memory import part_at
+from keras_equiattn.ops.backend.memory import sliding
 from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import with_an_image
@@ -40,6 +41,7 @@ __all__ = [
     "at_strides",
     "compiles",
     "contiguous",
+    "custom_vjp",
     "dropout_factors",
     "find_target",
     "in_xla",
@@ -49,9 +51,9 @@ __all__ = [
     "overlap_add",
     "overlapping",
     "part_at",
-    "recomputed",
     "scan",
     "scan_groups",
+    "sliding",
     "step_by_step_on_cpu",
     "steps",
     "strided",

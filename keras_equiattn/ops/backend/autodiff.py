@@ -13,11 +13,17 @@ from keras_equiattn.ops.backend.target import will_compile
 Function = Callable[..., Any]
 
 
-def recomputed(forward: Function, backward: Function, instead: str) -> Function:
+def custom_vjp(
+    forward: Function,
+    backward: Function,
+    alternative: str,
+    inductor: bool = False,
+) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
-    Under TensorFlow it is compiled by XLA within a `tf.function`, so in
-    `fit`; called eagerly it is not, since that would take seconds.
+    JAX compiles it in any case. Under TensorFlow it is compiled by XLA within
+    a `tf.function`, so in `fit`; called eagerly it is not, since that would
+    take seconds. Under PyTorch see `inductor`.
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
     and PyTorch, which would lose what flows through the kept tensors, that is
@@ -29,11 +35,17 @@ def recomputed(forward: Function, backward: Function, instead: str) -> Function:
         backward: from the same tensors, what was kept and the gradient with
             respect to the result to the gradients with respect to the
             tensors.
-        instead: what to pass to differentiate twice, for the error.
+        alternative: what to pass to differentiate twice, for the error.
+        inductor: whether PyTorch compiles both with Inductor after some calls.
+            All calls must then have tensors of the same shapes and dtypes.
 
     Returns:
         A differentiable function from tensors to the result.
     """
+    if keras.backend.backend() == "torch":
+        from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
+
+        return torch_custom_vjp(forward, backward, alternative, inductor)
 
     def build(compile: Function) -> Function:
         run, run_back = compile(forward), compile(backward)
@@ -46,9 +58,10 @@ def recomputed(forward: Function, backward: Function, instead: str) -> Function:
             def gradient(*passed: Tensor, upstream: Any = None) -> Any:
                 # The backends pass it in different places.
                 upstream = passed[0] if upstream is None else upstream
-                _refuse_second_derivative(instead)
                 gradients = run_back(_as_others(arguments), kept, upstream)
-                return tuple(_not_differentiable(x, instead) for x in gradients)
+                return tuple(
+                    _not_differentiable(x, alternative) for x in gradients
+                )
 
             return result, gradient
 
@@ -139,28 +152,6 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
         return (in_graph if will_compile() else eager)(*arguments)
 
     return function
-
-
-def _refuse_second_derivative(instead: str) -> None:
-    """PyTorch differentiates a gradient if it is computed with gradients on."""
-    if keras.backend.backend() == "torch":
-        import torch
-
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "This gradient cannot be differentiated (create_graph=True). "
-                f"Pass `{instead}` to differentiate twice."
-            )
-
-
-def _not_differentiable(x: Tensor, instead: str) -> Tensor:
-    """The same, with an error where TensorFlow differentiates it."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        message = f"Pass `{instead}` to differentiate twice."
-        return tf.raw_ops.PreventGradient(input=x, message=message)
-    return x
 
 
 def _as_others(tensors: Any) -> Any:

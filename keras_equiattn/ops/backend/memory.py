@@ -206,3 +206,29 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
             around[axis : axis + 2] = [(n, parts - 1 - n), (0, step - length)]
             total = total + ops.pad(part, around)
     return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))
+
+
+def sliding(
+    x: Tensor, axis: int, start: int, count: int, step: int, size: int
+) -> Tensor:
+    """What windows see along an axis, as two axes in its place.
+
+    Entry `(i, n)` of the new axes is entry `start + i * step + n` of the old.
+
+    Args:
+        x: the tensor.
+        axis: the axis, not negative.
+        start: where the first window begins.
+        count: how many windows there are.
+        step: from one to the next.
+        size: of a window.
+
+    Returns:
+        `(..., count, size, ...)`, under PyTorch a view.
+    """
+    if keras.backend.backend() == "torch":
+        length = (count - 1) * step + size
+        x = x.narrow(axis, start, length)
+        return x.unfold(axis, size, step).movedim(-1, axis + 1)
+    places = start + step * np.arange(count)[:, None] + np.arange(size)
+    return ops.take(x, places, axis=axis)

@@ -20,20 +20,8 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
-from keras_equiattn.ops.windows import bands as window_bands
-from keras_equiattn.ops.windows import planes as window_planes
-from keras_equiattn.ops.windows import products as window_products
-from keras_equiattn.ops.windows import tiles as window_tiles
+from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Form
-
-# Neighbours up to which XLA gets a loop over the pixels for each.
-WRITTEN_OUT = 64
-# Neighbours up to which they are cheaper one by one than as matrix products.
-ONE_BY_ONE = 160
-# Neighbours and channels of a head from which tiles are cheaper on CPUs
-# without a compiler: those of 3 x 3 are too few, and 8 channels about the same.
-TILED_NEIGHBOURS = 9
-TILED_CHANNELS = 16
 
 
 class AffineMap(NamedTuple):
@@ -216,7 +204,7 @@ def _scores(
 
     def forward(x: Tensor, k: Tensor, *rest: Tensor) -> Any:
         w, bias = _optional(rest, weighted, biased)
-        return _realisation(form, x, k, weighted).scores(
+        return dispatch.choose(form, x, k, weighted).scores(
             form, x, k, w, bias
         ), ()
 
@@ -225,7 +213,7 @@ def _scores(
     ) -> tuple[Tensor, ...]:
         x, k, *rest = arguments
         w, bias = _optional(rest, weighted, biased)
-        how = _realisation(form, x, k, weighted)
+        how = dispatch.choose(form, x, k, weighted)
         return how.score_gradients(form, d, x, k, w, bias)
 
     return _differentiable(forward, backward, recompute)
@@ -239,7 +227,7 @@ def _sums(
 
     def forward(a: Tensor, k: Tensor, *rest: Tensor) -> Any:
         w, bias = _optional(rest, weighted, biased)
-        return _realisation(form, a[0], k, weighted).weighted_sums(
+        return dispatch.choose(form, a[0], k, weighted).weighted_sums(
             form, a, k, w, bias
         ), ()
 
@@ -248,7 +236,7 @@ def _sums(
     ) -> tuple[Tensor, ...]:
         a, k, *rest = arguments
         w, bias = _optional(rest, weighted, biased)
-        how = _realisation(form, a[0], k, weighted)
+        how = dispatch.choose(form, a[0], k, weighted)
         return how.sum_gradients(form, d, a, k, w, bias)
 
     return _differentiable(forward, backward, recompute)
@@ -294,7 +282,7 @@ def _softmax(shape: Any) -> Any:
         )
         return (gradient,)
 
-    return backend.recomputed(forward, backward, "recompute=False")
+    return backend.custom_vjp(forward, backward, "recompute=False")
 
 
 def _plain_softmax(scores: Tensor) -> Tensor:
@@ -309,32 +297,8 @@ def _plain_softmax(scores: Tensor) -> Tensor:
 
 def _differentiable(forward: Any, backward: Any, recompute: bool) -> Any:
     if recompute:
-        return backend.recomputed(forward, backward, "recompute=False")
+        return backend.custom_vjp(forward, backward, "recompute=False")
     return lambda *arguments: forward(*arguments)[0]
-
-
-def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
-    """Where scores and sums over the window come from."""
-    known = None not in (*x.shape[1:], *k.shape[2:])
-    xla = backend.in_xla()
-    count = len(form.neighbours)
-    tiles = backend.step_by_step_on_cpu()
-    if tiles and known and not weighted and _fills_tiles(form, k.shape[-1]):
-        return window_tiles
-    if count > (WRITTEN_OUT if xla else ONE_BY_ONE) and not weighted:
-        # All pairs of pixels in a row pay off where windows hold many of them.
-        reach, seen = form.reach[1], k.shape[3]
-        if xla or seen is None or 2 * reach >= seen - reach:
-            return window_bands
-    if xla and known and count <= WRITTEN_OUT:
-        return window_planes
-    return window_products
-
-
-def _fills_tiles(form: Form, channels: int) -> bool:
-    """Whether products of tiles have enough to do for what they copy."""
-    large = len(form.neighbours) > TILED_NEIGHBOURS
-    return large and channels // form.heads >= TILED_CHANNELS
 
 
 def _shapes(tensors: Any) -> tuple[tuple[int | None, ...], ...]:
