@@ -30,11 +30,12 @@ def custom_vjp(
     an error.
 
     Args:
-        forward: from tensors to the result and what to keep for `backward`,
-            a nest of tensors.
+        forward: from tensors to the result, a tensor or a tuple of them, and
+            what to keep for `backward`, a nest of tensors.
         backward: from the same tensors, what was kept and the gradient with
             respect to the result to the gradients with respect to the
-            tensors.
+            tensors. Where there are several results, a gradient may be None
+            under PyTorch.
         alternative: what to pass to differentiate twice, for the error.
         inductor: whether PyTorch compiles both with Inductor after some calls.
             All calls must then have tensors of the same shapes and dtypes.
@@ -55,9 +56,9 @@ def custom_vjp(
             arguments = tuple(map(ops.convert_to_tensor, arguments))
             result, kept = run(*arguments)
 
-            def gradient(*passed: Tensor, upstream: Any = None) -> Any:
-                # The backends pass it in different places.
-                upstream = passed[0] if upstream is None else upstream
+            def gradient(*upstream: Any) -> Any:
+                # TensorFlow passes that of several results one by one.
+                upstream = upstream if len(upstream) > 1 else upstream[0]
                 gradients = run_back(_as_others(arguments), kept, upstream)
                 return tuple(
                     _not_differentiable(x, alternative) for x in gradients
@@ -166,3 +167,13 @@ def _as_others(tensors: Any) -> Any:
         barrier: Function = jax.lax.optimization_barrier
         return barrier(tensors)
     return tensors
+
+
+def _not_differentiable(x: Tensor, alternative: str) -> Tensor:
+    """The same, with an error where TensorFlow differentiates it."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        message = f"Pass `{alternative}` to differentiate twice."
+        return tf.raw_ops.PreventGradient(input=x, message=message)
+    return x

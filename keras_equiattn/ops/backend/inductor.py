@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -39,29 +40,34 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.calls = 0
-        self.compiled: Callable[..., Any] | None = None
+        # One for each set of arguments that are None.
+        self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        if self.compiled is not None and not _is_transformed():
-            return self.compiled(*arguments)
-        if self.calls < PATIENCE or not _may_compile(arguments):
+        flat = keras.tree.flatten(arguments)
+        given = tuple(x is not None for x in flat)
+        tensors = [x for x in flat if x is not None]
+        if given in self.compiled and not _is_transformed():
+            return self.compiled[given](tensors)
+        if self.calls < PATIENCE or not _may_compile(tensors):
             self.calls += 1
             return self.function(*arguments)
         try:
-            self.compiled = _compile(self.function, arguments)
+            self.compiled[given] = _compile(self.function, arguments)
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
                 "which runs uncompiled from now on: %s",
                 error,
             )
-            self.compiled = self.function
-        return self.compiled(*arguments)
+            self.calls = -sys.maxsize
+            return self.function(*arguments)
+        return self.compiled[given](tensors)
 
 
 def _compile(
     function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> Callable[..., Any]:
+) -> Callable[[list[Tensor]], Any]:
     """Traces the function with its arguments, and compiles the trace."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -69,27 +75,36 @@ def _compile(
     results: list[Any] = []
 
     def flat(*tensors: Tensor) -> list[Tensor]:
-        nest = keras.tree.pack_sequence_as(arguments, list(tensors))
+        left = iter(tensors)
+        nest = keras.tree.map_structure(
+            lambda x: None if x is None else next(left), arguments
+        )
         with tracing_for("inductor"):
             results[:] = [function(*nest)]
         return list(keras.tree.flatten(results[0]))
 
-    tensors = keras.tree.flatten(arguments)
+    tensors = [x for x in keras.tree.flatten(arguments) if x is not None]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = make_fx(flat, tracing_mode="fake")(*tensors)
         run = torch._inductor.compile(graph, tensors)
-    nest = keras.tree.map_structure(lambda _: 0, results[0])
+    # Tensors that are two of the results are one again.
+    places: dict[int, int] = {}
+    nest = keras.tree.map_structure(
+        lambda x: places.setdefault(id(x), len(places)), results[0]
+    )
+    leaves = keras.tree.flatten(nest)
+    first = [leaves.index(n) for n in range(len(places))]
 
-    def compiled(*arguments: Any) -> Any:
-        found = run(*keras.tree.flatten(arguments))
-        return keras.tree.pack_sequence_as(nest, list(found))
+    def compiled(tensors: list[Tensor]) -> Any:
+        found = run(*tensors)
+        return keras.tree.map_structure(lambda n: found[first[n]], nest)
 
     return compiled
 
 
-def _may_compile(arguments: tuple[Any, ...]) -> bool:
-    kinds = {x.device.type for x in keras.tree.flatten(arguments)}
+def _may_compile(tensors: list[Tensor]) -> bool:
+    kinds = {x.device.type for x in tensors}
     if len(kinds) != 1 or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False
     return not _is_transformed() and _has_compiler(kinds.pop())

@@ -126,7 +126,7 @@ def in_xla() -> bool:
 
 
 def will_compile() -> bool:
-    """Whether XLA compiles functions with gradients of their own, called now."""
+    """Whether XLA compiles a `custom_vjp` that is called now."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

@@ -27,8 +27,9 @@ def torch_custom_vjp(
     run_back: Callable[..., Any] = backward
     if inductor:
         run_back = Compiled(backward)
-    # How the nest of kept tensors looks, once there has been a call.
-    nest: list[Any] = [()]
+    # The nests of results and kept tensors of the last call, as places in the
+    # list of all: tensors may be both.
+    nests: list[Any] = [0, ()]
 
     class Function(torch.autograd.Function):
         generate_vmap_rule = True
@@ -36,31 +37,49 @@ def torch_custom_vjp(
         @staticmethod
         def forward(*arguments: Tensor) -> Any:
             result, kept = run(*arguments)
-            nest[0] = keras.tree.map_structure(lambda _: 0, kept)
+            found: list[Tensor] = []
+
+            def place(x: Tensor) -> int:
+                for n, other in enumerate(found):
+                    if other is x:
+                        return n
+                found.append(x)
+                return len(found) - 1
+
+            nests[0] = keras.tree.map_structure(place, result)
+            results = len(found)
+            nests[1] = keras.tree.map_structure(place, kept)
+            nests[2:] = [results]
             # Kept tensors are results: transformations see them so.
-            return result, *keras.tree.flatten(kept)
+            return tuple(found)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            _, *kept = output
-            ctx.mark_non_differentiable(*kept)
+            result, kept, results = nests
+            ctx.nests, ctx.count = (result, kept), len(inputs)
+            ctx.mark_non_differentiable(*output[results:])
             ctx.set_materialize_grads(False)
-            ctx.count = len(inputs)
-            ctx.save_for_backward(*inputs, *kept)
+            saved = {n: output[n] for n in keras.tree.flatten(kept)}
+            ctx.places = {n: len(inputs) + i for i, n in enumerate(saved)}
+            ctx.save_for_backward(*inputs, *saved.values())
 
         @staticmethod
-        def backward(ctx: Any, upstream: Any, *_: Any) -> Any:
-            if upstream is None:
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            result, kept = ctx.nests
+            of_results = [upstream[n] for n in keras.tree.flatten(result)]
+            if all(d is None for d in of_results):
                 return (None,) * ctx.count
             _refuse_second_derivative(alternative)
             tensors = ctx.saved_tensors
-            arguments, flat = tensors[: ctx.count], tensors[ctx.count :]
-            kept = keras.tree.pack_sequence_as(nest[0], list(flat))
-            return tuple(run_back(tuple(arguments), kept, upstream))
+            kept = keras.tree.map_structure(
+                lambda n: tensors[ctx.places[n]], kept
+            )
+            d = of_results if isinstance(result, tuple) else of_results[0]
+            return tuple(run_back(tensors[: ctx.count], kept, d))
 
-    def function(*arguments: Tensor) -> Tensor:
-        result, *_ = Function.apply(*map(ops.convert_to_tensor, arguments))
-        return result
+    def function(*arguments: Tensor) -> Any:
+        found = Function.apply(*map(ops.convert_to_tensor, arguments))
+        return keras.tree.map_structure(lambda n: found[n], nests[0])
 
     return function
 

@@ -246,8 +246,8 @@ def _bias(
 
 
 def _of_grid(
-    form: Form, grid: Grid, x: Float[Tensor, "neighbours *rest"]
-) -> Float[Tensor, "some *rest"]:
+    form: Form, grid: Grid, x: Float[Tensor, "neighbours ..."]
+) -> Float[Tensor, "some ..."]:
     """Of all neighbours those of a frame."""
     if len(grid.numbers) == len(form.neighbours):
         return x
