@@ -12,9 +12,9 @@ from layer_contract import as_array
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.windows import api as windows
 from keras_equiattn.ops.windows import bands as window_bands
 from keras_equiattn.ops.windows import dispatch
+from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows import planes as window_planes
 from keras_equiattn.ops.windows import products as window_products
 from keras_equiattn.ops.windows import tiles as window_tiles
@@ -194,10 +194,10 @@ def realisation(request, monkeypatch):
         monkeypatch.setattr(window_products, "CACHE", 1)
         # Two rows, so that tiles overlap and the last of them is not full.
         monkeypatch.setattr(window_tiles, "_tile_size", lambda *_: 2)
-    for cached in (windows._scores, windows._sums):
+    for cached in (gradients.scores, gradients.sums, gradients.attention):
         cached.cache_clear()
     yield name
-    for cached in (windows._scores, windows._sums):
+    for cached in (gradients.scores, gradients.sums, gradients.attention):
         cached.cache_clear()
 
 
@@ -205,6 +205,7 @@ def realisation(request, monkeypatch):
 @pytest.mark.parametrize(
     ("compiler", "size", "count", "heads", "weighted", "expected"),
     [
+        ("inductor", 8, 25, 1, True, views),
         ("xla", 8, 25, 1, True, window_planes),
         ("xla", None, 25, 1, True, window_products),
         ("xla", 8, 81, 1, True, window_products),
@@ -222,11 +223,10 @@ def realisation(request, monkeypatch):
     ],
 )
 def test_choice(compiler, size, count, heads, weighted, expected, monkeypatch):
-    target = backend.target
-    for module in (backend, target):
-        monkeypatch.setattr(module, "in_xla", lambda: compiler == "xla")
-        monkeypatch.setattr(module, "compiles", lambda: bool(compiler))
-    monkeypatch.setattr(target, "on_cpu", lambda: True)
+    known = {"xla": "xla", "inductor": "inductor"}
+    target = backend.Target("cpu", known.get(compiler))
+    monkeypatch.setattr(backend, "find_target", lambda *_: target)
+    monkeypatch.setattr(backend, "compiles", lambda: bool(compiler))
     side = round(count**0.5)
     form = Form(Window((side, side)).neighbours, heads)
     x = keras.KerasTensor((None, size, size, 1, 16))

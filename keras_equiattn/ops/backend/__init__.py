@@ -15,13 +15,15 @@ from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import add_product_at
 from keras_equiattn.ops.backend.memory import at_strides
 from keras_equiattn.ops.backend.memory import contiguous
+from keras_equiattn.ops.backend.memory import laid_out
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import overlap_add
 from keras_equiattn.ops.backend.memory import overlapping
+from keras_equiattn.ops.backend.memory import own_windows_of
 from keras_equiattn.ops.backend.memory import part_at
-from keras_equiattn.ops.backend.memory import sliding
 from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import update
+from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.target import compiles
@@ -45,21 +47,23 @@ __all__ = [
     "dropout_factors",
     "find_target",
     "in_xla",
+    "laid_out",
     "maximum",
     "on_cpu",
     "one_by_one",
     "overlap_add",
     "overlapping",
+    "own_windows_of",
     "part_at",
     "scan",
     "scan_groups",
-    "sliding",
     "step_by_step_on_cpu",
     "steps",
     "strided",
     "update",
     "vjp",
     "will_compile",
+    "windows_of",
     "with_an_image",
     "without_gradient",
     "xla_on_cpu",

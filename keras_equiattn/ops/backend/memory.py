@@ -208,27 +208,82 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
     return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))
 
 
-def sliding(
-    x: Tensor, axis: int, start: int, count: int, step: int, size: int
-) -> Tensor:
-    """What windows see along an axis, as two axes in its place.
+def laid_out(x: Tensor) -> Tensor:
+    """The same, in memory as its axes say, also where Inductor compiles.
 
-    Entry `(i, n)` of the new axes is entry `start + i * step + n` of the old.
+    Left alone, it would keep the order of what `x` was made of, and find what
+    it wants to load at once far apart. A view with given strides it takes as
+    it is.
+    """
+    if keras.backend.backend() != "torch":
+        return x
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
+def windows_of(
+    x: Tensor,
+    start: tuple[int, int],
+    count: tuple[int, int],
+    step: tuple[int, int],
+    size: tuple[int, int],
+) -> Tensor:
+    """What windows see of the last two axes, as two axes before them.
+
+    Entry `(..., i, j, m, n)` is entry `(..., start + (i, j) * step + (m, n))`.
 
     Args:
-        x: the tensor.
-        axis: the axis, not negative.
+        x: `(..., rows, columns)`.
         start: where the first window begins.
-        count: how many windows there are.
+        count: how many windows there are along both axes.
         step: from one to the next.
         size: of a window.
 
     Returns:
-        `(..., count, size, ...)`, under PyTorch a view.
+        `(..., *count, *size)`, under PyTorch a view.
+    """
+    x = ops.expand_dims(x, (-4, -3))
+    x = ops.broadcast_to(x, (*x.shape[:-4], *count, *x.shape[-2:]))
+    return own_windows_of(x, start, step, size)
+
+
+def own_windows_of(
+    x: Tensor,
+    start: tuple[int, int],
+    step: tuple[int, int],
+    size: tuple[int, int],
+) -> Tensor:
+    """What each window sees of an image of its own.
+
+    Entry `(..., i, j, m, n)` is entry `(..., i, j, start + (i, j) * step + (m,
+    n))`.
+
+    Args:
+        x: `(..., *count, rows, columns)`.
+        start, step, size: see `windows_of`.
+
+    Returns:
+        `(..., *count, *size)`, under PyTorch a view.
     """
     if keras.backend.backend() == "torch":
-        length = (count - 1) * step + size
-        x = x.narrow(axis, start, length)
-        return x.unfold(axis, size, step).movedim(-1, axis + 1)
-    places = start + step * np.arange(count)[:, None] + np.arange(size)
-    return ops.take(x, places, axis=axis)
+        *outer, i, j, down, along = x.stride()
+        return x.as_strided(
+            (*x.shape[:-2], *size),
+            (*outer, i + step[0] * down, j + step[1] * along, down, along),
+            x.storage_offset() + start[0] * down + start[1] * along,
+        )
+    rows = [
+        [
+            x[
+                ...,
+                i,
+                j,
+                start[0] + i * step[0] : start[0] + i * step[0] + size[0],
+                start[1] + j * step[1] : start[1] + j * step[1] + size[1],
+            ]
+            for j in range(x.shape[-3])
+        ]
+        for i in range(x.shape[-4])
+    ]
+    axis = len(x.shape) - 4
+    return ops.stack([ops.stack(row, axis) for row in rows], axis)

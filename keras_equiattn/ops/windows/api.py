@@ -5,7 +5,6 @@ neighbour and head; neighbours with all their channels are never built, neither
 in the forward nor in the backward pass, which computes anew what it needs.
 """
 
-import math
 from typing import Any
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.windows import gradients
-from keras_equiattn.ops.windows.form import Form
 
 
 class AffineMap(NamedTuple):
@@ -162,7 +160,7 @@ def window_sum(
     _check_shape("weights", weights, expected, window, values)
     side, seen = _side(values, window, heads, weight, bias)
     weights = _elements_of(
-        _tensor(weights), order * heads // side.form.heads, side.form.heads
+        _tensor(weights), order * heads // side.heads, side.heads
     )
     tensors = (weights, *seen)
     y = gradients.sums(side, recompute, _shapes(tensors))(*tensors)
@@ -184,9 +182,9 @@ def _side(
         # A query element sees the keys of the same element: more heads.
         heads = num_heads * x.shape[3]
         x, bias = map(_as_channels, (x, bias))
-    form = Form(window.neighbours, heads, math.prod(window.strides))
-    side = gradients.Side(form, weight is not None, bias is not None)
-    return side, (window.frames(x), *_by_neighbour(weight, bias))
+    given = weight is not None, bias is not None
+    side = gradients.Side(window, heads, *given)
+    return side, (x, *_by_neighbour(weight, bias))
 
 
 def _elements(
@@ -284,7 +282,7 @@ def _check_shape(
 def _check_queries(
     query: Tensor,
     keys: Tensor,
-    window: Window,
+    window: Any,
     num_heads: int,
     of_keys: AffineMap,
 ) -> None:

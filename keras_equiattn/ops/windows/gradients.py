@@ -8,7 +8,9 @@ they are known, too, and Inductor compiles for known sizes.
 """
 
 import functools
+import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Form
@@ -28,56 +31,74 @@ class Side(NamedTuple):
     """How neighbours are seen: as keys, or as values.
 
     Attributes:
-        form: what is summed over.
+        window: where they lie.
+        heads: blocks of channels.
         weighted: whether the neighbours have weights.
         biased: whether the neighbours have a bias.
     """
 
-    form: Form
+    window: Window
+    heads: int
     weighted: bool
     biased: bool
+
+    @property
+    def form(self) -> Form:
+        """What is summed over."""
+        frames = math.prod(self.window.strides)
+        return Form(self.window.neighbours, self.heads, frames)
 
     @property
     def count(self) -> int:
         """How many tensors say what is seen."""
         return 1 + self.weighted + self.biased
 
-    def named(
-        self, tensors: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Neighbours, weights and bias; None for what there is not."""
-        left = iter(tensors)
-        seen = next(left)
-        weight = next(left) if self.weighted else None
-        return seen, weight, next(left) if self.biased else None
-
     def scores(self, query: Tensor, *seen: Tensor) -> Tensor:
         """Scores of the neighbours, see `ops.windows.form`."""
-        k, w, bias = self.named(seen)
-        how = dispatch.choose(self.form, query, k, self.weighted)
-        return how.scores(self.form, query, k, w, bias)
+        how, parts = self._with(query, seen)
+        return how.scores(self.form, query, *parts)
 
     def sums(self, weights: Tensor, *seen: Tensor) -> Tensor:
         """Weighted sums of the neighbours."""
-        k, w, bias = self.named(seen)
-        how = dispatch.choose(self.form, weights[0], k, self.weighted)
-        return how.weighted_sums(self.form, weights, k, w, bias)
+        how, parts = self._with(weights[0], seen)
+        return how.weighted_sums(self.form, weights, *parts)
 
     def score_gradients(
         self, d: Tensor, query: Tensor, *seen: Tensor
     ) -> tuple[Tensor, ...]:
         """Gradients of the scores: of the query, and of what is seen."""
-        k, w, bias = self.named(seen)
-        how = dispatch.choose(self.form, query, k, self.weighted)
-        return how.score_gradients(self.form, d, query, k, w, bias)
+        how, parts = self._with(query, seen)
+        return self._of_images(
+            how.score_gradients(self.form, d, query, *parts), seen[0]
+        )
 
     def sum_gradients(
         self, d: Tensor, weights: Tensor, *seen: Tensor
     ) -> tuple[Tensor, ...]:
         """Gradients of the sums: of the weights, and of what is seen."""
-        k, w, bias = self.named(seen)
-        how = dispatch.choose(self.form, weights[0], k, self.weighted)
-        return how.sum_gradients(self.form, d, weights, k, w, bias)
+        how, parts = self._with(weights[0], seen)
+        return self._of_images(
+            how.sum_gradients(self.form, d, weights, *parts), seen[0]
+        )
+
+    def _with(
+        self, x: Tensor, seen: tuple[Tensor, ...]
+    ) -> tuple[ModuleType, tuple[Tensor, Tensor | None, Tensor | None]]:
+        """What computes the form, and keys, weights and bias for it."""
+        left = iter(seen)
+        keys = self.window.frames(next(left))
+        weight = next(left) if self.weighted else None
+        bias = next(left) if self.biased else None
+        how = dispatch.choose(self.form, x, keys, self.weighted)
+        return how, (keys, weight, bias)
+
+    def _of_images(
+        self, gradients: tuple[Tensor, ...], image: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The same, with that of images in place of that of frames."""
+        first, frames, *rest = gradients
+        size = tuple(ops.shape(image)[1:3])
+        return first, self.window.image_of(frames, size), *rest
 
 
 @functools.lru_cache(maxsize=512)
@@ -180,7 +201,7 @@ def _seen_by(
     Without weights of the neighbours elements and heads are all heads.
     """
     count, batch, elements, heads, height, width = ops.shape(weights)
-    elements = elements * heads // side.form.heads
+    elements = elements * heads // side.heads
     return ops.reshape(
-        weights, (count, batch, elements, side.form.heads, height, width)
+        weights, (count, batch, elements, side.heads, height, width)
     )

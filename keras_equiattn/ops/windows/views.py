@@ -29,15 +29,11 @@ def scores(
     bias: Float[Tensor, "neighbours elements channels"] | None,
 ) -> Float[Tensor, "neighbours batch elements heads height width"]:
     """The derivative of the form with respect to `a`."""
-    queries = _planes(form, x)[:, :, None, :, :, None, None]
+    queries = _planes(form, x)[..., None, None, :, :]
     found = []
     for grid in grids(form):
-        seen = _transformed(form, grid, _seen(form, grid, k, x.shape[1:3]), w)
-        a = ops.sum(queries * seen, axis=(2, 4))
-        if bias is not None:
-            # Without the axis of key elements.
-            a = a + ops.sum(queries[:, :, 0] * _bias(form, grid, bias), axis=3)
-        found.append(_by_neighbour(a))
+        seen = _affine(form, grid, _seen(form, grid, k, x.shape[1:3]), w, bias)
+        found.append(_by_neighbour(ops.sum(queries * seen, axis=3)))
     return _in_order(form, found)
 
 
@@ -51,13 +47,9 @@ def weighted_sums(
     """The derivative of the form with respect to `x`."""
     y = 0.0
     for grid in grids(form):
-        seen = _transformed(form, grid, _seen(form, grid, k, a.shape[4:]), w)
-        # (batch, elements, heads, rows, columns, height, width)
-        weights = _by_row_and_column(grid, a)
-        y = y + ops.sum(weights[:, :, None, :, None] * seen, axis=(2, 5, 6))
-        if bias is not None:
-            added = weights[:, :, :, None] * _bias(form, grid, bias)
-            y = y + ops.sum(added, axis=(4, 5))
+        seen = _affine(form, grid, _seen(form, grid, k, a.shape[4:]), w, bias)
+        weights = _by_row_and_column(grid, a)[:, :, :, None]
+        y = y + ops.sum(weights * seen, axis=(4, 5))
     return _pixels(y)
 
 
@@ -68,25 +60,36 @@ def spread(
     w: Float[Tensor, "neighbours elements key_elements channels"] | None,
 ) -> Float[Tensor, "frames batch rows columns key_elements channels"]:
     """The derivative of the form with respect to `k`."""
+    # Seen from a key, the neighbours are the other way round.
     down, along = form.reach
-    around = ((0, 0),) * 4 + ((down, down), (along, along))
-    a, queries = ops.pad(a, around), ops.pad(_planes(form, x), around)
-    height, width = (
-        n - r for n, r in zip(a.shape[4:], form.reach, strict=True)
+    around = ((down, down), (along, along))
+    queries = backend.laid_out(
+        ops.pad(_planes(form, x), ((0, 0),) * 4 + around)
     )
-    frames = [0.0] * form.frames
+    height, width = (
+        n + r for n, r in zip(x.shape[1:3], form.reach, strict=True)
+    )
+    frames = {}
     for grid in grids(form):
-        total = 0.0
-        for n, place in zip(grid.numbers, grid.places, strict=True):
-            i, j = down - place[0], along - place[1]
-            at = (..., slice(i, i + height), slice(j, j + width))
-            term = (a[n][:, :, :, None] * queries)[at][:, :, None]
-            if w is not None:
-                term = term * _heads(form, w[n])[:, :, :, :, None, None]
-            total = total + ops.sum(term, axis=1)
-        frames[grid.frame] = _pixels(total)
-    nothing = ops.zeros_like(frames[grids(form)[0].frame])
-    return ops.stack([nothing if isinstance(f, float) else f for f in frames])
+        weights = ops.flip(_by_row_and_column(grid, a), (3, 4))
+        weights = ops.pad(weights, ((0, 0),) * 5 + around)
+        start = down - grid.places[-1][0], along - grid.places[-1][1]
+        weights = backend.own_windows_of(
+            backend.laid_out(weights), start, grid.steps, (height, width)
+        )
+        seen = backend.windows_of(
+            queries, start, grid.size, grid.steps, (height, width)
+        )
+        # (batch, elements, heads, channels, rows, columns, height, width)
+        both = weights[:, :, :, None] * seen
+        if w is None:
+            found = ops.sum(both, axis=(4, 5))
+        else:
+            w_grid = ops.flip(_weights(form, grid, w), (4, 5))
+            found = ops.sum(both[:, :, None] * w_grid, axis=(1, 5, 6))
+        frames[grid.frame] = _pixels(found)
+    nothing = ops.zeros_like(next(iter(frames.values())))
+    return ops.stack([frames.get(n, nothing) for n in range(form.frames)])
 
 
 def score_gradients(
@@ -130,18 +133,18 @@ def _weight_gradients(
     bias: Float[Tensor, "neighbours elements channels"] | None,
 ) -> list[Tensor]:
     """The derivatives with respect to `w` and `bias`, of those given."""
-    queries = _planes(form, x)[:, :, :, :, None, None]
+    queries = _planes(form, x)[..., None, None, :, :]
     of_w, of_bias = [], []
     for grid in grids(form):
         weights = _by_row_and_column(grid, a)[:, :, :, None]
-        both = weights * queries
+        # Not one product for both: Inductor would write it to memory.
         if bias is not None:
-            # (elements, heads, channels, rows, columns)
-            found = ops.sum(both, axis=(0, 6, 7))
+            found = ops.sum(weights * queries, axis=(0, 6, 7))
             of_bias.append(_by_neighbour_first(found))
         if w is not None:
             seen = _seen(form, grid, k, x.shape[1:3])
-            found = ops.sum(both[:, :, None] * seen, axis=(0, 7, 8))
+            found = queries[:, :, None] * seen
+            found = ops.sum(weights[:, :, None] * found, axis=(0, 7, 8))
             of_w.append(_by_neighbour_first(found))
     return [_in_order(form, found) for found in (of_w, of_bias) if found]
 
@@ -203,46 +206,36 @@ def _seen(
     "batch 1 key_elements heads channels rows columns height width",
 ]:
     """What the pixels see, with an axis for their elements."""
-    seen = _planes(form, k[grid.frame])
-    for axis in (0, 1):
-        seen = backend.sliding(
-            seen,
-            axis=len(seen.shape) - 2 + axis,
-            start=grid.start[axis],
-            count=grid.size[axis],
-            step=grid.steps[axis],
-            size=size[axis],
-        )
-    # (..., rows, height, columns, width) so far.
-    return ops.swapaxes(seen, 5, 6)[:, None]
+    seen = backend.windows_of(
+        _planes(form, k[grid.frame]), grid.start, grid.size, grid.steps, size
+    )
+    return seen[:, None]
 
 
-def _transformed(
+def _affine(
     form: Form,
     grid: Grid,
     seen: Float[
         Tensor, "batch 1 key_elements heads channels rows columns height width"
     ],
     w: Float[Tensor, "neighbours elements key_elements all"] | None,
-) -> Float[
-    Tensor,
-    "batch elements key_elements heads channels rows columns height width",
-]:
+    bias: Float[Tensor, "neighbours elements all"] | None,
+) -> Float[Tensor, "batch elements heads channels rows columns height width"]:
     """What the pixels see, as their elements see it."""
-    if w is None:
-        return seen
-    w = ops.moveaxis(_heads(form, _of_grid(form, grid, w)), 0, -1)
-    return seen * ops.reshape(w, (*w.shape[:-1], *grid.size, 1, 1))
+    if w is not None:
+        seen = seen * _weights(form, grid, w)
+    seen = ops.sum(seen, axis=2) if seen.shape[2] > 1 else seen[:, :, 0]
+    return seen if bias is None else seen + _weights(form, grid, bias)
 
 
-def _bias(
+def _weights(
     form: Form,
     grid: Grid,
-    bias: Float[Tensor, "neighbours elements all"],
-) -> Float[Tensor, "elements heads channels rows columns 1 1"]:
-    """The bias of the neighbours in a frame."""
-    bias = ops.moveaxis(_heads(form, _of_grid(form, grid, bias)), 0, -1)
-    return ops.reshape(bias, (*bias.shape[:-1], *grid.size, 1, 1))
+    w: Float[Tensor, "neighbours *elements all"],
+) -> Float[Tensor, "*elements heads channels rows columns 1 1"]:
+    """The weights, or the bias, of the neighbours in a frame."""
+    w = ops.moveaxis(_heads(form, _of_grid(form, grid, w)), 0, -1)
+    return ops.reshape(w, (*w.shape[:-1], *grid.size, 1, 1))
 
 
 def _of_grid(
@@ -268,7 +261,7 @@ def _by_neighbour(
 ) -> Float[Tensor, "some batch elements heads height width"]:
     """Undoes `_by_row_and_column`."""
     a = ops.transpose(a, (3, 4, 0, 1, 2, 5, 6))
-    return ops.reshape(a, (-1, *a.shape[2:]))
+    return ops.reshape(a, (a.shape[0] * a.shape[1], *a.shape[2:]))
 
 
 def _by_neighbour_first(
@@ -292,14 +285,15 @@ def _in_order(
 def _planes(
     form: Form, x: Float[Tensor, "batch height width elements all"]
 ) -> Float[Tensor, "batch elements heads channels height width"]:
-    return ops.transpose(_heads(form, x), (0, 3, 4, 5, 1, 2))
+    x = ops.transpose(_heads(form, x), (0, 3, 4, 5, 1, 2))
+    return backend.laid_out(x)
 
 
 def _pixels(
     x: Float[Tensor, "batch elements heads channels height width"],
 ) -> Float[Tensor, "batch height width elements all"]:
     """Undoes `_planes`."""
-    return _joined(ops.transpose(x, (0, 4, 5, 1, 2, 3)))
+    return _joined(backend.laid_out(ops.transpose(x, (0, 4, 5, 1, 2, 3))))
 
 
 def _heads(
