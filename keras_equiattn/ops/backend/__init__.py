@@ -6,7 +6,7 @@ Everything else in this package is `keras.ops`.
 from keras_equiattn.ops.backend.autodiff import custom_vjp
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.autodiff import without_gradient
-from keras_equiattn.ops.backend.loops import one_by_one
+from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
@@ -26,6 +26,7 @@ from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.reductions import log_sum_exp
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import compiles
 from keras_equiattn.ops.backend.target import find_target
@@ -42,6 +43,7 @@ __all__ = [
     "add_product",
     "add_product_at",
     "at_strides",
+    "by_parts",
     "compiles",
     "contiguous",
     "custom_vjp",
@@ -49,9 +51,9 @@ __all__ = [
     "find_target",
     "in_xla",
     "laid_out",
+    "log_sum_exp",
     "maximum",
     "on_cpu",
-    "one_by_one",
     "overlap_add",
     "overlapping",
     "own_windows_of",

@@ -209,11 +209,11 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """The same, in memory as its axes say, also where Inductor compiles.
+    """The same, in PyTorch's memory as its axes say, also under Inductor.
 
-    Left alone, it would keep the order of what `x` was made of, and find what
-    it wants to load at once far apart. A view with given strides it takes as
-    it is.
+    Left alone, Inductor would load it from where it comes from each time it is
+    used, in the order in which it lies there: far apart. A view with given
+    strides is what it takes as it is.
     """
     if keras.backend.backend() != "torch":
         return x

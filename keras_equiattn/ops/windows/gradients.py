@@ -20,7 +20,6 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Form
 
@@ -62,6 +61,19 @@ class Side(NamedTuple):
         """Weighted sums of the neighbours."""
         how, parts = self._with(weights[0], seen)
         return how.weighted_sums(self.form, weights, *parts)
+
+    def mean_gradient(
+        self,
+        d: Float[Tensor, "batch height width elements channels"],
+        y: Float[Tensor, "batch height width elements channels"],
+    ) -> Float[Tensor, "batch elements heads height width"]:
+        """The mean gradient of the weights, from that of the sums."""
+        batch, height, width, elements, channels = ops.shape(y)
+        size = channels // self.heads
+        both = ops.reshape(
+            d * y, (batch, height, width, elements, self.heads, size)
+        )
+        return ops.transpose(ops.sum(both, axis=-1), (0, 3, 4, 1, 2))
 
     def score_gradients(
         self, d: Tensor, query: Tensor, *seen: Tensor
@@ -165,24 +177,29 @@ def attention(
         found = of_keys.scores(query, *keys)
         if masked:
             found = found + mask[0]
-        weights = softmax(found, (0,))
+        weights = ops.exp(found - backend.log_sum_exp(found, axis=0))
         y = of_values.sums(_seen_by(of_values, weights), *values)
-        return (y, weights), weights
+        return (y, weights), (y, weights)
 
     def backward(
         tensors: tuple[Tensor, ...],
-        weights: Tensor,
+        kept: tuple[Tensor, Tensor],
         d: tuple[Tensor | None, Tensor | None],
     ) -> tuple[Tensor, ...]:
         query, *rest = tensors
         keys, values, mask = parts(tuple(rest))
+        y, weights = kept
         d_weights, *d_values = of_values.sum_gradients(
             d[0], _seen_by(of_values, weights), *values
         )
         d_weights = ops.reshape(d_weights, ops.shape(weights))
+        # The mean of the gradient over the neighbours, from the sums: that
+        # takes a number for each channel, not for each neighbour.
+        mean = of_values.mean_gradient(d[0], y)
+        mean = ops.reshape(mean, ops.shape(weights)[1:])
         if d[1] is not None:
             d_weights = d_weights + d[1]
-        mean = ops.sum(weights * d_weights, axis=0)
+            mean = mean + ops.sum(weights * d[1], axis=0)
         d_scores = weights * (d_weights - mean)
         d_query, *d_keys = of_keys.score_gradients(d_scores, query, *keys)
         return (d_query, *d_keys, *d_values, *map(ops.zeros_like, mask))

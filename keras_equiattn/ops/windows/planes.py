@@ -20,6 +20,9 @@ from keras_equiattn.ops.windows.form import Neighbour
 # Neighbours that one reduction over the channels is made for: with more, a core
 # has too few registers, with fewer, queries and keys are read again and again.
 TOGETHER = 5
+# Channels up to which a reduction is vectorised along the columns: XLA writes
+# out so many terms.
+SHORT = 8
 
 
 def scores(
@@ -31,7 +34,7 @@ def scores(
     found = []
     for some in _some(form):
         seen = _seen(form, some, k, w, bias, x.shape[-2:])
-        found += backend.sums_together([x * y for y in seen], axis=3)
+        found += _channel_sums([x * y for y in seen])
     return ops.stack(found)
 
 
@@ -188,26 +191,52 @@ def _seen(
     return found
 
 
-def _planes(form: Form, x: Tensor) -> Tensor:
-    """`(..., height, width, elements, channels)` to `(..., elements, heads,
-    channels of a head, height, width)`."""
+def _channel_sums(
+    terms: list[Float[Tensor, "batch elements heads channels height width"]],
+) -> list[Float[Tensor, "batch elements heads height width"]]:
+    """Sums over the channels of a head, in blocks of `SHORT` of them."""
+    blocks = [
+        backend.sums_together(
+            [x[:, :, :, start : start + SHORT] for x in terms], axis=3
+        )
+        for start in range(0, terms[0].shape[3], SHORT)
+    ]
+    return [sum(parts[1:], parts[0]) for parts in zip(*blocks, strict=True)]
+
+
+def _planes(
+    form: Form, x: Float[Tensor, "*outer height width elements all"]
+) -> Float[Tensor, "*outer elements heads channels height width"]:
+    """Pixels last, so that XLA vectorises along the columns."""
+    n = len(x.shape) - 4
     *outer, height, width, elements, channels = ops.shape(x)
+    x = ops.reshape(x, (*outer, height, width, elements * channels))
+    x = backend.by_parts(_pixels_last, x, axis=n + 2, joined=n)
     split = (elements, form.heads, channels // form.heads)
-    x = ops.reshape(x, (*outer, height, width, *split))
-    n = len(outer)
-    return ops.transpose(x, (*range(n), n + 2, n + 3, n + 4, n, n + 1))
+    return ops.reshape(x, (*outer, *split, height, width))
 
 
-def _pixels(x: Tensor) -> Tensor:
+def _pixels(
+    x: Float[Tensor, "*outer elements heads channels height width"],
+) -> Float[Tensor, "*outer height width elements all"]:
     """Undoes `_planes`."""
-    return backend.one_by_one(_as_pixels, x, len(x.shape) - 5)
-
-
-def _as_pixels(x: Tensor) -> Tensor:
     n = len(x.shape) - 5
-    x = ops.transpose(x, (*range(n), n + 3, n + 4, n, n + 1, n + 2))
-    *outer, heads, channels = ops.shape(x)
-    return ops.reshape(x, (*outer, heads * channels))
+    *outer, elements, heads, channels, height, width = ops.shape(x)
+    x = ops.reshape(x, (*outer, elements * heads * channels, height, width))
+    x = backend.by_parts(_pixels_first, x, axis=n + 1, joined=n)
+    return ops.reshape(x, (*outer, height, width, elements, heads * channels))
+
+
+def _pixels_last(
+    x: Float[Tensor, "*outer height width channels"],
+) -> Float[Tensor, "*outer channels height width"]:
+    return ops.moveaxis(x, -1, -3)
+
+
+def _pixels_first(
+    x: Float[Tensor, "*outer channels height width"],
+) -> Float[Tensor, "*outer height width channels"]:
+    return ops.moveaxis(x, -3, -1)
 
 
 def _weights(form: Form, w: Tensor | None) -> Tensor | None:
