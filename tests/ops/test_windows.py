@@ -180,8 +180,8 @@ def realisation(request, monkeypatch):
     name = request.param
     if name == "planes":
         monkeypatch.setattr(dispatch, "choose", lambda *_: window_planes)
-        monkeypatch.setattr(window_planes, "TERMS", 2)
-        monkeypatch.setattr(window_planes, "ROWS", 3)
+        monkeypatch.setattr(window_planes, "TOGETHER", 2)
+        monkeypatch.setattr(window_planes, "SHORT", 2)
     if name == "products":
         monkeypatch.setattr(dispatch, "choose", lambda *_: window_products)
         monkeypatch.setattr(window_products, "CACHE", 1)

@@ -94,12 +94,13 @@ def _jax_log_sum_exp(x: Any, axis: int) -> Any:
 
 def _tensorflow_log_sum_exp(x: Tensor, axis: int) -> Tensor:
     import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
 
     scalars = [tf.TensorSpec([], x.dtype)] * 4
     joined = tf.function(_joined, autograph=False)
-    top, total = tf.raw_ops.XlaVariadicReduceV2(
-        inputs=[x, tf.ones_like(x)],
-        init_values=[tf.constant(LOWEST, x.dtype), tf.zeros([], x.dtype)],
+    top, total = xla.variadic_reduce(
+        [x, tf.ones_like(x)],
+        [tf.constant(LOWEST, x.dtype), tf.zeros([], x.dtype)],
         dimensions_to_reduce=[axis],
         reducer=joined.get_concrete_function(*scalars),
     )
@@ -131,6 +132,7 @@ def _jax_sums(terms: tuple[Any, ...], axis: int) -> Any:
 
 def _xla_sums_tensorflow(terms: Sequence[Tensor], axis: int) -> list[Tensor]:
     import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
 
     count, dtype = len(terms), terms[0].dtype
     scalars = [tf.TensorSpec([], dtype)] * (2 * count)
@@ -141,9 +143,9 @@ def _xla_sums_tensorflow(terms: Sequence[Tensor], axis: int) -> list[Tensor]:
             x + y for x, y in zip(pairs[:count], pairs[count:], strict=True)
         ]
 
-    sums = tf.raw_ops.XlaVariadicReduceV2(
-        inputs=list(terms),
-        init_values=[tf.zeros([], dtype)] * count,
+    sums = xla.variadic_reduce(
+        list(terms),
+        [tf.zeros([], dtype)] * count,
         dimensions_to_reduce=[axis],
         reducer=add.get_concrete_function(*scalars),
     )

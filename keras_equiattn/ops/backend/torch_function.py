@@ -74,7 +74,11 @@ def torch_custom_vjp(
             kept = keras.tree.map_structure(
                 lambda n: tensors[ctx.places[n]], kept
             )
-            d = of_results if isinstance(result, tuple) else of_results[0]
+            d = (
+                tuple(of_results)
+                if isinstance(result, tuple)
+                else of_results[0]
+            )
             return tuple(run_back(tensors[: ctx.count], kept, d))
 
     def function(*arguments: Tensor) -> Any:

@@ -364,7 +364,7 @@ def window_attention(
     masked = window.border == "mask"
     if masked:
         size = tuple(ops.shape(keys)[1:3])
-        tensors = (*tensors, _mask(window, size, seen[0].dtype))
+        tensors = (*tensors, _mask(window, size, seen[0]))
     sides = keys_side, values_side
     attend = gradients.attention(*sides, masked, recompute, _shapes(tensors))
     y, weights = attend(*tensors)
@@ -374,11 +374,11 @@ def window_attention(
 
 
 def _mask(
-    window: Window, size: tuple[Any, Any], dtype: str
+    window: Window, size: tuple[Any, Any], like: Tensor
 ) -> Float[Tensor, "neighbours 1 1 1 height width"]:
     """What leaves neighbours outside of the image out of a softmax."""
     inside = window.inside(size)[:, None, None, None]
-    return ops.cast(ops.where(inside, 0.0, MASKED), dtype)
+    return ops.cast(ops.where(inside, 0.0, MASKED), like.dtype)
 
 
 def by_position(

@@ -33,7 +33,7 @@ def scores(
     w, bias = _weights(form, w), _weights(form, bias)
     found = []
     for some in _some(form):
-        seen = _seen(form, some, k, w, bias, x.shape[-2:])
+        seen = _seen(form, some, k, w, bias, tuple(x.shape[-2:]))
         found += _channel_sums([x * y for y in seen])
     return ops.stack(found)
 
@@ -46,7 +46,7 @@ def weighted_sums(
     a = ops.expand_dims(a, axis=4)
     total: Any = 0.0
     for some in _some(form):
-        seen = _seen(form, some, k, w, bias, a.shape[-2:])
+        seen = _seen(form, some, k, w, bias, tuple(a.shape[-2:]))
         for n, y in zip(some, seen, strict=True):
             total = total + a[n] * y
     return _pixels(total)

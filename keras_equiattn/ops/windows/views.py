@@ -32,7 +32,9 @@ def scores(
     queries = _planes(form, x)[..., None, None, :, :]
     found = []
     for grid in grids(form):
-        seen = _affine(form, grid, _seen(form, grid, k, x.shape[1:3]), w, bias)
+        seen = _affine(
+            form, grid, _seen(form, grid, k, tuple(x.shape[1:3])), w, bias
+        )
         found.append(_by_neighbour(ops.sum(queries * seen, axis=3)))
     return _in_order(form, found)
 
@@ -47,7 +49,9 @@ def weighted_sums(
     """The derivative of the form with respect to `x`."""
     y = 0.0
     for grid in grids(form):
-        seen = _affine(form, grid, _seen(form, grid, k, a.shape[4:]), w, bias)
+        seen = _affine(
+            form, grid, _seen(form, grid, k, tuple(a.shape[4:])), w, bias
+        )
         weights = _by_row_and_column(grid, a)[:, :, :, None]
         y = y + ops.sum(weights * seen, axis=(4, 5))
     return _pixels(y)
@@ -142,7 +146,7 @@ def _weight_gradients(
             found = ops.sum(weights * queries, axis=(0, 6, 7))
             of_bias.append(_by_neighbour_first(found))
         if w is not None:
-            seen = _seen(form, grid, k, x.shape[1:3])
+            seen = _seen(form, grid, k, tuple(x.shape[1:3]))
             found = queries[:, :, None] * seen
             found = ops.sum(weights[:, :, None] * found, axis=(0, 7, 8))
             of_w.append(_by_neighbour_first(found))
