@@ -98,7 +98,7 @@ class BaseGroupConv2D(GroupLayer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:

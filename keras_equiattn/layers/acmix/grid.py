@@ -101,7 +101,7 @@ class BaseACmix2D(TwoPaths):
 
     def finish_build(self, shape: Shape) -> None:
         self.output_shape_channels_last(shape)
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:

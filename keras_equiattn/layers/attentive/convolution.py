@@ -26,7 +26,7 @@ class BaseAttentiveConv2D(ChannelSpatialAttention, BaseGroupConv2D):
         attention: str = "full",
         attention_kernel_size: int = 7,
         attention_dilation_rate: int = 1,
-        reduction_ratio: int = 16,
+        reduction_ratio: int | None = None,
         channel_kernel_initializer: Any = None,
         spatial_kernel_initializer: Any = None,
         attention_regularizer: Any = None,
@@ -102,7 +102,9 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             filters, odd.
         attention_dilation_rate: of the spatial attention filters.
         reduction_ratio: channel attention has `max(1, channels //
-            reduction_ratio)` hidden units.
+            reduction_ratio)` hidden units, as in the paper. None is a ratio
+            of 16 with at least 4 units: a single one is often dead from the
+            start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
@@ -207,7 +209,9 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             filters, odd.
         attention_dilation_rate: of the spatial attention filters.
         reduction_ratio: channel attention has `max(1, channels //
-            reduction_ratio)` hidden units.
+            reduction_ratio)` hidden units, as in the paper. None is a ratio
+            of 16 with at least 4 units: a single one is often dead from the
+            start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.

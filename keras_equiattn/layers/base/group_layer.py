@@ -123,7 +123,7 @@ class GroupLayer(keras.layers.Layer):
             last = (*last[:3], 1, *last[3:])
         return last
 
-    def keep_channels(self, channels: int | None) -> None:
+    def fix_input_channels(self, channels: int | None) -> None:
         """From now on inputs of other channels are refused.
 
         Those of fewer axes than an image too: Keras looks for the channels
