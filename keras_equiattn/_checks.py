@@ -121,6 +121,15 @@ def flag(value: Any, name: str) -> bool:
     return value
 
 
+def exactness(value: Any, name: str) -> bool | str:
+    """True or False, or "call": checked on the sizes that a call brings."""
+    if not isinstance(value, bool) and value != "call":
+        raise ValueError(
+            f"`{name}` must be True or False or 'call'. Received: {value!r}"
+        )
+    return bool(value) if isinstance(value, bool) else "call"
+
+
 def choice(value: Any, name: str, known: Iterable[Any]) -> Any:
     """One of a few values."""
     known = tuple(known)

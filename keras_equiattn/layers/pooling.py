@@ -29,7 +29,8 @@ class SpatialPooling2D(GroupLayer):
         mode: "max" or "mean".
         group: the group whose exactness is checked, also for images.
         exact: refuse sizes on which the layer would not be exactly
-            equivariant; False accepts them.
+            equivariant. False accepts them; "call" accepts sizes that are
+            unknown at build, and refuses inexact ones when the layer is called.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`.
@@ -42,7 +43,7 @@ class SpatialPooling2D(GroupLayer):
         `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width)` or
         `(batch, channels, height, width, order)`. Height and width may be
-        None where the strides are 1.
+        None where the strides are 1 or with `exact="call"`.
 
     Output shape:
         As the input, with new height and width. There is no padding.
@@ -73,7 +74,7 @@ class SpatialPooling2D(GroupLayer):
         strides: int | tuple[int, int] | None = None,
         mode: str = "max",
         group: str | groups.Group = "p4",
-        exact: bool = True,
+        exact: bool | str = True,
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -83,10 +84,10 @@ class SpatialPooling2D(GroupLayer):
             strides = self.pool_size
         self.strides = _checks.pair(strides, "strides")
         self.mode = _checks.choice(mode, "mode", MODES)
-        self.exact = _checks.flag(exact, "exact")
+        self.exact = _checks.exactness(exact, "exact")
         window = {"window": self.pool_size, "strides": self.strides}
         unequal = len({*self.pool_size}) > 1 or len({*self.strides}) > 1
-        if self.exact and self.group.quarter_turns and unequal:
+        if self.group.quarter_turns and unequal:
             self.require_exact((None, None), **window)
 
     def build(self, input_shape: Shape) -> None:
@@ -107,10 +108,7 @@ class SpatialPooling2D(GroupLayer):
                 f"{self._label()}: a window of {self.pool_size} does not fit "
                 f"an input of size {tuple(size)}."
             )
-        if self.exact:
-            self.require_exact(
-                size, window=self.pool_size, strides=self.strides
-            )
+        self.require_exact(size, window=self.pool_size, strides=self.strides)
         return (shape[0], *outputs, *shape[3:])
 
     def get_config(self) -> dict[str, Any]:

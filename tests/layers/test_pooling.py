@@ -171,6 +171,28 @@ def test_refuses_what_is_inexact():
     SpatialPooling2D(2, group="z2").build((None, 31, 31, 1))
 
 
+def test_unknown_sizes_are_checked_in_the_call():
+    with pytest.raises(ValueError, match=r"`exact=\"call\"` such a size"):
+        SpatialPooling2D(2).build((None, None, None, 4, 1))
+    layer = SpatialPooling2D(2, exact="call", name="pool")
+    inputs = keras.Input((None, None, 4, 1))
+    model = keras.Model(inputs, layer(inputs))
+    assert model.output_shape == (None, None, None, 4, 1)
+    x = np.ones((1, 8, 8, 4, 1), "float32")
+    assert tuple(model(x).shape) == (1, 4, 4, 4, 1)
+    assert model.predict(x, verbose=0).shape == (1, 4, 4, 4, 1)
+    message = r"'pool' would not be exactly.*`exact=False` to accept"
+    with pytest.raises(ValueError, match=message) as error:
+        model(np.ones((1, 8, 7, 4, 1), "float32"))
+    assert 'exact="call"' not in str(error.value)
+    # What is known is refused at once, half of it too.
+    for size in ((7, 7), (None, 7), (7, None)):
+        with pytest.raises(ValueError, match="would not be exactly"):
+            SpatialPooling2D(2, exact="call").build((None, *size, 4, 1))
+    revived = SpatialPooling2D.from_config(layer.get_config())
+    assert revived.exact == "call"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -180,7 +202,9 @@ def test_refuses_what_is_inexact():
         ({"pool_size": 2, "group": "q4"}, "Unknown group 'q4'"),
         ({"pool_size": 2, "data_format": "nchw"}, "`data_format` must be"),
         ({"pool_size": 2, "exact": "no"}, "`exact` must be True or False"),
+        ({"pool_size": 2, "exact": 1}, "`exact` must be True or False or 'c"),
         ({"pool_size": (1, 2)}, "would not be exactly equivariant"),
+        ({"pool_size": (1, 2), "exact": "call"}, "would not be exactly"),
     ],
 )
 def test_bad_arguments(arguments, message):

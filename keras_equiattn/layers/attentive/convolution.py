@@ -135,7 +135,7 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
         "channels_first": `(batch, channels, height, width)`. Height and width
-        may be None where the strides are 1.
+        may be None where the strides are 1 or with `exact="call"`.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;
@@ -242,8 +242,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. Height and
-        width may be None where the strides are 1. With `"z2"` also images of
-        rank 4, which give rank 4.
+        width may be None where the strides are 1 or with `exact="call"`. With
+        `"z2"` also images of rank 4, which give rank 4.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;

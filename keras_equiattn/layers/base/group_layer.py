@@ -33,6 +33,9 @@ class GroupLayer(keras.layers.Layer):
     takes = "group"
     # The layer that makes feature maps of images, for messages.
     lifted_by = "LiftingConv2D"
+    # Whether inexact sizes are refused. With "call" a size that is not known
+    # yet passes, and is looked at when the layer is called with it.
+    exact: bool | str = True
 
     def __init__(
         self,
@@ -135,9 +138,17 @@ class GroupLayer(keras.layers.Layer):
         )
 
     def require_exact(self, size: Shape, **window: Any) -> None:
-        """Raises unless a window of this kind is exact on this size."""
+        """Raises where `exact` forbids a window of this kind on this size."""
+        if not self.exact:
+            return
         height, width = size
-        require_exact(self._label(), self.group, (height, width), **window)
+        require_exact(
+            self._label(),
+            self.group,
+            (height, width),
+            **window,
+            allow_unknown=self.exact == "call",
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {
