@@ -6,12 +6,13 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.exactness import output_size
 from keras_equiattn.ops.group.pooling import group_pool
-from keras_equiattn.ops.group.pooling import MODES
+from keras_equiattn.ops.group.pooling import pooling_mode
 from keras_equiattn.ops.group.pooling import spatial_pool
 
 
@@ -26,7 +27,7 @@ class SpatialPooling2D(GroupLayer):
     Args:
         pool_size: an integer or a pair.
         strides: an integer or a pair; None is the pool size.
-        mode: "max" or "mean".
+        mode: "max" or "mean"; "avg" and "average" are the mean too.
         group: the group whose exactness is checked, also for images.
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
@@ -83,7 +84,7 @@ class SpatialPooling2D(GroupLayer):
         if strides is None:
             strides = self.pool_size
         self.strides = _checks.pair(strides, "strides")
-        self.mode = _checks.choice(mode, "mode", MODES)
+        self.mode = pooling_mode(mode)
         self.exact = _checks.exactness(exact, "exact")
         window = {"window": self.pool_size, "strides": self.strides}
         unequal = len({*self.pool_size}) > 1 or len({*self.strides}) > 1
@@ -128,7 +129,7 @@ class GroupPooling(keras.layers.Layer):
     `y(x) = max_h f(x, h)`, or the mean.
 
     Args:
-        mode: "max" or "mean".
+        mode: "max" or "mean"; "avg" and "average" are the mean too.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`.
@@ -161,7 +162,7 @@ class GroupPooling(keras.layers.Layer):
         self, mode: str = "max", data_format: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.mode = _checks.choice(mode, "mode", MODES)
+        self.mode = pooling_mode(mode)
         self.data_format = _checks.data_format(data_format)
 
     def build(self, input_shape: Shape) -> None:
@@ -170,7 +171,8 @@ class GroupPooling(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         self.compute_output_shape(inputs.shape)
-        return group_pool(inputs, self.mode, self._group_axis)
+        x = as_floats(inputs, self.compute_dtype)
+        return group_pool(x, self.mode, self._group_axis)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
         shape = list(input_shape)

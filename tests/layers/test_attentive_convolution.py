@@ -143,7 +143,6 @@ class TestCoAttentiveGroupConv2D(LayerContract):
 
 class TestInputAttention(LayerContract):
     layer = InputAttention
-    empty_batches = False
     cases = (
         LayerCase(
             InputAttention,

@@ -11,6 +11,7 @@ from layer_contract import LayerCase
 from layer_contract import LayerContract
 
 from keras_equiattn import groups
+from keras_equiattn import ops
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import SpatialPooling2D
 from keras_equiattn.ops import is_exact
@@ -87,7 +88,6 @@ class TestGroupPooling(LayerContract):
         for mode, group in (("mean", "p4"), ("max", "p4m"))
     )
     layer = GroupPooling
-    empty_batches = False
     arguments = ({"mode": "mean", "data_format": "channels_first"},)
 
 
@@ -151,6 +151,24 @@ def test_equivariance_sweep(group, mode, dtype):
                 assert error.max() > 1e-3
     assert verdicts.count(True) >= 10
     assert verdicts.count(False) >= 5
+
+
+@pytest.mark.parametrize("name", ["avg", "average", "mean"])
+def test_names_of_the_mean(name):
+    for layer in (SpatialPooling2D(2, mode=name), GroupPooling(name)):
+        assert layer.mode == "mean"
+        assert layer.get_config()["mode"] == "mean"
+    x = np.random.default_rng(0).normal(size=(1, 2, 2, 4, 3))
+    y = as_array(ops.group_pool(keras.ops.convert_to_tensor(x), name))
+    np.testing.assert_allclose(y, x.mean(axis=3), atol=1e-6)
+    with pytest.raises(ValueError, match=r"'max' or 'mean'.*'sum'"):
+        ops.group_pool(x, "sum")
+
+
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_group_pooling_of_nothing(mode):
+    x = np.ones((2, 0, 3, 4, 5), "float32")
+    assert as_array(GroupPooling(mode)(x)).shape == (2, 0, 3, 5)
 
 
 def test_mean_over_the_group_does_not_overflow():

@@ -18,7 +18,9 @@ class GroupLayer(keras.layers.Layer):
 
     Subclasses write `call_channels_last` and `output_shape_channels_last`
     once, for `(batch, height, width, order, channels)`; this class brings
-    every accepted input to that layout and the output back from it.
+    every accepted input to that layout and the output back from it. Inputs of
+    integers or booleans, such as images of bytes, become floating point numbers
+    of the compute dtype, with the values that they have.
 
     Args:
         group: a group or its name.
@@ -69,6 +71,7 @@ class GroupLayer(keras.layers.Layer):
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)
         planar = self._planar(inputs.shape)
+        inputs = as_floats(inputs, self.compute_dtype)
         x = _to_channels_last(inputs) if self._first else inputs
         if planar:
             x = ops.expand_dims(x, axis=3)
@@ -190,6 +193,15 @@ class GroupLayer(keras.layers.Layer):
         if self.takes == "any" or self.group.order == 1:
             return f"{image} or {feature_map}"
         return feature_map + lift
+
+
+def as_floats(x: Tensor, dtype: str) -> Tensor:
+    """Integers and booleans in this dtype; floating point numbers as they are.
+
+    Keras casts the latter alone to the compute dtype of a layer.
+    """
+    of_x = keras.backend.standardize_dtype(x.dtype)
+    return x if keras.backend.is_float_dtype(of_x) else ops.cast(x, dtype)
 
 
 def check_window(

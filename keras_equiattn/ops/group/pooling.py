@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.convolution import fold_channels
@@ -11,6 +12,14 @@ from keras_equiattn.ops.group.convolution import unfold_channels
 from keras_equiattn.ops.numerics import mean
 
 MODES = ("max", "mean")
+# What the mean is called in other libraries.
+ALIASES = {"avg": "mean", "average": "mean"}
+
+
+def pooling_mode(mode: str) -> str:
+    """The mode of pooling that this name stands for, one of `MODES`."""
+    name = ALIASES.get(mode, mode) if isinstance(mode, str) else mode
+    return str(_checks.choice(name, "mode", MODES))
 
 
 def spatial_pool(
@@ -20,7 +29,8 @@ def spatial_pool(
     mode: str = "max",
 ) -> Float[Tensor, "batch new_height new_width order channels"]:
     """Maximum or mean over windows in space, without padding."""
-    pool: Any = {"max": ops.max_pool, "mean": ops.average_pool}[mode]
+    pools: Any = {"max": ops.max_pool, "mean": ops.average_pool}
+    pool = pools[pooling_mode(mode)]
     pooled = pool(
         fold_channels(x),
         pool_size,
@@ -35,6 +45,7 @@ def group_pool(
     x: Float[Tensor, "a b c d e"], mode: str = "max", axis: int = 3
 ) -> Float[Tensor, "p q r s"]:
     """Maximum or mean over the group axis of feature maps."""
-    if mode == "max":
+    # Not all backends take a maximum of no numbers; the mean has its shape.
+    if pooling_mode(mode) == "max" and 0 not in tuple(x.shape):
         return ops.max(x, axis=axis)
     return mean(x, axis)

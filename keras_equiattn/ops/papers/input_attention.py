@@ -12,6 +12,7 @@ from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.kernels import kernel_orbit
@@ -55,6 +56,15 @@ def input_attention(
             "`input_attention` needs `channel_kernels` or `spatial_kernel`: "
             "both are None."
         )
+    if x.shape[0] == 0:  # not all backends take a maximum of no numbers
+        y, maps = input_attention(
+            with_an_image(x),
+            channel_kernels,
+            spatial_kernel,
+            group,
+            dilation_rate,
+        )
+        return y[:0], {name: value[:0] for name, value in maps.items()}
     dtype = keras.backend.standardize_dtype(x.dtype)
     x = in_full_precision(x)
     on_group = len(x.shape) == 5
