@@ -203,7 +203,9 @@ def _advice(
             )
     else:
         size = (height.size, width.size)
-        steps = [s for s in range(1, max(strides) + 2) if exact(size, s)]
+        # No window fits in twice with strides beyond the image.
+        most = min(max(strides), *size) + 1
+        steps = [s for s in range(1, most + 1) if exact(size, s)]
         if steps:
             parts.append(
                 f"On this size such strides are exact: {_list(steps)}."

@@ -349,6 +349,13 @@ def test_bad_arguments(layer, arguments, message):
         layer(**{"filters": 2, "kernel_size": 3, **arguments})
 
 
+def test_kernels_that_no_memory_holds():
+    layer = GroupConv2D(10**6, 3, group="p4", name="wide")
+    message = r"'kernel' of GroupConv2D 'wide' would hold 3,600,000,000 n.*13 G"
+    with pytest.raises(ValueError, match=message):
+        layer.build((None, 8, 8, 4, 100))
+
+
 def test_bad_shapes():
     lift = LiftingConv2D(2, 3, name="lift")
     with pytest.raises(ValueError, match=r"'lift' takes images \(batch"):

@@ -164,6 +164,14 @@ def test_unknown_sizes_pass_where_some_size_is_exact():
 
 
 @pytest.mark.once
+def test_huge_strides_are_answered_at_once():
+    with pytest.raises(ValueError, match="such strides are exact: 1"):
+        require_exact("conv", "p4", 32, 3, 2**31 - 1, 1, "same")
+    with pytest.raises(ValueError, match=r"`strides` must be below 2\*\*31"):
+        is_exact("p4", 32, 3, 2**63)
+
+
+@pytest.mark.once
 def test_message_names_what_would_be_exact():
     with pytest.raises(ValueError, match="exactly equivariant") as info:
         require_exact("conv 'c'", "p4", 32, 3, 2, 1, "same")

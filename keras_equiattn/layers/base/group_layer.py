@@ -49,6 +49,13 @@ class GroupLayer(keras.layers.Layer):
         self.group = groups.get(group)
         self.data_format = _checks.data_format(data_format)
 
+    def add_weight(
+        self, shape: Any = None, *arguments: Any, **options: Any
+    ) -> Any:
+        name = f"The weight '{options.get('name')}' of {self._label()}"
+        _checks.weight_size(shape or (), name)
+        return super().add_weight(shape, *arguments, **options)
+
     def call_channels_last(self, x: Tensor) -> Any:
         raise NotImplementedError(f"{type(self).__name__}.call_channels_last")
 
