@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 
-
 # Strides, windows and dilation rates stay below: backends count with 32 bits.
 LARGEST = 2**31 - 1
 # Numbers that one weight may hold: 8 GiB in single precision.

@@ -13,12 +13,12 @@ from vectors import load_vectors
 
 from keras_equiattn.layers import SpatialReductionACmix2D
 from keras_equiattn.layers import WindowACmix2D
-from keras_equiattn.ops.papers.acmix import joint_convolution
 from keras_equiattn.ops.dense import dense_attention
 from keras_equiattn.ops.dense import join
 from keras_equiattn.ops.dense import neighbours_in_image
 from keras_equiattn.ops.dense import partition
 from keras_equiattn.ops.dense import relative_places
+from keras_equiattn.ops.papers.acmix import joint_convolution
 from keras_equiattn.testing import relative_difference
 
 DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
