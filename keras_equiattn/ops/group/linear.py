@@ -4,10 +4,12 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
 
+@checked()
 def group_linear(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "order channels filters"],

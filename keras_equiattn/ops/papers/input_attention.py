@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend import with_an_image
@@ -20,6 +21,11 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 
 
+@checked(
+    channel_kernels_0="*order channels hidden",
+    channel_kernels_1="*order hidden channels",
+    spatial_kernel="rows columns *order 2 1",
+)
 def input_attention(
     x: Float[Tensor, "batch height width *order channels"],
     channel_kernels: tuple[Tensor, Tensor] | None,
@@ -98,6 +104,7 @@ def input_attention(
     return ops.cast(x * effective, dtype), maps
 
 
+@checked()
 def co_attention(
     x: Float[Tensor, "batch height width *order channels"],
     kernel: Float[Tensor, "1 1 *order channels 1"],

@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -52,6 +53,7 @@ class AffineMap(NamedTuple):
 UNCHANGED = AffineMap()
 
 
+@checked()
 def window_scores(
     query: Float[Tensor, "batch new_height new_width order channels"],
     keys: Float[Tensor, "batch height width key_order channels"],
@@ -109,6 +111,7 @@ def window_scores(
     return ops.reshape(scores, (count, batch, order, num_heads, height, width))
 
 
+@checked()
 def window_softmax(
     scores: Float[Tensor, "neighbours batch order heads height width"],
     window: Window | None = None,
@@ -152,6 +155,7 @@ def window_softmax(
     return _plain_softmax(scores)
 
 
+@checked()
 def window_sum(
     weights: Float[Tensor, "neighbours batch order heads new_height new_width"],
     values: Float[Tensor, "batch height width key_order channels"],
