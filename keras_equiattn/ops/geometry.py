@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
@@ -110,6 +111,51 @@ class Window:
         if stride == 1:
             return x
         keep = slice(None, reach + size + after)
+        return x[:, keep] if axis == 0 else x[:, :, keep]
+
+    def image_of(
+        self,
+        frames: Float[Tensor, "frames batch rows columns order channels"],
+        size: tuple[Any, Any],
+    ) -> Float[Tensor, "batch height width order channels"]:
+        """The transpose of `frames`: what a gradient of frames is of images.
+
+        Args:
+            frames: a gradient with respect to the frames.
+            size: height and width of the image.
+        """
+        x = frames[0]
+        if self.strides != (1, 1):
+            down, along = self.strides
+            batch, height, width, order, channels = ops.shape(x)
+            shape = (down, along, batch, height, width, order, channels)
+            x = ops.transpose(ops.reshape(frames, shape), (2, 3, 0, 4, 1, 5, 6))
+            shape = (batch, height * down, width * along, order, channels)
+            x = ops.reshape(x, shape)
+        for axis in (1, 0):
+            x = self._without_surroundings(x, axis, size[axis])
+        return x
+
+    def _without_surroundings(self, x: Tensor, axis: int, size: Any) -> Tensor:
+        """The transpose of `_with_surroundings`."""
+        stride = self.strides[axis]
+        reach = self.dilation_rate[axis] * (self.size[axis] // 2)
+        if self.border == "reflect":
+            after = ops.shape(x)[axis + 1] - size - reach
+            image = list(ops.shape(x))
+            image[axis + 1] = size
+
+            def mirrored(image: Tensor) -> Tensor:
+                return _mirrored(image, axis + 1, reach, after)
+
+            zeros = ops.zeros(image, x.dtype)
+            return backend.vjp(mirrored, (zeros,), x)[1][0]
+        if stride > 1:
+            # Of the last pixels, those that no query sees.
+            pads = [(0, 0)] * 5
+            pads[axis + 1] = (0, stride - 1)
+            x = ops.pad(x, pads)
+        keep = slice(reach, reach + size)
         return x[:, keep] if axis == 0 else x[:, :, keep]
 
     def inside(self, size: tuple[Any, Any]) -> Tensor:

@@ -55,5 +55,6 @@ def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     # Not all backends take a maximum of an empty batch without a start.
     top = ops.max(x, axis=axes, keepdims=True, initial=MASKED)
     top = ops.stop_gradient(top)
-    x = ops.exp(x - top)
-    return x / ops.sum(x, axis=axes, keepdims=True)
+    # Exponentials twice: cheaper than to write them and read them again.
+    total = ops.sum(ops.exp(x - top), axis=axes, keepdims=True)
+    return ops.exp(x - (top + ops.log(total)))

@@ -12,11 +12,13 @@ from layer_contract import as_array
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.windows import api as windows
 from keras_equiattn.ops.windows import bands as window_bands
+from keras_equiattn.ops.windows import dispatch
+from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows import planes as window_planes
 from keras_equiattn.ops.windows import products as window_products
 from keras_equiattn.ops.windows import tiles as window_tiles
+from keras_equiattn.ops.windows import views
 from keras_equiattn.ops.windows.api import window_scores
 from keras_equiattn.ops.windows.api import window_softmax
 from keras_equiattn.ops.windows.api import window_sum
@@ -172,28 +174,30 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=["planes", "products", "bands", "tiles"])
+@pytest.fixture(params=["planes", "products", "bands", "tiles", "views"])
 def realisation(request, monkeypatch):
     """Each of them, also where another would be chosen."""
     name = request.param
     if name == "planes":
-        monkeypatch.setattr(windows, "_realisation", lambda *_: window_planes)
+        monkeypatch.setattr(dispatch, "choose", lambda *_: window_planes)
         monkeypatch.setattr(window_planes, "TERMS", 2)
         monkeypatch.setattr(window_planes, "ROWS", 3)
     if name == "products":
-        monkeypatch.setattr(windows, "_realisation", lambda *_: window_products)
+        monkeypatch.setattr(dispatch, "choose", lambda *_: window_products)
         monkeypatch.setattr(window_products, "CACHE", 1)
+    if name == "views":
+        monkeypatch.setattr(dispatch, "choose", lambda *_: views)
     if name == "bands":
-        monkeypatch.setattr(windows, "_realisation", lambda *_: window_bands)
+        monkeypatch.setattr(dispatch, "choose", lambda *_: window_bands)
     if name == "tiles":
-        monkeypatch.setattr(windows, "_realisation", lambda *_: window_tiles)
+        monkeypatch.setattr(dispatch, "choose", lambda *_: window_tiles)
         monkeypatch.setattr(window_products, "CACHE", 1)
         # Two rows, so that tiles overlap and the last of them is not full.
         monkeypatch.setattr(window_tiles, "_tile_size", lambda *_: 2)
-    for cached in (windows._scores, windows._sums):
+    for cached in (gradients.scores, gradients.sums, gradients.attention):
         cached.cache_clear()
     yield name
-    for cached in (windows._scores, windows._sums):
+    for cached in (gradients.scores, gradients.sums, gradients.attention):
         cached.cache_clear()
 
 
@@ -201,6 +205,7 @@ def realisation(request, monkeypatch):
 @pytest.mark.parametrize(
     ("compiler", "size", "count", "heads", "weighted", "expected"),
     [
+        ("inductor", 8, 25, 1, True, views),
         ("xla", 8, 25, 1, True, window_planes),
         ("xla", None, 25, 1, True, window_products),
         ("xla", 8, 81, 1, True, window_products),
@@ -218,17 +223,16 @@ def realisation(request, monkeypatch):
     ],
 )
 def test_choice(compiler, size, count, heads, weighted, expected, monkeypatch):
-    target = backend.target
-    for module in (backend, target):
-        monkeypatch.setattr(module, "in_xla", lambda: compiler == "xla")
-        monkeypatch.setattr(module, "compiles", lambda: bool(compiler))
-    monkeypatch.setattr(target, "on_cpu", lambda: True)
+    known = {"xla": "xla", "inductor": "inductor"}
+    target = backend.Target("cpu", known.get(compiler))
+    monkeypatch.setattr(backend, "find_target", lambda *_: target)
+    monkeypatch.setattr(backend, "compiles", lambda: bool(compiler))
     side = round(count**0.5)
     form = Form(Window((side, side)).neighbours, heads)
     x = keras.KerasTensor((None, size, size, 1, 16))
     seen = None if size is None else size + side - 1
     k = keras.KerasTensor((1, None, seen, seen, 1, 16))
-    assert windows._realisation(form, x, k, weighted) is expected
+    assert dispatch.choose(form, x, k, weighted) is expected
 
 
 def skip_weighted(realisation, kind):

@@ -3,10 +3,10 @@
 Everything else in this package is `keras.ops`.
 """
 
-from keras_equiattn.ops.backend.autodiff import recomputed
+from keras_equiattn.ops.backend.autodiff import custom_vjp
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.autodiff import without_gradient
-from keras_equiattn.ops.backend.loops import one_by_one
+from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
@@ -15,45 +15,59 @@ from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import add_product_at
 from keras_equiattn.ops.backend.memory import at_strides
 from keras_equiattn.ops.backend.memory import contiguous
+from keras_equiattn.ops.backend.memory import laid_out
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import overlap_add
 from keras_equiattn.ops.backend.memory import overlapping
+from keras_equiattn.ops.backend.memory import own_windows_of
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import update
+from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.reductions import log_sum_exp
+from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import compiles
+from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import in_xla
 from keras_equiattn.ops.backend.target import on_cpu
 from keras_equiattn.ops.backend.target import step_by_step_on_cpu
+from keras_equiattn.ops.backend.target import Target
 from keras_equiattn.ops.backend.target import will_compile
 from keras_equiattn.ops.backend.target import xla_on_cpu
 
 __all__ = [
+    "Target",
     "add_at",
     "add_product",
     "add_product_at",
     "at_strides",
+    "by_parts",
     "compiles",
     "contiguous",
+    "custom_vjp",
     "dropout_factors",
+    "find_target",
     "in_xla",
+    "laid_out",
+    "log_sum_exp",
     "maximum",
     "on_cpu",
-    "one_by_one",
     "overlap_add",
     "overlapping",
+    "own_windows_of",
     "part_at",
-    "recomputed",
     "scan",
     "scan_groups",
     "step_by_step_on_cpu",
     "steps",
     "strided",
+    "sums_together",
     "update",
     "vjp",
     "will_compile",
+    "windows_of",
     "with_an_image",
     "without_gradient",
     "xla_on_cpu",

@@ -7,33 +7,46 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import _in_xla
+from keras_equiattn.ops.backend.target import tracing_for
 from keras_equiattn.ops.backend.target import will_compile
 
 Function = Callable[..., Any]
 
 
-def recomputed(forward: Function, backward: Function, instead: str) -> Function:
+def custom_vjp(
+    forward: Function,
+    backward: Function,
+    alternative: str,
+    inductor: bool = False,
+) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
-    Under TensorFlow it is compiled by XLA within a `tf.function`, so in
-    `fit`; called eagerly it is not, since that would take seconds.
+    JAX compiles it in any case. Under TensorFlow it is compiled by XLA within
+    a `tf.function`, so in `fit`; called eagerly it is not, since that would
+    take seconds. Under PyTorch see `inductor`.
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
     and PyTorch, which would lose what flows through the kept tensors, that is
     an error.
 
     Args:
-        forward: from tensors to the result and what to keep for `backward`,
-            a nest of tensors.
+        forward: from tensors to the result, a tensor or a tuple of them, and
+            what to keep for `backward`, a nest of tensors.
         backward: from the same tensors, what was kept and the gradient with
             respect to the result to the gradients with respect to the
-            tensors.
-        instead: what to pass to differentiate twice, for the error.
+            tensors. Where there are several results, a gradient may be None
+            under PyTorch.
+        alternative: what to pass to differentiate twice, for the error.
+        inductor: whether PyTorch compiles both with Inductor after some calls.
+            All calls must then have tensors of the same shapes and dtypes.
 
     Returns:
         A differentiable function from tensors to the result.
     """
+    if keras.backend.backend() == "torch":
+        from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
+
+        return torch_custom_vjp(forward, backward, alternative, inductor)
 
     def build(compile: Function) -> Function:
         run, run_back = compile(forward), compile(backward)
@@ -43,12 +56,13 @@ def recomputed(forward: Function, backward: Function, instead: str) -> Function:
             arguments = tuple(map(ops.convert_to_tensor, arguments))
             result, kept = run(*arguments)
 
-            def gradient(*passed: Tensor, upstream: Any = None) -> Any:
-                # The backends pass it in different places.
-                upstream = passed[0] if upstream is None else upstream
-                _refuse_second_derivative(instead)
+            def gradient(*upstream: Any) -> Any:
+                # TensorFlow passes that of several results one by one.
+                upstream = upstream if len(upstream) > 1 else upstream[0]
                 gradients = run_back(_as_others(arguments), kept, upstream)
-                return tuple(_not_differentiable(x, instead) for x in gradients)
+                return tuple(
+                    _not_differentiable(x, alternative) for x in gradients
+                )
 
             return result, gradient
 
@@ -123,11 +137,8 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
 
     def with_xla(function: Function) -> Function:
         def traced(*arguments: Tensor) -> Any:
-            token = _in_xla.set(True)
-            try:
+            with tracing_for("xla"):
                 return function(*arguments)
-            finally:
-                _in_xla.reset(token)
 
         return tf.function(traced, autograph=False, jit_compile=True)
 
@@ -144,28 +155,6 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     return function
 
 
-def _refuse_second_derivative(instead: str) -> None:
-    """PyTorch differentiates a gradient if it is computed with gradients on."""
-    if keras.backend.backend() == "torch":
-        import torch
-
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "This gradient cannot be differentiated (create_graph=True). "
-                f"Pass `{instead}` to differentiate twice."
-            )
-
-
-def _not_differentiable(x: Tensor, instead: str) -> Tensor:
-    """The same, with an error where TensorFlow differentiates it."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        message = f"Pass `{instead}` to differentiate twice."
-        return tf.raw_ops.PreventGradient(input=x, message=message)
-    return x
-
-
 def _as_others(tensors: Any) -> Any:
     """The same tensors, for XLA others.
 
@@ -178,3 +167,13 @@ def _as_others(tensors: Any) -> Any:
         barrier: Function = jax.lax.optimization_barrier
         return barrier(tensors)
     return tensors
+
+
+def _not_differentiable(x: Tensor, alternative: str) -> Tensor:
+    """The same, with an error where TensorFlow differentiates it."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        message = f"Pass `{alternative}` to differentiate twice."
+        return tf.raw_ops.PreventGradient(input=x, message=message)
+    return x

@@ -1,6 +1,5 @@
 """Loops that compilers see as loops, and that plain PyTorch runs."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import compiles
-from keras_equiattn.ops.backend.target import on_cpu
+from keras_equiattn.ops.backend.target import find_target
 
 Function = Callable[..., Any]
 
@@ -90,23 +89,36 @@ def scan_groups(
     )
 
 
-def one_by_one(function: Function, x: Tensor, axes: int) -> Tensor:
-    """A transposition of the last axes, for the first axes in a loop.
+def by_parts(function: Function, x: Tensor, axis: int, joined: int) -> Tensor:
+    """A transposition of parts of a tensor, one after the other.
 
-    Of all at once where JAX does not compile for a CPU. There XLA would take
-    it for another order of the same memory, and write `x` at long strides.
+    Of all of it at once where XLA does not compile for a CPU. There, XLA would
+    make the transposition part of whatever uses its result, and load or store
+    at long strides as often as that is used.
 
     Args:
-        function: takes and returns tensors with any number of axes before.
+        function: the transposition, of as many parts of the axis.
         x: the tensor.
-        axes: how many of its axes come before.
+        axis: the axis that is cut, not negative.
+        joined: where that axis is in the result.
     """
-    if keras.backend.backend() != "jax" or not on_cpu():
+    size = x.shape[axis]
+    if not find_target(x).xla_on_cpu or not isinstance(size, int) or size < 2:
         return function(x)
-    outer, inner = x.shape[:axes], x.shape[axes:]
-    pieces = ops.reshape(x, (math.prod(outer), *inner))
-    pieces = scan(lambda _, piece: ((), function(piece)), (), pieces)[1]
-    return ops.reshape(pieces, (*outer, *pieces.shape[1:]))
+    count = next(n for n in range(2, size + 1) if size % n == 0)
+    shape = list(ops.shape(x))
+    shape[axis] = size // count
+
+    def part(_: Any, number: Tensor) -> Any:
+        start: list[Any] = [0] * len(shape)
+        start[axis] = number * shape[axis]
+        return (), function(ops.slice(x, start, shape))
+
+    _, parts = scan(part, (), ops.arange(count, dtype="int32"), like=x)
+    parts = ops.moveaxis(parts, 0, joined)
+    shape = list(ops.shape(parts))
+    shape[joined : joined + 2] = [size]
+    return ops.reshape(parts, shape)
 
 
 def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:

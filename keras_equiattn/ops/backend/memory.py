@@ -206,3 +206,84 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
             around[axis : axis + 2] = [(n, parts - 1 - n), (0, step - length)]
             total = total + ops.pad(part, around)
     return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """The same, in PyTorch's memory as its axes say, also under Inductor.
+
+    Left alone, Inductor would load it from where it comes from each time it is
+    used, in the order in which it lies there: far apart. A view with given
+    strides is what it takes as it is.
+    """
+    if keras.backend.backend() != "torch":
+        return x
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
+
+
+def windows_of(
+    x: Tensor,
+    start: tuple[int, int],
+    count: tuple[int, int],
+    step: tuple[int, int],
+    size: tuple[int, int],
+) -> Tensor:
+    """What windows see of the last two axes, as two axes before them.
+
+    Entry `(..., i, j, m, n)` is entry `(..., start + (i, j) * step + (m, n))`.
+
+    Args:
+        x: `(..., rows, columns)`.
+        start: where the first window begins.
+        count: how many windows there are along both axes.
+        step: from one to the next.
+        size: of a window.
+
+    Returns:
+        `(..., *count, *size)`, under PyTorch a view.
+    """
+    x = ops.expand_dims(x, (-4, -3))
+    x = ops.broadcast_to(x, (*x.shape[:-4], *count, *x.shape[-2:]))
+    return own_windows_of(x, start, step, size)
+
+
+def own_windows_of(
+    x: Tensor,
+    start: tuple[int, int],
+    step: tuple[int, int],
+    size: tuple[int, int],
+) -> Tensor:
+    """What each window sees of an image of its own.
+
+    Entry `(..., i, j, m, n)` is entry `(..., i, j, start + (i, j) * step + (m,
+    n))`.
+
+    Args:
+        x: `(..., *count, rows, columns)`.
+        start, step, size: see `windows_of`.
+
+    Returns:
+        `(..., *count, *size)`, under PyTorch a view.
+    """
+    if keras.backend.backend() == "torch":
+        *outer, i, j, down, along = x.stride()
+        return x.as_strided(
+            (*x.shape[:-2], *size),
+            (*outer, i + step[0] * down, j + step[1] * along, down, along),
+            x.storage_offset() + start[0] * down + start[1] * along,
+        )
+    rows = [
+        [
+            x[
+                ...,
+                i,
+                j,
+                start[0] + i * step[0] : start[0] + i * step[0] + size[0],
+                start[1] + j * step[1] : start[1] + j * step[1] + size[1],
+            ]
+            for j in range(x.shape[-3])
+        ]
+        for i in range(x.shape[-4])
+    ]
+    axis = len(x.shape) - 4
+    return ops.stack([ops.stack(row, axis) for row in rows], axis)

@@ -1,21 +1,132 @@
-"""Where a computation runs: on which device, through which compiler."""
+"""Where a computation runs: on which device, and through which compiler."""
 
+import contextlib
 import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 from keras import ops
 
-# Whether TensorFlow is tracing a function that it will compile with XLA.
-_in_xla = contextvars.ContextVar("in_xla", default=False)
+from keras_equiattn.ops._types import Tensor
+
+# The compiler that TensorFlow or PyTorch hands what it traces now to, if any.
+_tracing_for: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "tracing_for", default=None
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What the forms of an operator are chosen by.
+
+    Attributes:
+        device: "cpu" or "accelerator".
+        compiler: "xla", "inductor", or None where operators run one by one.
+    """
+
+    device: str
+    compiler: str | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def eager_on_cpu(self) -> bool:
+        """Whether a CPU runs one operator after the other."""
+        return self.on_cpu and self.compiler is None
+
+    @property
+    def xla_on_cpu(self) -> bool:
+        return self.on_cpu and self.compiler == "xla"
+
+
+def find_target(*tensors: Tensor) -> Target:
+    """The target of a computation on these tensors.
+
+    Nothing is computed or copied for it. While Keras finds shapes, tensors
+    have no device; the answer is then of no consequence.
+
+    Args:
+        *tensors: the arguments of the computation.
+    """
+    backend = keras.backend.backend()
+    device = {
+        "jax": _device_jax,
+        "tensorflow": _device_tensorflow,
+        "torch": _device_torch,
+    }.get(backend, lambda _: "cpu")(tensors)
+    return Target(device, _compiler(backend))
+
+
+@contextlib.contextmanager
+def tracing_for(compiler: str) -> Iterator[None]:
+    """Within it, what is traced is for this compiler."""
+    token = _tracing_for.set(compiler)
+    try:
+        yield
+    finally:
+        _tracing_for.reset(token)
+
+
+def _compiler(backend: str) -> str | None:
+    if backend == "jax":
+        return "xla"
+    if backend == "torch":
+        import torch
+
+        # Also where a person compiles a model that holds our layers.
+        compiled = torch.compiler.is_compiling() or _tracing_for.get()
+        return "inductor" if compiled else None
+    return _tracing_for.get()
+
+
+def _device_jax(tensors: tuple[Any, ...]) -> str:
+    import jax
+
+    for x in tensors:
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+            platform = next(iter(x.devices())).platform
+            return "cpu" if platform == "cpu" else "accelerator"
+    return "cpu" if jax.default_backend() == "cpu" else "accelerator"
+
+
+def _device_tensorflow(tensors: tuple[Any, ...]) -> str:
+    import tensorflow as tf
+
+    for x in tensors:
+        place = getattr(x, "device", None)
+        if place:
+            on_cpu = tf.DeviceSpec.from_string(place).device_type == "CPU"
+            return "cpu" if on_cpu else "accelerator"
+    # Within a graph tensors have no device: it runs on an accelerator if
+    # there is one.
+    kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    return "cpu" if kinds <= {"CPU"} else "accelerator"
+
+
+def _device_torch(tensors: tuple[Any, ...]) -> str:
+    for x in tensors:
+        device = getattr(x, "device", None)
+        if device is not None:
+            return "cpu" if device.type in ("cpu", "meta") else "accelerator"
+    return "cpu"
+
+
+def compiles() -> bool:
+    """Whether loops are compiled, so that short steps cost nothing extra."""
+    return keras.backend.backend() in ("jax", "tensorflow")
 
 
 def in_xla() -> bool:
     """Whether what runs now is compiled by XLA."""
-    return keras.backend.backend() == "jax" or _in_xla.get()
+    return _compiler(keras.backend.backend()) == "xla"
 
 
 def will_compile() -> bool:
-    """Whether XLA compiles `recomputed` functions that are called now."""
+    """Whether XLA compiles a `custom_vjp` that is called now."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -23,26 +134,11 @@ def will_compile() -> bool:
     return keras.backend.backend() == "jax"
 
 
-def compiles() -> bool:
-    """Whether loops are compiled, so that short steps cost nothing extra."""
-    return keras.backend.backend() != "torch"
-
-
 def on_cpu() -> bool:
     """Whether the backend takes a CPU, without an accelerator or told to."""
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        return jax.default_backend() == "cpu"
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        return not tf.config.list_physical_devices("GPU")
-    # What Keras takes. While shapes are found it is "meta", where only they
-    # count.
-    device: str = ops.convert_to_tensor(0.0).device.type
-    return device in ("cpu", "meta")
+    if keras.backend.backend() == "torch":
+        return find_target(ops.convert_to_tensor(0.0)).on_cpu
+    return find_target().on_cpu
 
 
 def step_by_step_on_cpu() -> bool:

@@ -326,7 +326,7 @@ def _tiled(tiles: _Tiles, shapes: Any) -> Any:
         unmoved = [] if seed is None else [ops.zeros_like(seed)]
         return (*gradients, *totals, *unmoved)
 
-    return backend.recomputed(forward, backward, "recompute=False")
+    return backend.custom_vjp(forward, backward, "recompute=False")
 
 
 def _numbers(tiles: Tensor) -> Tensor:

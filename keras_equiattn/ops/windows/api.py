@@ -5,15 +5,12 @@ neighbour and head; neighbours with all their channels are never built, neither
 in the forward nor in the backward pass, which computes anew what it needs.
 """
 
-import functools
-import math
 from typing import Any
 from typing import NamedTuple
 
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
@@ -21,20 +18,8 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
-from keras_equiattn.ops.windows import bands as window_bands
-from keras_equiattn.ops.windows import planes as window_planes
-from keras_equiattn.ops.windows import products as window_products
-from keras_equiattn.ops.windows import tiles as window_tiles
-from keras_equiattn.ops.windows.form import Form
-
-# Neighbours up to which XLA gets a loop over the pixels for each.
-WRITTEN_OUT = 64
-# Neighbours up to which they are cheaper one by one than as matrix products.
-ONE_BY_ONE = 160
-# Neighbours and channels of a head from which tiles are cheaper on CPUs
-# without a compiler: those of 3 x 3 are too few, and 8 channels about the same.
-TILED_NEIGHBOURS = 9
-TILED_CHANNELS = 16
+from keras_equiattn.ops.numerics import softmax
+from keras_equiattn.ops.windows import gradients
 
 
 class AffineMap(NamedTuple):
@@ -89,26 +74,13 @@ def window_scores(
         ValueError: for shapes that do not fit.
     """
     num_heads = _checks.integer(num_heads, "num_heads")
-    _check_kind(window)
-    _check_rank("query", query)
-    _check_rank("keys", keys)
-    _check(window, num_heads, keys, weight, bias, order=query.shape[3])
-    height, width = window.output_size(tuple(keys.shape[1:3]))
-    order, channels = query.shape[3], keys.shape[-1]
-    expected = (keys.shape[0], height, width, order, channels)
-    _check_shape("query", query, expected, window, keys)
-    query, keys, weight, bias = map(_tensor, (query, keys, weight, bias))
-    heads = num_heads
-    if weight is None:
-        query, keys, bias = map(_as_channels, (query, keys, bias))
-        heads = num_heads * order
-    form = Form(window.neighbours, heads, math.prod(window.strides))
-    batch, height, width = ops.shape(query)[:3]
-    tensors = (query, window.frames(keys), *_by_neighbour(weight, bias))
-    given = weight is not None, bias is not None
-    scores = _scores(form, *given, recompute, _shapes(tensors))(*tensors)
-    count = len(form.neighbours)
-    return ops.reshape(scores, (count, batch, order, num_heads, height, width))
+    _check_queries(query, keys, window, num_heads, AffineMap(weight, bias))
+    order = query.shape[3]
+    side, seen = _side(keys, window, num_heads, weight, bias)
+    query = _elements(side, _tensor(query))
+    tensors = (query, *seen)
+    found = gradients.scores(side, recompute, _shapes(tensors))(*tensors)
+    return _elements_of(found, order, num_heads)
 
 
 @checked()
@@ -150,9 +122,7 @@ def window_softmax(
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
         inside = inside[:, None, None, None]
         scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
-    if backend.compiles() and recompute:
-        return _softmax(_shapes((scores,)))(scores)
-    return _plain_softmax(scores)
+    return softmax(scores, (0,))
 
 
 @checked()
@@ -187,169 +157,59 @@ def window_sum(
     _check_kind(window)
     _check_rank("weights", weights, 6)
     _check_rank("values", values)
-    count, batch, order, heads, height, width = ops.shape(weights)
+    batch, order, heads, height, width = ops.shape(weights)[1:]
     _check(window, heads, values, weight, bias, order=order)
     size = window.output_size(tuple(values.shape[1:3]))
     expected = (len(window.offsets), values.shape[0], order, heads, *size)
     _check_shape("weights", weights, expected, window, values)
-    dtype, channels = values.dtype, values.shape[-1]
-    weights, values, weight, bias = map(
-        _tensor, (weights, values, weight, bias)
+    side, seen = _side(values, window, heads, weight, bias)
+    weights = _elements_of(
+        _tensor(weights), order * heads // side.heads, side.heads
     )
+    tensors = (weights, *seen)
+    y = gradients.sums(side, recompute, _shapes(tensors))(*tensors)
+    y = ops.reshape(y, (batch, height, width, order, values.shape[-1]))
+    return ops.cast(y, values.dtype)
+
+
+def _side(
+    x: Float[Tensor, "batch height width key_order channels"],
+    window: Window,
+    num_heads: int,
+    weight: Float[Tensor, "rows columns order key_order channels"] | None,
+    bias: Float[Tensor, "rows columns order channels"] | None,
+) -> tuple[gradients.Side, tuple[Tensor, ...]]:
+    """How neighbours are seen, and the tensors that say what is seen."""
+    x, weight, bias = map(_tensor, (x, weight, bias))
+    heads = num_heads
     if weight is None:
-        values, bias = map(_as_channels, (values, bias))
-        heads = order * heads
-        weights = ops.reshape(weights, (count, batch, 1, heads, height, width))
-    form = Form(window.neighbours, heads, math.prod(window.strides))
-    tensors = (weights, window.frames(values), *_by_neighbour(weight, bias))
+        # A query element sees the keys of the same element: more heads.
+        heads = num_heads * x.shape[3]
+        x, bias = map(_as_channels, (x, bias))
     given = weight is not None, bias is not None
-    y = _sums(form, *given, recompute, _shapes(tensors))(*tensors)
-    y = ops.reshape(y, (batch, height, width, order, channels))
-    return ops.cast(y, dtype)
+    side = gradients.Side(window, heads, *given)
+    return side, (x, *_by_neighbour(weight, bias))
 
 
-@functools.lru_cache(maxsize=512)
-def _scores(
-    form: Form, weighted: bool, biased: bool, recompute: bool, shapes: Any
-) -> Any:
-    """The scores as a differentiable function of two to four tensors.
-
-    One for each set of shapes: TensorFlow would run one that it has compiled
-    for unknown sizes where they are known, too.
-    """
-
-    def forward(x: Tensor, k: Tensor, *rest: Tensor) -> Any:
-        w, bias = _optional(rest, weighted, biased)
-        return _realisation(form, x, k, weighted).scores(
-            form, x, k, w, bias
-        ), ()
-
-    def backward(
-        arguments: tuple[Tensor, ...], _: Any, d: Tensor
-    ) -> tuple[Tensor, ...]:
-        x, k, *rest = arguments
-        w, bias = _optional(rest, weighted, biased)
-        how = _realisation(form, x, k, weighted)
-        return how.score_gradients(form, d, x, k, w, bias)
-
-    return _differentiable(forward, backward, recompute)
+def _elements(
+    side: gradients.Side, x: Float[Tensor, "batch height width order channels"]
+) -> Float[Tensor, "batch height width elements all"]:
+    """Queries with the elements that the form has: one without weights."""
+    return x if side.weighted else _as_channels(x)
 
 
-@functools.lru_cache(maxsize=512)
-def _sums(
-    form: Form, weighted: bool, biased: bool, recompute: bool, shapes: Any
-) -> Any:
-    """The weighted sums as a differentiable function, see `_scores`."""
-
-    def forward(a: Tensor, k: Tensor, *rest: Tensor) -> Any:
-        w, bias = _optional(rest, weighted, biased)
-        return _realisation(form, a[0], k, weighted).weighted_sums(
-            form, a, k, w, bias
-        ), ()
-
-    def backward(
-        arguments: tuple[Tensor, ...], _: Any, d: Tensor
-    ) -> tuple[Tensor, ...]:
-        a, k, *rest = arguments
-        w, bias = _optional(rest, weighted, biased)
-        how = _realisation(form, a[0], k, weighted)
-        return how.sum_gradients(form, d, a, k, w, bias)
-
-    return _differentiable(forward, backward, recompute)
-
-
-@functools.lru_cache(maxsize=512)
-def _softmax(shape: Any) -> Any:
-    """Softmax over the first axis, in loops over it.
-
-    XLA cannot merge a loop with what follows. It would compute the maximum
-    and the sum of all neighbours again for each of them.
-    """
-
-    def forward(scores: Tensor) -> Any:
-        def larger(top: Tensor, plane: Tensor) -> Any:
-            return ops.maximum(top, plane), ()
-
-        def add(total: Tensor, plane: Tensor) -> Any:
-            plane = ops.exp(plane - top)
-            return total + plane, plane
-
-        top, _ = backend.scan(larger, scores[0], scores)
-        total, planes = backend.scan(
-            add, ops.zeros_like(top), scores, like=scores
-        )
-        scale = 1 / total
-        _, weights = backend.scan(
-            lambda _, plane: ((), plane * scale), (), planes, like=scores
-        )
-        return weights, weights
-
-    def backward(_: Any, weights: Tensor, d: Tensor) -> tuple[Tensor]:
-        mean, _ = backend.scan(
-            lambda total, piece: (total + piece[0] * piece[1], ()),
-            ops.zeros_like(d[0]),
-            (weights, d),
-        )
-        _, gradient = backend.scan(
-            lambda _, piece: ((), piece[0] * (piece[1] - mean)),
-            (),
-            (weights, d),
-            like=d,
-        )
-        return (gradient,)
-
-    return backend.recomputed(forward, backward, "recompute=False")
-
-
-def _plain_softmax(scores: Tensor) -> Tensor:
-    # Flat: TensorFlow's own takes no more than five axes.
-    count = scores.shape[0]
-    if count == 1:  # Keras warns of it
-        # Ones, through which a gradient of zeros still passes.
-        return 0 * scores + 1
-    weights = ops.softmax(ops.reshape(scores, (count, -1)), axis=0)
-    return ops.reshape(weights, ops.shape(scores))
-
-
-def _differentiable(forward: Any, backward: Any, recompute: bool) -> Any:
-    if recompute:
-        return backend.recomputed(forward, backward, "recompute=False")
-    return lambda *arguments: forward(*arguments)[0]
-
-
-def _realisation(form: Form, x: Tensor, k: Tensor, weighted: bool) -> Any:
-    """Where scores and sums over the window come from."""
-    known = None not in (*x.shape[1:], *k.shape[2:])
-    xla = backend.in_xla()
-    count = len(form.neighbours)
-    tiles = backend.step_by_step_on_cpu()
-    if tiles and known and not weighted and _fills_tiles(form, k.shape[-1]):
-        return window_tiles
-    if count > (WRITTEN_OUT if xla else ONE_BY_ONE) and not weighted:
-        # All pairs of pixels in a row pay off where windows hold many of them.
-        reach, seen = form.reach[1], k.shape[3]
-        if xla or seen is None or 2 * reach >= seen - reach:
-            return window_bands
-    if xla and known and count <= WRITTEN_OUT:
-        return window_planes
-    return window_products
-
-
-def _fills_tiles(form: Form, channels: int) -> bool:
-    """Whether products of tiles have enough to do for what they copy."""
-    large = len(form.neighbours) > TILED_NEIGHBOURS
-    return large and channels // form.heads >= TILED_CHANNELS
+def _elements_of(
+    a: Float[Tensor, "neighbours batch elements heads height width"],
+    order: int,
+    num_heads: int,
+) -> Float[Tensor, "neighbours batch order num_heads height width"]:
+    """Scores or weights with elements and heads apart as asked for."""
+    count, batch, _, _, height, width = ops.shape(a)
+    return ops.reshape(a, (count, batch, order, num_heads, height, width))
 
 
 def _shapes(tensors: Any) -> tuple[tuple[int | None, ...], ...]:
     return tuple(tuple(x.shape) for x in tensors)
-
-
-def _optional(
-    tensors: Any, weighted: bool, biased: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    left = iter(tensors)
-    return next(left) if weighted else None, next(left) if biased else None
 
 
 def _by_neighbour(*tensors: Tensor | None) -> list[Tensor]:
@@ -423,6 +283,22 @@ def _check_shape(
         )
 
 
+def _check_queries(
+    query: Tensor,
+    keys: Tensor,
+    window: Any,
+    num_heads: int,
+    of_keys: AffineMap,
+) -> None:
+    _check_kind(window)
+    _check_rank("query", query)
+    _check_rank("keys", keys)
+    _check(window, num_heads, keys, *of_keys, order=query.shape[3])
+    height, width = window.output_size(tuple(keys.shape[1:3]))
+    expected = (keys.shape[0], height, width, query.shape[3], keys.shape[-1])
+    _check_shape("query", query, expected, window, keys)
+
+
 def _check(
     window: Window,
     num_heads: int,
@@ -479,13 +355,34 @@ def window_attention(
     Returns:
         The weighted sums, and the weights.
     """
-    size = ops.shape(keys)[1:3]
-    scores = window_scores(
-        query, keys, window, num_heads, *of_keys, recompute=recompute
-    )
-    weights = window_softmax(scores, window, tuple(size), recompute=recompute)
-    y = window_sum(weights, values, window, *of_values, recompute=recompute)
-    return y, weights
+    num_heads = _checks.integer(num_heads, "num_heads")
+    _check_queries(query, keys, window, num_heads, of_keys)
+    _check_rank("values", values)
+    order, dtype = query.shape[3], values.dtype
+    _check(window, num_heads, values, *of_values, order=order)
+    expected = (*tuple(keys.shape)[:3], *tuple(values.shape)[3:])
+    _check_shape("values", values, expected, window, keys)
+    keys_side, seen = _side(keys, window, num_heads, *of_keys)
+    values_side, seen_values = _side(values, window, num_heads, *of_values)
+    tensors = (_elements(keys_side, _tensor(query)), *seen, *seen_values)
+    masked = window.border == "mask"
+    if masked:
+        size = tuple(ops.shape(keys)[1:3])
+        tensors = (*tensors, _mask(window, size, seen[0].dtype))
+    sides = keys_side, values_side
+    attend = gradients.attention(*sides, masked, recompute, _shapes(tensors))
+    y, weights = attend(*tensors)
+    size = ops.shape(query)[:3]
+    y = ops.reshape(y, (*size, order, values.shape[-1]))
+    return ops.cast(y, dtype), _elements_of(weights, order, num_heads)
+
+
+def _mask(
+    window: Window, size: tuple[Any, Any], dtype: str
+) -> Float[Tensor, "neighbours 1 1 1 height width"]:
+    """What leaves neighbours outside of the image out of a softmax."""
+    inside = window.inside(size)[:, None, None, None]
+    return ops.cast(ops.where(inside, 0.0, MASKED), dtype)
 
 
 def by_position(

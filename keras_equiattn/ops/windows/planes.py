@@ -6,13 +6,9 @@ elements, blocks of channels) is a loop that XLA compiles once. Sizes must be
 known. `ops.window_form` says what the functions compute.
 """
 
-import functools
-import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from keras import ops
 
 from keras_equiattn.ops import backend
@@ -21,10 +17,12 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Neighbour
 
-# Terms that are written out in one loop over the pixels.
-TERMS = 16
-# Rows that are added up in one loop over the columns.
-ROWS = 32
+# Neighbours that one reduction over the channels is made for: with more, a core
+# has too few registers, with fewer, queries and keys are read again and again.
+TOGETHER = 5
+# Channels up to which a reduction is vectorised along the columns: XLA writes
+# out so many terms.
+SHORT = 8
 
 
 def scores(
@@ -33,32 +31,11 @@ def scores(
     """The derivative with respect to `a`."""
     x, k = _planes(form, x), _planes(form, k)
     w, bias = _weights(form, w), _weights(form, bias)
-    size = x.shape[-2:]
-    blocks = math.ceil(x.shape[3] / TERMS)
-
-    def add_block(totals: list[Tensor], piece: Any) -> list[Tensor]:
-        x, k, w, bias = piece
-        sums = []
-        for n, total in enumerate(totals):
-            for c in range(x.shape[3]):
-                at = n, slice(None), slice(None), c
-                # A slice for each use: XLA would store one of all channels.
-                total = total + x[:, :, :, c] * _affine(
-                    _window(k[:, :, :, :, c], form.neighbours[n], size),
-                    None if w is None else w[at],
-                    None if bias is None else bias[at],
-                )
-            sums.append(total)
-        return sums
-
-    def add(totals: list[Tensor], piece: Any) -> list[Tensor]:
-        k, w, bias = piece
-        split = [_split(t, 3, blocks) for t in (w, bias)]
-        pieces = (_split(x, 3, blocks), _split(k, 4, blocks), *split)
-        return _loop(add_block, totals, pieces)
-
-    totals = [ops.zeros_like(x[:, :, :, 0]) for _ in form.neighbours]
-    return ops.stack(_loop(add, totals, _by_key_element(k, w, bias)))
+    found = []
+    for some in _some(form):
+        seen = _seen(form, some, k, w, bias, x.shape[-2:])
+        found += _channel_sums([x * y for y in seen])
+    return ops.stack(found)
 
 
 def weighted_sums(
@@ -66,22 +43,13 @@ def weighted_sums(
 ) -> Tensor:
     """The derivative with respect to `x`."""
     k, w, bias = _planes(form, k), _weights(form, w), _weights(form, bias)
-    size = a.shape[-2:]
     a = ops.expand_dims(a, axis=4)
-
-    def add(total: Tensor, piece: Any) -> Tensor:
-        k, w, bias = piece
-        for n, place in enumerate(form.neighbours):
-            total = total + a[n] * _affine(
-                _window(k, place, size),
-                None if w is None else w[n],
-                None if bias is None else bias[n],
-            )
-        return total
-
-    shape = (*ops.shape(a)[1:4], k.shape[4], *size)
-    total = ops.zeros(shape, a.dtype)
-    return _pixels(_loop(add, total, _by_key_element(k, w, bias)))
+    total: Any = 0.0
+    for some in _some(form):
+        seen = _seen(form, some, k, w, bias, a.shape[-2:])
+        for n, y in zip(some, seen, strict=True):
+            total = total + a[n] * y
+    return _pixels(total)
 
 
 def score_gradients(
@@ -96,8 +64,7 @@ def score_gradients(
     return (
         weighted_sums(form, d, k, w, bias),
         spread(form, d, x, w),
-        *([correlate(form, d, x, k)] if w is not None else []),
-        *([correlate_bias(form, d, x)] if bias is not None else []),
+        *correlate(form, d, x, k, w is not None, bias is not None),
     )
 
 
@@ -113,8 +80,7 @@ def sum_gradients(
     return (
         scores(form, d, k, w, bias),
         spread(form, a, d, w),
-        *([correlate(form, a, d, k)] if w is not None else []),
-        *([correlate_bias(form, a, d)] if bias is not None else []),
+        *correlate(form, a, d, k, w is not None, bias is not None),
     )
 
 
@@ -148,76 +114,129 @@ def spread(form: Form, a: Tensor, x: Tensor, w: Tensor | None) -> Tensor:
 
 
 def correlate(
-    form: Form, a: Tensor, x: Tensor, k: Tensor
-) -> Float[Tensor, "neighbours query_elements key_elements channels"]:
-    """The derivative with respect to `w`."""
-    x, k = _planes(form, x), _planes(form, k)
-    blocks, rows, extra = _row_blocks(x.shape[4])
-    a, x, k = (_more_rows(t, extra) for t in (a, x, k))
-    size = (*ops.shape(k)[1:5], *x.shape[4:])
-    a, x = a[:, :, :, None, :, None], x[:, :, None]
+    form: Form,
+    a: Float[Tensor, "neighbours batch elements heads height width"],
+    x: Float[Tensor, "batch height width elements channels"],
+    k: Float[Tensor, "frames batch rows columns key_elements channels"],
+    weighted: bool,
+    biased: bool,
+) -> list[Tensor]:
+    """The derivatives with respect to `w` and the bias, of those given.
 
-    def step(_: Any, piece: Any) -> Any:
-        a, frame, row, column = piece
-        start = (frame, 0, 0, 0, 0, row, column)
-        seen = ops.slice(k, start, (1, *size))[0][:, None]
-        return (), _sum_over_pixels((a, x, seen), blocks, rows)
-
-    places = np.array(form.neighbours, "int32").T
-    pieces = (a, *map(ops.convert_to_tensor, places))
-    return _channels(backend.scan(step, (), pieces, like=x)[1])
-
-
-def correlate_bias(
-    form: Form, a: Tensor, x: Tensor
-) -> Float[Tensor, "neighbours query_elements channels"]:
-    """The derivative with respect to the bias."""
-    x = _planes(form, x)
-    blocks, rows, extra = _row_blocks(x.shape[4])
-    a, x = _more_rows(a, extra), _more_rows(x, extra)
-
-    def step(_: Any, a: Tensor) -> Any:
-        return (), _sum_over_pixels((a[:, :, :, None], x), blocks, rows)
-
-    return _channels(backend.scan(step, (), a, like=x)[1])
-
-
-def _sum_over_pixels(
-    factors: tuple[Tensor, ...], blocks: int, rows: int
-) -> Tensor:
-    """Products of `(batch, ..., height, width)`, summed over batch and pixels.
-
-    Blocks of rows are added up first: that is one loop, vectorised along the
-    columns.
+    Summed over the rows first, in loops that are vectorised along the
+    columns, then over images and columns: short sums lose few digits.
     """
-    total: Any = 0.0
-    for block in range(blocks):
-        at = slice(block * rows, (block + 1) * rows)
-        first, *others = (x[..., at, :] for x in factors)
-        total = total + functools.reduce(operator.mul, others, first)
-    return ops.sum(total, axis=(0, -2, -1))
+    if not weighted and not biased:
+        return []
+    x, k = _planes(form, x), _planes(form, k)
+    # (batch, elements, heads, 1, height, width) for each neighbour.
+    a = ops.expand_dims(a, axis=4)
+    elements = k.shape[2] if weighted else 0
+    of_w, of_bias = [], []
+    for some in _some(form):
+        terms = []
+        for n in some:
+            product = a[n] * x
+            seen = _window(k, form.neighbours[n], x.shape[-2:])
+            terms += [product * seen[:, None, r] for r in range(elements)]
+            terms += [product] if biased else []
+        sums = [
+            ops.sum(y, axis=(0, 4))
+            for y in backend.sums_together(terms, axis=4)
+        ]
+        while sums:
+            of_w += [sums.pop(0) for _ in range(elements)]
+            of_bias += [sums.pop(0)] if biased else []
+    found = []
+    if weighted:
+        # (neighbours, key elements, elements, heads, channels)
+        of_all = ops.stack(of_w)
+        shape = (len(form.neighbours), elements, *of_all.shape[1:])
+        found.append(ops.swapaxes(ops.reshape(of_all, shape), 1, 2))
+    if biased:
+        found.append(ops.stack(of_bias))
+    return [_channels(w) for w in found]
 
 
-def _planes(form: Form, x: Tensor) -> Tensor:
-    """`(..., height, width, elements, channels)` to `(..., elements, heads,
-    channels of a head, height, width)`."""
+def _some(form: Form) -> list[range]:
+    """The neighbours, as many at a time as are reduced together."""
+    count = len(form.neighbours)
+    return [
+        range(start, min(start + TOGETHER, count))
+        for start in range(0, count, TOGETHER)
+    ]
+
+
+def _seen(
+    form: Form,
+    some: range,
+    k: Float[Tensor, "frames batch key_elements heads channels rows columns"],
+    w: Float[Tensor, "neighbours elements key_elements heads channels 1 1"]
+    | None,
+    bias: Float[Tensor, "neighbours elements heads channels 1 1"] | None,
+    size: tuple[int, int],
+) -> list[Float[Tensor, "batch elements heads channels height width"]]:
+    """Some of the neighbours, as the query elements see them."""
+    found = []
+    for n in some:
+        seen = _window(k, form.neighbours[n], size)[:, None]
+        # A slice for each use: XLA would store one of all key elements.
+        parts = [
+            seen[:, :, r] if w is None else seen[:, :, r] * w[n, :, r]
+            for r in range(k.shape[2])
+        ]
+        if bias is not None:
+            parts.append(bias[n])
+        found.append(sum(parts[1:], parts[0]))
+    return found
+
+
+def _channel_sums(
+    terms: list[Float[Tensor, "batch elements heads channels height width"]],
+) -> list[Float[Tensor, "batch elements heads height width"]]:
+    """Sums over the channels of a head, in blocks of `SHORT` of them."""
+    blocks = [
+        backend.sums_together(
+            [x[:, :, :, start : start + SHORT] for x in terms], axis=3
+        )
+        for start in range(0, terms[0].shape[3], SHORT)
+    ]
+    return [sum(parts[1:], parts[0]) for parts in zip(*blocks, strict=True)]
+
+
+def _planes(
+    form: Form, x: Float[Tensor, "*outer height width elements all"]
+) -> Float[Tensor, "*outer elements heads channels height width"]:
+    """Pixels last, so that XLA vectorises along the columns."""
+    n = len(x.shape) - 4
     *outer, height, width, elements, channels = ops.shape(x)
+    x = ops.reshape(x, (*outer, height, width, elements * channels))
+    x = backend.by_parts(_pixels_last, x, axis=n + 2, joined=n)
     split = (elements, form.heads, channels // form.heads)
-    x = ops.reshape(x, (*outer, height, width, *split))
-    n = len(outer)
-    return ops.transpose(x, (*range(n), n + 2, n + 3, n + 4, n, n + 1))
+    return ops.reshape(x, (*outer, *split, height, width))
 
 
-def _pixels(x: Tensor) -> Tensor:
+def _pixels(
+    x: Float[Tensor, "*outer elements heads channels height width"],
+) -> Float[Tensor, "*outer height width elements all"]:
     """Undoes `_planes`."""
-    return backend.one_by_one(_as_pixels, x, len(x.shape) - 5)
-
-
-def _as_pixels(x: Tensor) -> Tensor:
     n = len(x.shape) - 5
-    x = ops.transpose(x, (*range(n), n + 3, n + 4, n, n + 1, n + 2))
-    *outer, heads, channels = ops.shape(x)
-    return ops.reshape(x, (*outer, heads * channels))
+    *outer, elements, heads, channels, height, width = ops.shape(x)
+    x = ops.reshape(x, (*outer, elements * heads * channels, height, width))
+    x = backend.by_parts(_pixels_first, x, axis=n + 1, joined=n)
+    return ops.reshape(x, (*outer, height, width, elements, heads * channels))
+
+
+def _pixels_last(
+    x: Float[Tensor, "*outer height width channels"],
+) -> Float[Tensor, "*outer channels height width"]:
+    return ops.moveaxis(x, -1, -3)
+
+
+def _pixels_first(
+    x: Float[Tensor, "*outer channels height width"],
+) -> Float[Tensor, "*outer height width channels"]:
+    return ops.moveaxis(x, -3, -1)
 
 
 def _weights(form: Form, w: Tensor | None) -> Tensor | None:
@@ -241,46 +260,9 @@ def _window(k: Tensor, place: Neighbour, size: Any) -> Tensor:
     return k[place.frame, ..., rows, place.column : place.column + width]
 
 
-def _affine(seen: Tensor, w: Tensor | None, bias: Tensor | None) -> Tensor:
-    """What a query sees, transformed."""
-    if w is not None:
-        seen = seen * w
-    return seen if bias is None else seen + bias
-
-
-def _by_key_element(
-    k: Tensor, w: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Keys, weights and bias with key elements along a new first axis.
-
-    The bias goes with the first key element.
-    """
-    if w is not None:
-        w = ops.moveaxis(w, 2, 0)
-    if bias is not None:
-        nothing = ops.zeros_like(bias)
-        bias = ops.stack([bias, *[nothing] * (k.shape[2] - 1)])
-    return _elements(k, 2), w, bias
-
-
 def _elements(x: Tensor, axis: int) -> Tensor:
     """An axis as the first, with 1 left in its place."""
     return ops.expand_dims(ops.moveaxis(x, axis, 0), axis + 1)
-
-
-def _split(x: Tensor | None, axis: int, blocks: int) -> Tensor | None:
-    """Blocks of an axis, along a new first axis; zeros fill the last one."""
-    if x is None:
-        return None
-    size = math.ceil(x.shape[axis] / blocks)
-    extra = blocks * size - x.shape[axis]
-    if extra:
-        pads = [(0, 0)] * len(x.shape)
-        pads[axis] = (0, extra)
-        x = ops.pad(x, pads)
-    shape = ops.shape(x)
-    x = ops.reshape(x, (*shape[:axis], blocks, size, *shape[axis + 1 :]))
-    return ops.moveaxis(x, axis, 0)
 
 
 def _loop(
@@ -301,15 +283,3 @@ def _loop(
     if given[0].shape[0] == 1:
         return add(total, [piece[0] for piece in given])
     return backend.scan(lambda t, s: (add(t, s), ()), total, given)[0]
-
-
-def _row_blocks(height: int) -> tuple[int, int, int]:
-    """Number of blocks, rows in each, and rows to add to fill them."""
-    rows = math.ceil(height / ROWS)
-    blocks = math.ceil(height / rows)
-    return blocks, rows, blocks * rows - height
-
-
-def _more_rows(x: Tensor, extra: int) -> Tensor:
-    pads = [(0, 0)] * (len(x.shape) - 2) + [(0, extra), (0, 0)]
-    return ops.pad(x, pads) if extra else x
