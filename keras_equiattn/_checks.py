@@ -10,6 +10,11 @@ from typing import Any
 
 import keras
 
+# Strides, windows and dilation rates stay below: backends count with 32 bits.
+LARGEST = 2**31 - 1
+# Numbers that one weight may hold: 8 GiB in single precision.
+LARGEST_WEIGHT = 2**31
+
 
 def integer(value: Any, name: str, least: int = 1) -> int:
     """An integer of any type, `least` or more; booleans are none."""
@@ -53,12 +58,26 @@ def pair(value: Any, name: str) -> tuple[int, int]:
     except (TypeError, ValueError):
         first = second = value
     try:
-        return integer(first, name), integer(second, name)
+        found = integer(first, name), integer(second, name)
     except ValueError:
         raise ValueError(
             f"`{name}` must be a positive integer or a pair of them. "
             f"Received: {value!r}"
         ) from None
+    if max(found) > LARGEST:
+        raise ValueError(f"`{name}` must be below 2**31. Received: {value!r}")
+    return found
+
+
+def weight_size(shape: Sequence[int], name: str) -> None:
+    """Raises for a weight that no memory holds, before it is asked for."""
+    numbers = math.prod(shape)
+    if numbers > LARGEST_WEIGHT:
+        raise ValueError(
+            f"{name} would hold {numbers:,} numbers, {4 * numbers / 2**30:,.0f}"
+            " GiB in single precision; take fewer filters or smaller windows. "
+            f"At most 2**31 are allowed. Received: shape={tuple(shape)}"
+        )
 
 
 def strides_or_dilation(
@@ -119,6 +138,15 @@ def flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False. Received: {value!r}")
     return value
+
+
+def exactness(value: Any, name: str) -> bool | str:
+    """True or False, or "call": checked on the sizes that a call brings."""
+    if not isinstance(value, bool) and value != "call":
+        raise ValueError(
+            f"`{name}` must be True or False or 'call'. Received: {value!r}"
+        )
+    return bool(value) if isinstance(value, bool) else "call"
 
 
 def choice(value: Any, name: str, known: Iterable[Any]) -> Any:

@@ -110,11 +110,19 @@ class Group:
 
 def names() -> list[str]:
     """Names of all groups, smaller rotation numbers first."""
-    return [
-        f"{'z2' if n == 1 else f'p{n}'}{mirror}"
-        for n in ROTATIONS
-        for mirror in ("", "m")
-    ]
+    return [_name(n, mirror) for n in ROTATIONS for mirror in ("", "m")]
+
+
+def _name(rotations: int, mirror: str) -> str:
+    return f"{'z2' if rotations == 1 else f'p{rotations}'}{mirror}"
+
+
+# What the point groups are called elsewhere: cyclic, and dihedral with mirrors.
+ALIASES = {
+    f"{letter}{n}": _name(n, mirror)
+    for n in ROTATIONS
+    for letter, mirror in (("c", ""), ("d", "m"))
+}
 
 
 def get(identifier: "str | Group") -> Group:
@@ -123,7 +131,9 @@ def get(identifier: "str | Group") -> Group:
     Args:
         identifier: a `Group`, or one of `names()`: `"z2"` (translations
             only), `"z2m"` (and the mirror of columns), `"p{n}"` (and `n`
-            rotations), `"p{n}m"` (and their mirrors).
+            rotations), `"p{n}m"` (and their mirrors). `"c{n}"` is another
+            name of `"p{n}"`, `"d{n}"` one of `"p{n}m"`; upper and lower case
+            are the same.
 
     Raises:
         ValueError: for a name that is not in `names()`.
@@ -137,6 +147,7 @@ def get(identifier: "str | Group") -> Group:
             f"Received: {identifier!r} (of type {type(identifier).__name__})"
         )
     name = identifier.strip().lower()
+    name = ALIASES.get(name, name)
     _checks.known_name(name, "group", names())
     return _make(name)
 

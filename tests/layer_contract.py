@@ -167,6 +167,10 @@ class LayerContract:
             pytest.skip("not all backends take a maximum of none")
         check_empty_batch(case)
 
+    @pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
+    def test_integers(self, dtype):
+        check_integers(self.cases[0], dtype)
+
     def test_empty_images_are_refused(self):
         if not issubclass(self.layer, GroupLayer):
             pytest.skip("takes maps of any size")
@@ -335,6 +339,19 @@ def check_empty_batch(case):
     assert not any(gradient.any() for gradient in found)
     for variable, start in zip(layer.weights, before, strict=True):
         np.testing.assert_array_equal(as_array(variable), start)
+
+
+def check_integers(case, dtype):
+    """Images of bytes, and masks, count as the numbers that they are."""
+    layer = case.make(data_format="channels_last")
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2 if dtype == "bool" else 9, case.input_shape)
+    expected = as_array(layer(x.astype("float32")))
+    y = as_array(layer(ops.convert_to_tensor(x.astype(dtype), dtype)))
+    assert y.dtype == expected.dtype
+    assert relative_difference(y, expected) < 1e-6
+    inputs = keras.Input(case.input_shape[1:], dtype=dtype)
+    assert keras.Model(inputs, layer(inputs)).output.dtype == "float32"
 
 
 def check_empty_images_are_refused(case):

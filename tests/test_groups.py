@@ -121,6 +121,15 @@ def test_get():
     assert repr(p4) == "Group('p4', order=4)"
 
 
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("C4", "p4"), ("d4", "p4m"), ("c8", "p8"), ("D1", "z2m"), ("c1", "z2")],
+)
+def test_other_names(alias, name):
+    assert groups.get(alias) is groups.get(name)
+    assert groups.get(alias).name == name
+
+
 def test_tables_are_read_only():
     with pytest.raises(ValueError, match="read-only"):
         groups.get("p4").product_table[0, 0] = 1
@@ -128,7 +137,7 @@ def test_tables_are_read_only():
         groups.get("p4").name = "p8"
 
 
-@pytest.mark.parametrize("name", ["p3", "p6m", "c4", "", "p1"])
+@pytest.mark.parametrize("name", ["p3", "p6m", "c3", "", "p1"])
 def test_unknown_names_list_what_exists(name):
     with pytest.raises(ValueError, match="The groups are: z2, z2m, p2") as info:
         groups.get(name)

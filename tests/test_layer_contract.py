@@ -115,6 +115,14 @@ class InventsAnImage(GroupConv2D):
 
 
 @keras.saving.register_keras_serializable(package="tests")
+class ScalesIntegers(GroupConv2D):
+    def call(self, inputs):
+        if "int" in keras.backend.standardize_dtype(inputs.dtype):
+            inputs = keras.ops.cast(inputs, "float32") / 255
+        return super().call(inputs)
+
+
+@keras.saving.register_keras_serializable(package="tests")
 class NotSaved(GroupConv2D):
     def save_own_variables(self, store):
         store["0"] = np.zeros(self.kernel.shape)
@@ -130,6 +138,7 @@ FAULTS = (
     ("config", MissingKey, "get_config lacks .'activation'."),
     ("config", WrongValue, "`activation` was tanh, after a config round trip"),
     ("dynamic_batch", StaticBatch, "(?i)shape"),
+    ("integers", ScalesIntegers, "< 1e-06"),
     ("empty_batch", InventsAnImage, r"\(1, 4, 4, 4, 3\) == \(0, 4"),
     ("data_formats", IgnoresDataFormat, "The group axis has size 6"),
     ("dtype_policy", Float32Leak, "'float32' == 'bfloat16'"),
@@ -145,6 +154,8 @@ def run(check, layer, folder):
     case = case_of(layer)
     if check == "config":
         return function(layer, TestGroupConv2D.arguments)
+    if check == "integers":
+        return function(case, "uint8")
     if check == "dtype_policy":
         return function(case, "bfloat16")
     if check == "file_round_trip":

@@ -40,7 +40,7 @@ class BaseGroupConv2D(GroupLayer):
         kernel_constraint: Any = None,
         bias_constraint: Any = None,
         group: str | groups.Group = "p4",
-        exact: bool = True,
+        exact: bool | str = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -71,8 +71,8 @@ class BaseGroupConv2D(GroupLayer):
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
-        self.exact = _checks.flag(exact, "exact")
-        if self.exact and self._never_or_always_exact:
+        self.exact = _checks.exactness(exact, "exact")
+        if self._never_or_always_exact:
             self.require_exact((None, None), **self._window)
 
     def build(self, input_shape: Shape) -> None:
@@ -98,7 +98,7 @@ class BaseGroupConv2D(GroupLayer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
@@ -133,8 +133,7 @@ class BaseGroupConv2D(GroupLayer):
                     f"{effective_window(k, d)} pixels does not fit an input "
                     f"of size {tuple(size)} with padding 'valid'."
                 )
-        if self.exact:
-            self.require_exact(size, **self._window)
+        self.require_exact(size, **self._window)
         return (shape[0], *outputs, self.group.order, self.filters)
 
     @property
@@ -215,7 +214,8 @@ class LiftingConv2D(BaseGroupConv2D):
         kernel_constraint, bias_constraint: constraints.
         group: a group or its name, see `keras_equiattn.groups.get`.
         exact: refuse sizes on which the layer would not be exactly
-            equivariant; False accepts them.
+            equivariant. False accepts them; "call" accepts sizes that are
+            unknown at build, and refuses inexact ones when the layer is called.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -224,7 +224,7 @@ class LiftingConv2D(BaseGroupConv2D):
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
         "channels_first": `(batch, channels, height, width)`. Height and width
-        may be None where the strides are 1.
+        may be None where the strides are 1 or with `exact="call"`.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;
@@ -292,7 +292,8 @@ class GroupConv2D(BaseGroupConv2D):
         kernel_constraint, bias_constraint: constraints.
         group: a group or its name, see `keras_equiattn.groups.get`.
         exact: refuse sizes on which the layer would not be exactly
-            equivariant; False accepts them.
+            equivariant. False accepts them; "call" accepts sizes that are
+            unknown at build, and refuses inexact ones when the layer is called.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -301,8 +302,8 @@ class GroupConv2D(BaseGroupConv2D):
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. Height and
-        width may be None where the strides are 1. With `"z2"` also images of
-        rank 4, which give rank 4.
+        width may be None where the strides are 1 or with `exact="call"`. With
+        `"z2"` also images of rank 4, which give rank 4.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;

@@ -99,7 +99,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         self.positions.build((None, None, 2))
         self.group_embedding = self._add_group_embedding()
         self.scale = 1 / math.sqrt(channels)
-        self.keep_channels(channels)
+        self.fix_input_channels(channels)
         self.built = True
 
     def _add_linear(

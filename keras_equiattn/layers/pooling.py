@@ -6,12 +6,13 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.exactness import output_size
 from keras_equiattn.ops.group.pooling import group_pool
-from keras_equiattn.ops.group.pooling import MODES
+from keras_equiattn.ops.group.pooling import pooling_mode
 from keras_equiattn.ops.group.pooling import spatial_pool
 
 
@@ -26,10 +27,11 @@ class SpatialPooling2D(GroupLayer):
     Args:
         pool_size: an integer or a pair.
         strides: an integer or a pair; None is the pool size.
-        mode: "max" or "mean".
+        mode: "max" or "mean"; "avg" and "average" are the mean too.
         group: the group whose exactness is checked, also for images.
         exact: refuse sizes on which the layer would not be exactly
-            equivariant; False accepts them.
+            equivariant. False accepts them; "call" accepts sizes that are
+            unknown at build, and refuses inexact ones when the layer is called.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`.
@@ -42,7 +44,7 @@ class SpatialPooling2D(GroupLayer):
         `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width)` or
         `(batch, channels, height, width, order)`. Height and width may be
-        None where the strides are 1.
+        None where the strides are 1 or with `exact="call"`.
 
     Output shape:
         As the input, with new height and width. There is no padding.
@@ -73,7 +75,7 @@ class SpatialPooling2D(GroupLayer):
         strides: int | tuple[int, int] | None = None,
         mode: str = "max",
         group: str | groups.Group = "p4",
-        exact: bool = True,
+        exact: bool | str = True,
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -82,11 +84,11 @@ class SpatialPooling2D(GroupLayer):
         if strides is None:
             strides = self.pool_size
         self.strides = _checks.pair(strides, "strides")
-        self.mode = _checks.choice(mode, "mode", MODES)
-        self.exact = _checks.flag(exact, "exact")
+        self.mode = pooling_mode(mode)
+        self.exact = _checks.exactness(exact, "exact")
         window = {"window": self.pool_size, "strides": self.strides}
         unequal = len({*self.pool_size}) > 1 or len({*self.strides}) > 1
-        if self.exact and self.group.quarter_turns and unequal:
+        if self.group.quarter_turns and unequal:
             self.require_exact((None, None), **window)
 
     def build(self, input_shape: Shape) -> None:
@@ -107,10 +109,7 @@ class SpatialPooling2D(GroupLayer):
                 f"{self._label()}: a window of {self.pool_size} does not fit "
                 f"an input of size {tuple(size)}."
             )
-        if self.exact:
-            self.require_exact(
-                size, window=self.pool_size, strides=self.strides
-            )
+        self.require_exact(size, window=self.pool_size, strides=self.strides)
         return (shape[0], *outputs, *shape[3:])
 
     def get_config(self) -> dict[str, Any]:
@@ -130,7 +129,7 @@ class GroupPooling(keras.layers.Layer):
     `y(x) = max_h f(x, h)`, or the mean.
 
     Args:
-        mode: "max" or "mean".
+        mode: "max" or "mean"; "avg" and "average" are the mean too.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`.
@@ -163,7 +162,7 @@ class GroupPooling(keras.layers.Layer):
         self, mode: str = "max", data_format: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.mode = _checks.choice(mode, "mode", MODES)
+        self.mode = pooling_mode(mode)
         self.data_format = _checks.data_format(data_format)
 
     def build(self, input_shape: Shape) -> None:
@@ -172,7 +171,8 @@ class GroupPooling(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         self.compute_output_shape(inputs.shape)
-        return group_pool(inputs, self.mode, self._group_axis)
+        x = as_floats(inputs, self.compute_dtype)
+        return group_pool(x, self.mode, self._group_axis)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
         shape = list(input_shape)

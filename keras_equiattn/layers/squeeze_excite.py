@@ -104,7 +104,7 @@ class SqueezeExcite(AttentionLayer):
         self.expand_kernel, self.expand_bias = self._add_dense(
             "expand", hidden, channels
         )
-        self.keep_channels(channels)
+        self.fix_input_channels(channels)
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class BaseWindowAttention2D(LinearMapsLayer):
         shape = self.check_shape(input_shape)
         self.build_maps(int(shape[-1] or 0))
         self.output_kernel = self._kernel("output_kernel", self.filters)
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def build_maps(self, channels: int) -> None:

@@ -89,16 +89,7 @@ def is_exact(
     """
     group = groups.get(group)
     _checks.choice(padding, "padding", ("valid", "same"))
-    height, width = axes = _axes(size, window, strides, dilation)
-    if not all(_fits(axis, padding) for axis in axes):
-        return False
-    if group.order == 1:
-        return True
-    if group.name == "z2m":  # mirrors columns only
-        return _reversible(width, padding)
-    if group.quarter_turns and height[1:] != width[1:]:
-        return False
-    return all(_reversible(axis, padding) for axis in axes)
+    return _is_exact(group, _axes(size, window, strides, dilation), padding)
 
 
 def require_exact(
@@ -109,26 +100,47 @@ def require_exact(
     strides: Pair = 1,
     dilation: Pair = 1,
     padding: str = "valid",
+    allow_unknown: bool = False,
 ) -> None:
     """Raises `ValueError` unless `is_exact`; the message says what would be.
 
     Args:
         name: what to call the operation in the message.
         group, size, window, strides, dilation, padding: as in `is_exact`.
+        allow_unknown: whether an unknown size passes if some size is exact.
     """
     group = groups.get(group)
-    if is_exact(group, size, window, strides, dilation, padding):
-        return
+    _checks.choice(padding, "padding", ("valid", "same"))
     axes = _axes(size, window, strides, dilation)
+    if _is_exact(group, axes, padding, allow_unknown):
+        return
     sizes, windows, all_strides, dilations = zip(*axes, strict=True)
     raise ValueError(
         f"{name} would not be exactly equivariant under '{group.name}': "
         f"window {windows}, strides {all_strides}, dilation {dilations}, "
         f"padding '{padding}' on an input of size {sizes} do not map onto "
         f"themselves when the input is turned or mirrored. "
-        f"{_advice(group, axes, padding)} "
+        f"{_advice(group, axes, padding, allow_unknown)} "
         "Or pass `exact=False` to accept an approximate layer."
     )
+
+
+def _is_exact(
+    group: Group,
+    axes: tuple[_Axis, _Axis],
+    padding: str,
+    allow_unknown: bool = False,
+) -> bool:
+    height, width = axes
+    if not all(_fits(axis, padding) for axis in axes):
+        return False
+    if group.order == 1:
+        return True
+    if group.name == "z2m":  # mirrors columns only
+        return _reversible(width, padding, allow_unknown)
+    if group.quarter_turns and height[1:] != width[1:]:
+        return False
+    return all(_reversible(axis, padding, allow_unknown) for axis in axes)
 
 
 def _fits(axis: _Axis, padding: str) -> bool:
@@ -136,14 +148,14 @@ def _fits(axis: _Axis, padding: str) -> bool:
     return padding == "same" or axis.size is None or extent <= axis.size
 
 
-def _reversible(axis: _Axis, padding: str) -> bool:
+def _reversible(axis: _Axis, padding: str, allow_unknown: bool) -> bool:
     """The rule for one axis under reversal."""
     extent = effective_window(axis.window, axis.dilation)
     if axis.strides == 1:
         # No window position is left over; "same" must pad evenly.
         return padding == "valid" or extent % 2 == 1
     if axis.size is None:
-        return False
+        return allow_unknown  # with strides above 1 some size is exact
     if padding == "valid":
         return (axis.size - extent) % axis.strides == 0
     positions = -(-axis.size // axis.strides)
@@ -151,7 +163,12 @@ def _reversible(axis: _Axis, padding: str) -> bool:
     return total >= 0 and total % 2 == 0
 
 
-def _advice(group: Group, axes: tuple[_Axis, _Axis], padding: str) -> str:
+def _advice(
+    group: Group,
+    axes: tuple[_Axis, _Axis],
+    padding: str,
+    allow_unknown: bool,
+) -> str:
     """What would be exact instead."""
     height, width = axes
     if group.quarter_turns and height[1:] != width[1:]:
@@ -179,9 +196,16 @@ def _advice(group: Group, axes: tuple[_Axis, _Axis], padding: str) -> str:
         )
     if height.size is None or width.size is None:
         parts.append("A size known only at run time is exact with strides 1.")
+        if not allow_unknown:
+            parts.append(
+                'With `exact="call"` such a size is checked when the layer '
+                "is called with it."
+            )
     else:
         size = (height.size, width.size)
-        steps = [s for s in range(1, max(strides) + 2) if exact(size, s)]
+        # No window fits in twice with strides beyond the image.
+        most = min(max(strides), *size) + 1
+        steps = [s for s in range(1, most + 1) if exact(size, s)]
         if steps:
             parts.append(
                 f"On this size such strides are exact: {_list(steps)}."

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -63,6 +64,10 @@ def attention_maps(
         "tokens" beside "image". Each layer documents its arrays. Half
         precision is returned as float32.
 
+    Warns:
+        UserWarning: for each layer with a map that holds one value everywhere,
+            to within 1e-3: it says nothing about the images.
+
     Symmetry:
         Each map is a feature map on the group, an image or constant in space,
         and transforms like one. In "window" and "image" what a pixel sees is
@@ -77,16 +82,21 @@ def attention_maps(
     Example:
         >>> from keras_equiattn.applications import RotMNISTCNN
         >>> from keras_equiattn.visualization import attention_maps
-        >>> model = RotMNISTCNN(group="p4", attention="input", filters=2)
-        >>> maps = attention_maps(model, np.ones((1, 28, 28, 1), "float32"))
+        >>> model = RotMNISTCNN("p4", attention="co", weights="rot_mnist")
+        >>> images = np.random.default_rng(0).uniform(size=(1, 28, 28, 1))
+        >>> maps = attention_maps(model, images)
         >>> len(maps)
         7
-        >>> found = maps["conv2_attention"]
-        >>> found["effective"].shape
-        (1, 26, 26, 4, 2)
+        >>> maps["conv2"]["effective"].shape
+        (1, 26, 26, 4, 1)
     """
     sites = attention_sites.select(attention_sites.find(model), layers)
-    return attention_sites.read(model, images, sites, query)
+    found = attention_sites.read(model, images, sites, query)
+    for layer, maps in found.items():
+        uniform = [name for name in maps if _is_uniform(maps[name])]
+        if uniform:
+            warnings.warn(_uniform_message(layer, uniform), stacklevel=2)
+    return found
 
 
 def plot_attention_maps(
@@ -224,6 +234,28 @@ def plot_attention_maps(
         panel.set_title(text, fontsize="medium")
     figure.colorbar(drawn, ax=grid, label="effective attention")
     return figure
+
+
+def _is_uniform(values: np.ndarray) -> bool:
+    """Whether a map of several values holds one value everywhere."""
+    return values.size > 1 and float(np.ptp(values)) < UNIFORM
+
+
+def _uniform_message(layer: str, maps: list[str]) -> str:
+    names = " and ".join(f'"{name}"' for name in maps)
+    message = (
+        f"The attention of layer '{layer}' is uniform: {names} varies by less "
+        f"than {UNIFORM:g} over all of these images. If the images are not "
+        "uniform themselves, train the model further"
+    )
+    if "channel" in maps:
+        message += (
+            ". If that changes nothing the hidden units of its channel "
+            "attention are dead and learn nothing: build the layer with more "
+            "of them (`reduction_ratio=None` or a smaller ratio) or start from "
+            "another seed"
+        )
+    return message + "."
 
 
 @dataclasses.dataclass

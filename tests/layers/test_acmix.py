@@ -823,3 +823,12 @@ def test_bad_calls():
     strided.build((None, 9, 9, 4, 3))
     with pytest.raises(ValueError, match=r"known only at run time"):
         ACmix2D(8, strides=2, group="p4").build((None, None, None, 4, 3))
+
+
+def test_unknown_sizes_are_checked_in_the_call():
+    layer = ACmix2D(8, strides=2, group="p4", exact="call")
+    layer.build((None, None, None, 4, 3))
+    assert tuple(layer(np.ones((1, 5, 5, 4, 3))).shape) == (1, 3, 3, 4, 8)
+    with pytest.raises(ValueError, match="would not be exactly equivariant"):
+        layer(np.ones((1, 6, 6, 4, 3)))
+    assert ACmix2D.from_config(layer.get_config()).exact == "call"

@@ -143,7 +143,6 @@ class TestCoAttentiveGroupConv2D(LayerContract):
 
 class TestInputAttention(LayerContract):
     layer = InputAttention
-    empty_batches = False
     cases = (
         LayerCase(
             InputAttention,
@@ -719,3 +718,41 @@ def test_attention_kernels_start_differently():
     first, second = layer.channel_kernel_1, layer.channel_kernel_2
     values = np.stack([as_array(first).ravel(), as_array(second).ravel()])
     assert abs(np.corrcoef(values)[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("shape", [(6, 6, 3), (6, 6, 4, 3)])
+def test_input_attention_keeps_its_channels(shape):
+    layer = InputAttention("p4")
+    layer.build((None, *shape))
+    other = np.ones((2, *shape[:-1], 5), "float32")
+    with pytest.raises(ValueError, match=r"expected axis -1 .* value 3"):
+        layer(other)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "channels", "hidden"),
+    [(None, 3, 4), (None, 64, 4), (None, 96, 6), (16, 3, 1), (16, 96, 6)],
+)
+def test_hidden_units(ratio, channels, hidden):
+    """At least four, unless a ratio is asked for as in the paper."""
+    layers = (
+        InputAttention("p4", reduction_ratio=ratio),
+        AttentiveGroupConv2D(2, 3, reduction_ratio=ratio),
+    )
+    for layer in layers:
+        layer.build((None, 6, 6, 4, channels))
+        assert layer.channel_kernel_1.shape[2] == hidden
+        revived = type(layer).from_config(layer.get_config())
+        assert revived.reduction_ratio == ratio
+
+
+@pytest.mark.torch_first
+def test_channel_attention_seldom_starts_dead():
+    rng, dead = np.random.default_rng(0), 0
+    for seed in range(30):
+        keras.utils.set_random_seed(seed)
+        x = np.maximum(rng.normal(size=(8, 6, 6, 4, 10)), 0).astype("float32")
+        layer = InputAttention("p4", attention="channel")
+        _, maps = layer(x, return_attention_maps=True)
+        dead += np.ptp(as_array(maps["channel"])) < 1e-3
+    assert dead <= 1

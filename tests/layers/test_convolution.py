@@ -289,6 +289,23 @@ def test_numpy_integers_are_integers():
     assert free(np.ones((1, 4, 4, 1), "float32")).shape == (1, 4, 4, 4, 2)
 
 
+@pytest.mark.parametrize("layer", [LiftingConv2D, GroupConv2D])
+def test_unknown_sizes_are_checked_in_the_call(layer):
+    rest = (*lifted(layer, "p4"), 2)
+    conv = layer(3, 3, strides=2, exact="call")
+    conv.build((None, None, None, *rest))
+    assert conv.compute_output_shape((None, None, 7, *rest))[2] == 3
+    assert tuple(conv(np.ones((1, 7, 9, *rest))).shape) == (1, 3, 4, 4, 3)
+    with pytest.raises(ValueError, match="would not be exactly equivariant"):
+        conv(np.ones((1, 7, 8, *rest)))
+    assert layer.from_config(conv.get_config()).exact == "call"
+    # No size would be exact.
+    with pytest.raises(ValueError, match="use an odd window"):
+        layer(3, 2, padding="same", exact="call")
+    with pytest.raises(ValueError, match="square window and equal strides"):
+        layer(3, 3, strides=(1, 2), exact="call")
+
+
 def test_built_at_an_exact_size_called_at_another():
     layer = LiftingConv2D(2, 3, strides=2, padding="same", group="p4")
     layer.build((None, 31, 31, 1))
@@ -330,6 +347,13 @@ def test_built_at_an_exact_size_called_at_another():
 def test_bad_arguments(layer, arguments, message):
     with pytest.raises(ValueError, match=message):
         layer(**{"filters": 2, "kernel_size": 3, **arguments})
+
+
+def test_kernels_that_no_memory_holds():
+    layer = GroupConv2D(10**6, 3, group="p4", name="wide")
+    message = r"'kernel' of GroupConv2D 'wide' would hold 3,600,000,000 n.*13 G"
+    with pytest.raises(ValueError, match=message):
+        layer.build((None, 8, 8, 4, 100))
 
 
 def test_bad_shapes():

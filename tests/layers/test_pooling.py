@@ -11,6 +11,7 @@ from layer_contract import LayerCase
 from layer_contract import LayerContract
 
 from keras_equiattn import groups
+from keras_equiattn import ops
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import SpatialPooling2D
 from keras_equiattn.ops import is_exact
@@ -87,7 +88,6 @@ class TestGroupPooling(LayerContract):
         for mode, group in (("mean", "p4"), ("max", "p4m"))
     )
     layer = GroupPooling
-    empty_batches = False
     arguments = ({"mode": "mean", "data_format": "channels_first"},)
 
 
@@ -153,6 +153,24 @@ def test_equivariance_sweep(group, mode, dtype):
     assert verdicts.count(False) >= 5
 
 
+@pytest.mark.parametrize("name", ["avg", "average", "mean"])
+def test_names_of_the_mean(name):
+    for layer in (SpatialPooling2D(2, mode=name), GroupPooling(name)):
+        assert layer.mode == "mean"
+        assert layer.get_config()["mode"] == "mean"
+    x = np.random.default_rng(0).normal(size=(1, 2, 2, 4, 3))
+    y = as_array(ops.group_pool(keras.ops.convert_to_tensor(x), name))
+    np.testing.assert_allclose(y, x.mean(axis=3), atol=1e-6)
+    with pytest.raises(ValueError, match=r"'max' or 'mean'.*'sum'"):
+        ops.group_pool(x, "sum")
+
+
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_group_pooling_of_nothing(mode):
+    x = np.ones((2, 0, 3, 4, 5), "float32")
+    assert as_array(GroupPooling(mode)(x)).shape == (2, 0, 3, 5)
+
+
 def test_mean_over_the_group_does_not_overflow():
     x = np.full((1, 1, 1, 32, 2), 3000, "float16")
     y = as_array(GroupPooling("mean", dtype="float16")(x))
@@ -171,6 +189,28 @@ def test_refuses_what_is_inexact():
     SpatialPooling2D(2, group="z2").build((None, 31, 31, 1))
 
 
+def test_unknown_sizes_are_checked_in_the_call():
+    with pytest.raises(ValueError, match=r"`exact=\"call\"` such a size"):
+        SpatialPooling2D(2).build((None, None, None, 4, 1))
+    layer = SpatialPooling2D(2, exact="call", name="pool")
+    inputs = keras.Input((None, None, 4, 1))
+    model = keras.Model(inputs, layer(inputs))
+    assert model.output_shape == (None, None, None, 4, 1)
+    x = np.ones((1, 8, 8, 4, 1), "float32")
+    assert tuple(model(x).shape) == (1, 4, 4, 4, 1)
+    assert model.predict(x, verbose=0).shape == (1, 4, 4, 4, 1)
+    message = r"'pool' would not be exactly.*`exact=False` to accept"
+    with pytest.raises(ValueError, match=message) as error:
+        model(np.ones((1, 8, 7, 4, 1), "float32"))
+    assert 'exact="call"' not in str(error.value)
+    # What is known is refused at once, half of it too.
+    for size in ((7, 7), (None, 7), (7, None)):
+        with pytest.raises(ValueError, match="would not be exactly"):
+            SpatialPooling2D(2, exact="call").build((None, *size, 4, 1))
+    revived = SpatialPooling2D.from_config(layer.get_config())
+    assert revived.exact == "call"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -180,7 +220,9 @@ def test_refuses_what_is_inexact():
         ({"pool_size": 2, "group": "q4"}, "Unknown group 'q4'"),
         ({"pool_size": 2, "data_format": "nchw"}, "`data_format` must be"),
         ({"pool_size": 2, "exact": "no"}, "`exact` must be True or False"),
+        ({"pool_size": 2, "exact": 1}, "`exact` must be True or False or 'c"),
         ({"pool_size": (1, 2)}, "would not be exactly equivariant"),
+        ({"pool_size": (1, 2), "exact": "call"}, "would not be exactly"),
     ],
 )
 def test_bad_arguments(arguments, message):

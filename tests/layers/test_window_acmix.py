@@ -11,12 +11,14 @@ from layer_contract import LayerCase
 from layer_contract import LayerContract
 from vectors import load_vectors
 
+from keras_equiattn.layers import SpatialReductionACmix2D
 from keras_equiattn.layers import WindowACmix2D
 from keras_equiattn.ops.dense import dense_attention
 from keras_equiattn.ops.dense import join
 from keras_equiattn.ops.dense import neighbours_in_image
 from keras_equiattn.ops.dense import partition
 from keras_equiattn.ops.dense import relative_places
+from keras_equiattn.ops.papers.acmix import joint_convolution
 from keras_equiattn.testing import relative_difference
 
 DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
@@ -372,3 +374,21 @@ def test_bad_sizes():
     alone = WindowACmix2D(8, 4, 4, paths="convolution")
     with pytest.raises(ValueError, match="no attention to show"):
         alone(np.ones((1, 4, 4, 3), "float32"), return_attention_maps=True)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("layer", [WindowACmix2D, SpatialReductionACmix2D])
+def test_kernels_that_no_memory_holds(layer):
+    message = r"'output_kernel' of .* would hold 1,000,000,000,000 .* GiB"
+    with pytest.raises(ValueError, match=message):
+        layer(10**6, num_heads=4).build((None, 14, 14, 12))
+
+
+@pytest.mark.once
+def test_joint_kernels_that_no_memory_holds():
+    maps, mixing, shift = (
+        keras.KerasTensor(shape)
+        for shape in ((12, 1, 10**3, 10**6), (12, 9), (3, 3, 9, 10**6))
+    )
+    with pytest.raises(ValueError, match="The joint kernel would hold 9,000,0"):
+        joint_convolution(maps, None, mixing, shift, 1)

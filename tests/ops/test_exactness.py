@@ -147,6 +147,31 @@ def test_unknown_sizes():
 
 
 @pytest.mark.once
+def test_unknown_sizes_pass_where_some_size_is_exact():
+    cases = itertools.product(range(1, 6), range(1, 5), ("valid", "same"))
+    for window, strides, padding in cases:
+        some = any(
+            is_exact("p4", n, window, strides, 1, padding) for n in range(1, 20)
+        )
+        try:
+            require_exact(
+                "w", "p4", None, window, strides, 1, padding, allow_unknown=True
+            )
+        except ValueError:
+            assert not some, (window, strides, padding)
+        else:
+            assert some, (window, strides, padding)
+
+
+@pytest.mark.once
+def test_huge_strides_are_answered_at_once():
+    with pytest.raises(ValueError, match="such strides are exact: 1"):
+        require_exact("conv", "p4", 32, 3, 2**31 - 1, 1, "same")
+    with pytest.raises(ValueError, match=r"`strides` must be below 2\*\*31"):
+        is_exact("p4", 32, 3, 2**63)
+
+
+@pytest.mark.once
 def test_message_names_what_would_be_exact():
     with pytest.raises(ValueError, match="exactly equivariant") as info:
         require_exact("conv 'c'", "p4", 32, 3, 2, 1, "same")

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import keras
@@ -152,6 +153,21 @@ def test_uniform_maps_say_so():
     assert (low + high) / 2 == pytest.approx(0.75)
     (quiver,) = figure.axes[1].collections
     np.testing.assert_allclose(np.ptp(quiver.U), np.ptp(quiver.V), rtol=1e-4)
+
+
+@pytest.mark.once
+def test_uniform_maps_are_warned_of():
+    model, x = small_network(), images(2, (8, 8, 2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The attention of layer")
+        attention_maps(model, x)
+    dead = model.get_layer("inner").channel_kernel_1
+    dead.assign(np.zeros(dead.shape))
+    message = r"'inner' is uniform: \"channel\" varies .*`reduction_ratio="
+    with pytest.warns(UserWarning, match=message) as found:
+        attention_maps(model, x)
+    ours = [w for w in found if "is uniform" in str(w.message)]
+    assert [w.filename for w in ours] == [__file__]
 
 
 @pytest.mark.once

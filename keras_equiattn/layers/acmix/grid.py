@@ -47,7 +47,7 @@ class BaseACmix2D(TwoPaths):
         border: str = "reflect",
         activation: Any = None,
         use_bias: bool = True,
-        exact: bool = True,
+        exact: bool | str = True,
         recompute: bool = True,
         data_format: str | None = None,
         **kwargs: Any,
@@ -79,10 +79,10 @@ class BaseACmix2D(TwoPaths):
             )
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
-        self.exact = _checks.flag(exact, "exact")
+        self.exact = _checks.exactness(exact, "exact")
         self.recompute = _checks.flag(recompute, "recompute")
         unequal = self.strides[0] != self.strides[1]
-        if self.exact and self.group.quarter_turns and unequal:
+        if self.group.quarter_turns and unequal:
             self._require_exact((None, None))  # no size would be
 
     def add_positions(self) -> None:
@@ -101,7 +101,7 @@ class BaseACmix2D(TwoPaths):
 
     def finish_build(self, shape: Shape) -> None:
         self.output_shape_channels_last(shape)
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
@@ -118,8 +118,7 @@ class BaseACmix2D(TwoPaths):
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         size = tuple(shape[1:3])
-        if self.exact:
-            self._require_exact(size)
+        self._require_exact(size)
         rows, columns = self.window.output_size(size)
         return (shape[0], rows, columns, self.group.order, self.filters)
 
@@ -264,8 +263,9 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
             inputs.
         bias_initializer: of the biases.
         kernel_regularizer: of the kernels of queries, keys and values.
-        exact: refuse sizes on which strides would not be exactly equivariant;
-            False accepts them.
+        exact: refuse sizes on which strides would not be exactly equivariant.
+            False accepts them; "call" accepts sizes that are unknown at build,
+            and refuses inexact ones when the layer is called.
         recompute: the backward pass computes anew what it needs of the
             windows, and keeps the attention weights alone. False keeps more,
             and can be differentiated twice on every backend.
@@ -287,7 +287,8 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. With
         "z2" also images of rank 4, which give rank 4. Height and width may be
-        None; with strides above 1 only on "z2" or with `exact=False`.
+        None; with strides above 1 only on "z2", with `exact="call"` or with
+        `exact=False`.
 
     Output shape:
         As the input, with `filters` channels and, with strides,
@@ -351,7 +352,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         mixing_initializer: Any = None,
         bias_initializer: Any = "zeros",
         kernel_regularizer: Any = None,
-        exact: bool = True,
+        exact: bool | str = True,
         recompute: bool = True,
         data_format: str | None = None,
         **kwargs: Any,

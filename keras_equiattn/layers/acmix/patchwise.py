@@ -224,7 +224,7 @@ class PatchwiseACmix2D(ConvolutionPath):
         if self.convolves:
             self.add_convolution()
         self.add_rates()
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def _add_weights_of_windows(self) -> None:

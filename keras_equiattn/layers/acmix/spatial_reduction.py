@@ -8,6 +8,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn.layers.acmix.convolution_path import MAPS
 from keras_equiattn.layers.acmix.transformer import TransformerACmix
+from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -216,6 +217,7 @@ class SpatialReductionACmix2D(TransformerACmix):
     ) -> Any:
         if tokens is not None:
             self._check_tokens(tokens, inputs)
+            tokens = as_floats(tokens, self.compute_dtype)
         found = self.call_or_attend(
             inputs,
             return_attention_maps,

@@ -88,7 +88,7 @@ class TransformerACmix(ConvolutionPath):
         if self.convolves:
             self.add_convolution(use_bias=True)
         self.add_rates()
-        self.keep_channels(shape[-1])
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     @property

@@ -12,6 +12,10 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops.responses.api import AttentionKernels
 
 ATTENTION = ("full", "channel", "spatial")
+# Of channel attention where the caller does not choose. A single unit behind
+# a ReLU is dead for about every second start, and learns nothing then.
+RATIO = 16
+HIDDEN_UNITS = 4
 
 
 class ChannelSpatialAttention(AttentionLayer):
@@ -26,7 +30,8 @@ class ChannelSpatialAttention(AttentionLayer):
         attention_kernel_size: rows and columns of the spatial filters, odd.
         attention_dilation_rate: of the spatial filters.
         reduction_ratio: channel attention has `max(1, channels //
-            reduction_ratio)` hidden units.
+            reduction_ratio)` hidden units; None is a ratio of `RATIO` with at
+            least `HIDDEN_UNITS`.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
@@ -40,7 +45,7 @@ class ChannelSpatialAttention(AttentionLayer):
         attention: str,
         attention_kernel_size: int,
         attention_dilation_rate: int,
-        reduction_ratio: int,
+        reduction_ratio: int | None,
         channel_kernel_initializer: Any,
         spatial_kernel_initializer: Any,
         attention_regularizer: Any,
@@ -58,9 +63,11 @@ class ChannelSpatialAttention(AttentionLayer):
         self.attention_dilation_rate = _checks.integer(
             attention_dilation_rate, "attention_dilation_rate"
         )
-        self.reduction_ratio = _checks.integer(
-            reduction_ratio, "reduction_ratio"
-        )
+        if reduction_ratio is not None:
+            reduction_ratio = _checks.integer(
+                reduction_ratio, "reduction_ratio"
+            )
+        self.reduction_ratio = reduction_ratio
         self.channel_kernel_initializer = _initializer(
             channel_kernel_initializer
         )
@@ -81,7 +88,7 @@ class ChannelSpatialAttention(AttentionLayer):
         group.
         """
         order, channels = tuple(shape[3:-1]), int(shape[-1] or 0)
-        hidden = max(1, channels // self.reduction_ratio)
+        hidden = self._hidden_units(channels)
         summed = 1 if filters else math.prod(int(n or 1) for n in order)
         size = self.attention_kernel_size
 
@@ -115,6 +122,11 @@ class ChannelSpatialAttention(AttentionLayer):
                 fan_in=summed * 2 * size**2,
                 initializer=self.spatial_kernel_initializer,
             )
+
+    def _hidden_units(self, channels: int) -> int:
+        if self.reduction_ratio is None:
+            return max(HIDDEN_UNITS, channels // RATIO)
+        return max(1, channels // self.reduction_ratio)
 
     def kernels(self) -> AttentionKernels:
         """The weights of the attention as the operations take them."""

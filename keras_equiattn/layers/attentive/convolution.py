@@ -26,7 +26,7 @@ class BaseAttentiveConv2D(ChannelSpatialAttention, BaseGroupConv2D):
         attention: str = "full",
         attention_kernel_size: int = 7,
         attention_dilation_rate: int = 1,
-        reduction_ratio: int = 16,
+        reduction_ratio: int | None = None,
         channel_kernel_initializer: Any = None,
         spatial_kernel_initializer: Any = None,
         attention_regularizer: Any = None,
@@ -102,7 +102,9 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             filters, odd.
         attention_dilation_rate: of the spatial attention filters.
         reduction_ratio: channel attention has `max(1, channels //
-            reduction_ratio)` hidden units.
+            reduction_ratio)` hidden units, as in the paper. None is a ratio
+            of 16 with at least 4 units: a single one is often dead from the
+            start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
@@ -133,7 +135,7 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
         "channels_first": `(batch, channels, height, width)`. Height and width
-        may be None where the strides are 1.
+        may be None where the strides are 1 or with `exact="call"`.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;
@@ -207,7 +209,9 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             filters, odd.
         attention_dilation_rate: of the spatial attention filters.
         reduction_ratio: channel attention has `max(1, channels //
-            reduction_ratio)` hidden units.
+            reduction_ratio)` hidden units, as in the paper. None is a ratio
+            of 16 with at least 4 units: a single one is often dead from the
+            start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
@@ -238,8 +242,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. Height and
-        width may be None where the strides are 1. With `"z2"` also images of
-        rank 4, which give rank 4.
+        width may be None where the strides are 1 or with `exact="call"`. With
+        `"z2"` also images of rank 4, which give rank 4.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;

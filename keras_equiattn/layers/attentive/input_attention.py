@@ -40,7 +40,9 @@ class InputAttention(ChannelSpatialAttention):
             filter, odd.
         attention_dilation_rate: of the spatial attention filter.
         reduction_ratio: channel attention has `max(1, channels //
-            reduction_ratio)` hidden units.
+            reduction_ratio)` hidden units, as in the paper. None is a ratio
+            of 16 with at least 4 units: a single one is often dead from the
+            start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
@@ -105,7 +107,7 @@ class InputAttention(ChannelSpatialAttention):
         attention: str = "full",
         attention_kernel_size: int = 7,
         attention_dilation_rate: int = 1,
-        reduction_ratio: int = 16,
+        reduction_ratio: int | None = None,
         channel_kernel_initializer: Any = None,
         spatial_kernel_initializer: Any = None,
         attention_regularizer: Any = None,
@@ -126,7 +128,9 @@ class InputAttention(ChannelSpatialAttention):
         )
 
     def build(self, input_shape: Shape) -> None:
-        self.add_attention_weights(self.check_shape(input_shape))
+        shape = self.check_shape(input_shape)
+        self.add_attention_weights(shape)
+        self.fix_input_channels(shape[-1])
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
@@ -246,7 +250,7 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
         "channels_first": `(batch, channels, height, width)`. Height
-        and width may be None where the strides are 1.
+        and width may be None where the strides are 1 or with `exact="call"`.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;
@@ -313,8 +317,8 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
         "channels_first": `(batch, channels, height, width, order)`. Height
-        and width may be None where the strides are 1. With `"z2"` also
-        images of rank 4, which give rank 4.
+        and width may be None where the strides are 1 or with `exact="call"`.
+        With `"z2"` also images of rank 4, which give rank 4.
 
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, filters)`;

@@ -18,7 +18,9 @@ class GroupLayer(keras.layers.Layer):
 
     Subclasses write `call_channels_last` and `output_shape_channels_last`
     once, for `(batch, height, width, order, channels)`; this class brings
-    every accepted input to that layout and the output back from it.
+    every accepted input to that layout and the output back from it. Inputs of
+    integers or booleans, such as images of bytes, become floating point numbers
+    of the compute dtype, with the values that they have.
 
     Args:
         group: a group or its name.
@@ -33,6 +35,9 @@ class GroupLayer(keras.layers.Layer):
     takes = "group"
     # The layer that makes feature maps of images, for messages.
     lifted_by = "LiftingConv2D"
+    # Whether inexact sizes are refused. With "call" a size that is not known
+    # yet passes, and is looked at when the layer is called with it.
+    exact: bool | str = True
 
     def __init__(
         self,
@@ -43,6 +48,13 @@ class GroupLayer(keras.layers.Layer):
         super().__init__(**kwargs)
         self.group = groups.get(group)
         self.data_format = _checks.data_format(data_format)
+
+    def add_weight(
+        self, shape: Any = None, *arguments: Any, **options: Any
+    ) -> Any:
+        name = f"The weight '{options.get('name')}' of {self._label()}"
+        _checks.weight_size(shape or (), name)
+        return super().add_weight(shape, *arguments, **options)
 
     def call_channels_last(self, x: Tensor) -> Any:
         raise NotImplementedError(f"{type(self).__name__}.call_channels_last")
@@ -66,6 +78,7 @@ class GroupLayer(keras.layers.Layer):
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)
         planar = self._planar(inputs.shape)
+        inputs = as_floats(inputs, self.compute_dtype)
         x = _to_channels_last(inputs) if self._first else inputs
         if planar:
             x = ops.expand_dims(x, axis=3)
@@ -123,7 +136,7 @@ class GroupLayer(keras.layers.Layer):
             last = (*last[:3], 1, *last[3:])
         return last
 
-    def keep_channels(self, channels: int | None) -> None:
+    def fix_input_channels(self, channels: int | None) -> None:
         """From now on inputs of other channels are refused.
 
         Those of fewer axes than an image too: Keras looks for the channels
@@ -135,9 +148,17 @@ class GroupLayer(keras.layers.Layer):
         )
 
     def require_exact(self, size: Shape, **window: Any) -> None:
-        """Raises unless a window of this kind is exact on this size."""
+        """Raises where `exact` forbids a window of this kind on this size."""
+        if not self.exact:
+            return
         height, width = size
-        require_exact(self._label(), self.group, (height, width), **window)
+        require_exact(
+            self._label(),
+            self.group,
+            (height, width),
+            **window,
+            allow_unknown=self.exact == "call",
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -179,6 +200,15 @@ class GroupLayer(keras.layers.Layer):
         if self.takes == "any" or self.group.order == 1:
             return f"{image} or {feature_map}"
         return feature_map + lift
+
+
+def as_floats(x: Tensor, dtype: str) -> Tensor:
+    """Integers and booleans in this dtype; floating point numbers as they are.
+
+    Keras casts the latter alone to the compute dtype of a layer.
+    """
+    of_x = keras.backend.standardize_dtype(x.dtype)
+    return x if keras.backend.is_float_dtype(of_x) else ops.cast(x, dtype)
 
 
 def check_window(

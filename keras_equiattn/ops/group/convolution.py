@@ -8,14 +8,18 @@ from typing import Any
 
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend import with_an_image
+from keras_equiattn.ops.exactness import effective_window
 from keras_equiattn.ops.group.kernels import kernel_orbit
 
 
+@checked()
 def lifting_conv(
     x: Float[Tensor, "batch height width channels"],
     kernel: Float[Tensor, "rows columns channels filters"],
@@ -45,6 +49,7 @@ def lifting_conv(
     return unfold_channels(conv(x, folded, **options), group.order)
 
 
+@checked()
 def group_conv(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "rows columns order channels filters"],
@@ -92,9 +97,33 @@ def unfold_channels(
     return ops.reshape(x, (*outer, order, folded // order))
 
 
-def conv(x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+def conv(
+    x: Tensor,
+    kernel: Tensor,
+    strides: int | tuple[int, int] = 1,
+    padding: str = "valid",
+    dilation_rate: int | tuple[int, int] = 1,
+) -> Tensor:
     """`keras.ops.conv` with channels last, also of an empty batch."""
+    strides = _checks.pair(strides, "strides")
+    dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
+    _checks.strides_or_dilation(strides, dilation_rate)
+    _checks.choice(padding, "padding", ("valid", "same"))
+    size, window = tuple(x.shape)[1:3], tuple(kernel.shape)[:2]
+    for n, k, d in zip(size, window, dilation_rate, strict=True):
+        extent = effective_window(k, d)
+        if padding == "valid" and isinstance(n, int) and extent > n:
+            raise ValueError(
+                f"A kernel that covers {extent} pixels does not fit with "
+                f"padding 'valid'. Received: x.shape={tuple(x.shape)}, "
+                f"kernel.shape={tuple(kernel.shape)}"
+            )
     y = ops.conv(
-        with_an_image(x), kernel, data_format="channels_last", **options
+        with_an_image(x),
+        kernel,
+        strides=strides,
+        padding=padding,
+        data_format="channels_last",
+        dilation_rate=dilation_rate,
     )
     return y[:0] if x.shape[0] == 0 else y

@@ -4,16 +4,18 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
 
+@checked()
 def group_linear(
-    x: Float[Tensor, "batch height width order channels"],
-    kernel: Float[Tensor, "order channels filters"],
+    x: Float[Tensor, "batch height width elements channels"],
+    kernel: Float[Tensor, "elements channels filters"],
     bias: Float[Tensor, " filters"] | None,
     group: str | Group,
-) -> Float[Tensor, "batch height width order filters"]:
+) -> Float[Tensor, "batch height width elements filters"]:
     """A linear map on the group, pixel by pixel: a 1 x 1 group convolution.
 
     `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`.
@@ -32,7 +34,7 @@ def group_linear(
     """
     group = groups.get(group)
     order, channels, filters = kernel.shape
-    if order != group.order or tuple(x.shape[3:]) != (order, channels):
+    if order != group.order:
         raise ValueError(
             f"A linear map on '{group.name}' has a kernel ({group.order}, "
             "channels, filters) and takes (batch, height, width, "

@@ -22,6 +22,7 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
@@ -32,6 +33,7 @@ from keras_equiattn.ops.pairs.tiles import attend_in_tiles
 from keras_equiattn.ops.pairs.tiles import SEEDS
 
 
+@checked()
 def group_self_attention(
     query: Float[Tensor, "batch height width query_order heads channels"],
     keys: Float[Tensor, "batch height width key_order heads channels"],
@@ -132,6 +134,7 @@ def plain_attention(
     return ops.reshape(y, (*ops.shape(query)[:3], *ops.shape(y)[2:]))
 
 
+@checked()
 def group_attention_weights(
     query: Float[Tensor, "batch height width query_order heads channels"],
     keys: Float[Tensor, "batch height width key_order heads channels"],

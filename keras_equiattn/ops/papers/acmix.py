@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
@@ -128,6 +129,10 @@ def joint_convolution(
     Returns:
         The kernel and the bias.
     """
+    _, *inputs, size = maps.shape
+    _checks.weight_size(
+        (*shift.shape[:2], *inputs, size * outputs), "The joint kernel"
+    )
     shift = _by_channel(shift, maps.shape[-1])
     composed = _composed(mixing, shift)
     kernel = ops.einsum("mric,xymcg->xyricg", maps, composed)

@@ -10,6 +10,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.kernels import kernel_orbit
@@ -42,6 +43,7 @@ def transformed_query(
     return kernel, bias * ops.sum(psi, axis=0) + beta
 
 
+@checked()
 def affine_map(
     psi: Float[Tensor, "order rows columns channels"],
     beta: Float[Tensor, "rows columns channels"],
@@ -79,6 +81,7 @@ def affine_map(
     return AffineMap(ops.moveaxis(psi, 0, 2), ops.moveaxis(beta, 0, 2))
 
 
+@checked()
 def relative_positions(
     rows: Float[Tensor, "rows half"],
     columns: Float[Tensor, "columns half"],

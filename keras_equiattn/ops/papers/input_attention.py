@@ -10,8 +10,10 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.kernels import kernel_orbit
@@ -19,6 +21,11 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 
 
+@checked(
+    channel_kernels_0="*order channels hidden",
+    channel_kernels_1="*order hidden channels",
+    spatial_kernel="rows columns *order 2 1",
+)
 def input_attention(
     x: Float[Tensor, "batch height width *order channels"],
     channel_kernels: tuple[Tensor, Tensor] | None,
@@ -55,6 +62,15 @@ def input_attention(
             "`input_attention` needs `channel_kernels` or `spatial_kernel`: "
             "both are None."
         )
+    if x.shape[0] == 0:  # not all backends take a maximum of no numbers
+        y, maps = input_attention(
+            with_an_image(x),
+            channel_kernels,
+            spatial_kernel,
+            group,
+            dilation_rate,
+        )
+        return y[:0], {name: value[:0] for name, value in maps.items()}
     dtype = keras.backend.standardize_dtype(x.dtype)
     x = in_full_precision(x)
     on_group = len(x.shape) == 5
@@ -88,6 +104,7 @@ def input_attention(
     return ops.cast(x * effective, dtype), maps
 
 
+@checked()
 def co_attention(
     x: Float[Tensor, "batch height width *order channels"],
     kernel: Float[Tensor, "1 1 *order channels 1"],

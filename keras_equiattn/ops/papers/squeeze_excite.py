@@ -3,12 +3,14 @@
 import keras
 from keras import ops
 
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 
 
+@checked()
 def squeeze_excite(
     x: Float[Tensor, "batch height width *order channels"],
     reduce_kernel: Float[Tensor, "channels hidden"],

@@ -17,6 +17,7 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.convolution import group_conv
@@ -58,6 +59,11 @@ class AttentionKernels(NamedTuple):
         )
 
 
+@checked(
+    attention_channel_1="channels hidden filters",
+    attention_channel_2="hidden channels filters",
+    attention_spatial="seen_rows seen_columns 2 filters",
+)
 def attentive_lifting_conv(
     x: Float[Tensor, "batch height width channels"],
     kernel: Float[Tensor, "rows columns channels filters"],
@@ -73,6 +79,11 @@ def attentive_lifting_conv(
     return _attentive(lifting_conv, x, kernel, attention, group, options)
 
 
+@checked(
+    attention_channel_1="order channels hidden filters",
+    attention_channel_2="order hidden channels filters",
+    attention_spatial="seen_rows seen_columns order 2 filters",
+)
 def attentive_group_conv(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "rows columns order channels filters"],
@@ -122,6 +133,11 @@ def _attentive(
     return ops.cast(y, dtype)
 
 
+@checked(
+    attention_channel_1="*order channels hidden filters",
+    attention_channel_2="*order hidden channels filters",
+    attention_spatial="seen_rows seen_columns *order 2 filters",
+)
 def attended_sum(
     x: Float[Tensor, "batch height width *order channels"],
     kernel: Float[Tensor, "rows columns *order channels filters"],
@@ -179,6 +195,11 @@ def attended_sum(
     return ops.cast(ops.reshape(y, shape), dtype)
 
 
+@checked(
+    attention_channel_1="*order channels hidden filters",
+    attention_channel_2="*order hidden channels filters",
+    attention_spatial="seen_rows seen_columns *order 2 filters",
+)
 def response_attention(
     x: Float[Tensor, "batch height width *order channels"],
     kernel: Float[Tensor, "rows columns *order channels filters"],
@@ -241,7 +262,8 @@ def response_attention(
         both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
         effective = (1 - both / (inputs * filters))[..., None]
     else:
-        effective = 1 - gate[:, query[0], query[1], :, :, None] * alpha
+        row, column = _checks.place(query, "query", gate.shape[1:3])
+        effective = 1 - gate[:, row, column, :, :, None] * alpha
     maps = {}
     if "first" in weights:
         maps["channel"] = 1 - alpha

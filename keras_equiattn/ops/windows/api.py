@@ -11,6 +11,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -37,6 +38,7 @@ class AffineMap(NamedTuple):
 UNCHANGED = AffineMap()
 
 
+@checked()
 def window_scores(
     query: Float[Tensor, "batch new_height new_width order channels"],
     keys: Float[Tensor, "batch height width key_order channels"],
@@ -81,6 +83,7 @@ def window_scores(
     return _elements_of(found, order, num_heads)
 
 
+@checked()
 def window_softmax(
     scores: Float[Tensor, "neighbours batch order heads height width"],
     window: Window | None = None,
@@ -122,6 +125,7 @@ def window_softmax(
     return softmax(scores, (0,))
 
 
+@checked()
 def window_sum(
     weights: Float[Tensor, "neighbours batch order heads new_height new_width"],
     values: Float[Tensor, "batch height width key_order channels"],

@@ -1,0 +1,221 @@
+"""Checks of what public operations are called with, by their annotations."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+from typing import TypeVar
+
+import keras
+
+from keras_equiattn import _checks
+from keras_equiattn import groups
+from keras_equiattn.ops._types import Shape
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Name of an axis -> its sizes, and the argument that has them.
+_Sizes = dict[str, tuple[Shape, str]]
+
+# Axes that may not be empty; of a batch there may be no images.
+AT_LEAST_ONE = {"height", "width", "rows", "columns", "channels", "filters"}
+AT_LEAST_ONE |= {"hidden", "heads", "half", "order"}
+AT_LEAST_ONE |= {"query_order", "key_order", "neighbours"}
+
+
+def checked(**parts: str) -> Callable[[Function], Function]:
+    """A decorator that refuses arguments that do not fit the annotations.
+
+    Tensors need the rank of their shape, and axes of one name the same size in
+    all of them, as far as sizes are known; `order` is that of `group`, and
+    `*order` stands for one axis or none. `Float` asks for floating point
+    numbers. Integers that are annotated as such must be positive, pairs of
+    them too. All else is left to the operation.
+
+    Args:
+        **parts: shapes of what stands in an argument that is a tuple, as
+            `attention_spatial="rows columns 2 filters"` for the attribute
+            `spatial` or `kernels_0` for the first item; None passes.
+
+    Returns:
+        The decorator. What it adds to a call are comparisons of static shapes.
+    """
+
+    def decorate(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+        checks = []
+        for place, (name, parameter) in enumerate(parameters.items()):
+            check = _check_of(name, parameter, parts)
+            if check is not None:
+                fallback = parameter.default
+                checks.append((place, name, fallback, check))
+        # First of all the group, which says what the order is.
+        checks.sort(key=lambda entry: entry[1] != "group")
+
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            sizes: _Sizes = {}
+            for place, name, fallback, check in checks:
+                if place < len(arguments):
+                    value = arguments[place]
+                else:
+                    value = options.get(name, fallback)
+                # A missing one is left to Python, which says so.
+                if value is not inspect.Parameter.empty:
+                    check(value, sizes)
+            return function(*arguments, **options)
+
+        return typing.cast(Function, wrapper)
+
+    return decorate
+
+
+def _check_of(
+    name: str, parameter: inspect.Parameter, parts: dict[str, str]
+) -> Callable[[Any, _Sizes], None] | None:
+    """What checks one argument; None where nothing is to be checked."""
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return None
+    annotation = parameter.annotation
+    if name == "group":
+        return _check_group
+    own = {
+        part.removeprefix(f"{name}_"): shape.split()
+        for part, shape in parts.items()
+        if part.startswith(f"{name}_")
+    }
+    if own:
+        return functools.partial(_check_parts, name, own, annotation)
+    if name in parts:
+        axes = parts[name].split()
+        return functools.partial(_check_tensor, name, axes, True, True)
+    if annotation is int:
+        return lambda value, _: _ignore(_checks.integer(value, name))
+    if annotation is bool:
+        return lambda value, _: _ignore(_checks.flag(value, name))
+    if annotation == tuple[int, int]:
+        return functools.partial(_check_pair, name)
+    choices = typing.get_args(annotation) or (annotation,)
+    shapes = [choice for choice in choices if hasattr(choice, "dim_str")]
+    others = set(choices) - {*shapes, type(None)}
+    if not shapes or others:
+        return None
+    axes = shapes[0].dim_str.split()
+    floats = "float32" in shapes[0].dtypes
+    optional = type(None) in choices
+    return functools.partial(_check_tensor, name, axes, floats, optional)
+
+
+def _check_pair(name: str, value: Any, _: _Sizes) -> None:
+    if not isinstance(value, tuple):
+        raise TypeError(
+            f"`{name}` must be a tuple of two positive integers. "
+            f"Received: {value!r}"
+        )
+    _checks.pair(value, name)
+
+
+def _ignore(_: Any) -> None:
+    return None
+
+
+def _check_group(group: Any, sizes: _Sizes) -> None:
+    sizes["order"] = (groups.get(group).order,), "group"
+
+
+def _check_parts(
+    name: str,
+    parts: dict[str, list[str]],
+    annotation: Any,
+    value: Any,
+    sizes: _Sizes,
+) -> None:
+    """Checks the tensors in a tuple, which have attributes or numbers."""
+    named = not next(iter(parts)).isdigit()
+    if value is None and not named:
+        return
+    kind = annotation if named else (tuple, list)
+    if not isinstance(value, kind) or (not named and len(value) != len(parts)):
+        what = annotation.__name__ if named else f"a tuple of {len(parts)}"
+        raise TypeError(f"`{name}` must be {what}. Received: {name}={value!r}")
+    for part, axes in parts.items():
+        tensor = getattr(value, part) if named else value[int(part)]
+        label = f"{name}.{part}" if named else f"{name}[{part}]"
+        _check_tensor(label, axes, True, named, tensor, sizes)
+
+
+def _check_tensor(
+    name: str,
+    axes: list[str],
+    floats: bool,
+    optional: bool,
+    value: Any,
+    sizes: _Sizes,
+) -> None:
+    if value is None and optional:
+        return
+    dtype = getattr(value, "dtype", None)
+    if not hasattr(value, "shape") or (floats and not _is_float(dtype)):
+        raise TypeError(
+            f"`{name}` must be a tensor of floating point numbers. Received: "
+            + (f"{name}.dtype={dtype}" if dtype else f"{name}={value!r}")
+        )
+    try:
+        shape = tuple(value.shape)
+    except ValueError:  # TensorFlow knows nothing of it before run time
+        return
+    most = len(axes)
+    least = most - sum(axis.startswith("*") for axis in axes)
+    if not least <= len(shape) <= most:
+        count = str(most) if least == most else f"{least} or {most}"
+        raise ValueError(
+            f"`{name}` must have {count} axes ({_written(axes)}). "
+            f"Received: {name}.shape={shape}"
+        )
+    place = 0
+    for axis in axes:
+        key = axis.lstrip("*")
+        optional_axis = axis != key
+        here = shape[place : place + (len(shape) == most or not optional_axis)]
+        place += len(here)
+        if key in AT_LEAST_ONE and 0 in here:
+            raise ValueError(
+                f"`{name}` must have a size of at least one along {key} of "
+                f"({_written(axes)}). Received: {name}.shape={shape}"
+            )
+        # Either all tensors have the axis or none, and then of one size.
+        keys = [key] if here else []
+        for known in [axis, *keys] if optional_axis else keys:
+            size = (int(key),) if key.isdigit() else here
+            expected, source = sizes.setdefault(known, (size, name))
+            if not _checks.fits(here, expected):
+                raise ValueError(
+                    f"`{name}` must have shape ({_written(axes)})"
+                    f"{_reason(key, expected, source, name)}. "
+                    f"Received: {name}.shape={shape}"
+                )
+
+
+def _reason(key: str, expected: Shape, source: str, name: str) -> str:
+    """Why an axis must have a size."""
+    if source == name:
+        return ""
+    if not expected:
+        return f" without {key}, as `{source}` has none"
+    return f" with {key}={expected[0]}, as in `{source}`"
+
+
+def _written(axes: list[str]) -> str:
+    """The axes as they stand in documentation."""
+    return ", ".join(
+        f"[{axis[1:]}]" if axis.startswith("*") else axis for axis in axes
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _is_float(dtype: Any) -> bool:
+    try:
+        name = keras.backend.standardize_dtype(dtype)
+    except (TypeError, ValueError):
+        return False
+    return dtype is not None and keras.backend.is_float_dtype(name)
