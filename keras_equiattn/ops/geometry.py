@@ -130,8 +130,9 @@ class Window:
             batch, height, width, order, channels = ops.shape(x)
             shape = (down, along, batch, height, width, order, channels)
             x = ops.transpose(ops.reshape(frames, shape), (2, 3, 0, 4, 1, 5, 6))
-            shape = (batch, height * down, width * along, order, channels)
-            x = ops.reshape(x, shape)
+            x = ops.reshape(
+                x, (batch, height * down, width * along, order, channels)
+            )
         for axis in (1, 0):
             x = self._without_surroundings(x, axis, size[axis])
         return x

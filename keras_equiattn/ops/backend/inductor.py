@@ -1,6 +1,7 @@
 """Functions of PyTorch tensors, compiled with Inductor once that pays off."""
 
 import functools
+import importlib.util
 import logging
 import os
 import shutil
@@ -128,8 +129,4 @@ def _has_compiler(device: str) -> bool:
         return any(name and shutil.which(name) for name in names)
     if device != "cuda":
         return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("triton") is not None

@@ -48,7 +48,7 @@ class Side(NamedTuple):
         return Form(self.window.neighbours, self.heads, frames)
 
     @property
-    def count(self) -> int:
+    def tensors(self) -> int:
         """How many tensors say what is seen."""
         return 1 + self.weighted + self.biased
 
@@ -168,8 +168,8 @@ def attention(
     """
 
     def parts(tensors: tuple[Tensor, ...]) -> tuple[Any, Any, Any]:
-        middle = of_keys.count
-        end = middle + of_values.count
+        middle = of_keys.tensors
+        end = middle + of_values.tensors
         return tensors[:middle], tensors[middle:end], tensors[end:]
 
     def forward(query: Tensor, *rest: Tensor) -> Any:
