@@ -216,8 +216,10 @@ def profile(options: argparse.Namespace) -> dict:
             "softmax": (lambda _, a: window_softmax(a), (a,)),
             "weighted sums": (planes.weighted_sums, (a, keys, w, bias)),
             "gradient of the keys": (planes.spread, (a, x, w)),
-            "gradient of psi": (planes.correlate, (a, x, keys)),
-            "gradient of beta": (planes.correlate_bias, (a, x)),
+            "gradients of psi and beta": (
+                lambda *given: planes.correlate(*given, True, True),
+                (a, x, keys),
+            ),
         }
         steps = {}
         for name, (function, tensors) in parts.items():

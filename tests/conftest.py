@@ -7,6 +7,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two test processes on two cores: more threads only wait for each other.
 for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
     os.environ.setdefault(variable, "1")
+# Inductor would compile what several tests call with the same shapes.
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 # Small tensors, many functions: the tests wait for the compiler, not the code.
 os.environ.setdefault(
     "XLA_FLAGS",
