@@ -60,7 +60,7 @@ def example(monkeypatch):
 def weights(tmp_path):
     model = tiny_network((28, 28, 1), 10, None)
     for variable in model.get_layer("attention").weights:
-        variable.assign(4 * variable.value)
+        variable.assign(8 * variable.value)
     model.save_weights(tmp_path / "tiny.weights.h5")
     return tmp_path / "tiny.weights.h5"
 

@@ -554,7 +554,7 @@ def test_many_offsets_on_images_of_any_size():
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_one_pixel_is_weighed_with_one(layer, recompute):
-    """Whatever queries and keys are: their gradients are zeros, not missing."""
+    """Whatever queries and keys are: their gradients are zero up to rounding."""
     made = random_layer(
         layer,
         filters=4,
@@ -570,7 +570,7 @@ def test_one_pixel_is_weighed_with_one(layer, recompute):
     _, *found = gradients(made, x, np.ones((2, 3, 4, 4, 4), DTYPE))
     for variable, gradient in zip(made.trainable_variables, found, strict=True):
         of_scores = variable.name.startswith(("query", "key", "row", "column"))
-        assert gradient.any() != of_scores, variable.name
+        assert (abs(gradient).max() > tolerance()) != of_scores, variable.name
 
 
 @pytest.mark.torch_first

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import torch
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
@@ -23,6 +22,8 @@ def torch_custom_vjp(
     a closure, where autograd can neither free them nor check that nobody has
     changed them, nor move them away and back.
     """
+    import torch
+
     run: Callable[..., Any] = Compiled(forward) if inductor else forward
     run_back: Callable[..., Any] = backward
     if inductor:
@@ -93,6 +94,8 @@ def _refuse_second_derivative(alternative: str) -> None:
 
     `torch.func` computes all gradients like that.
     """
+    import torch
+
     if torch._C._are_functorch_transforms_active():
         return
     if torch.is_grad_enabled():
