@@ -24,6 +24,9 @@ from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.random import prepared_seed
+from keras_equiattn.ops.backend.random import seed_as_floats
+from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import compiles
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import in_xla
@@ -51,12 +54,15 @@ __all__ = [
     "overlap_add",
     "overlapping",
     "part_at",
+    "prepared_seed",
     "scan",
     "scan_groups",
+    "seed_as_floats",
     "sliding",
     "step_by_step_on_cpu",
     "steps",
     "strided",
+    "sums_together",
     "update",
     "vjp",
     "will_compile",

@@ -261,21 +261,10 @@ def _exp(x: Tensor, from_zero: Tensor) -> Tensor:
 
 
 def _total(x: Tensor) -> Tensor:
-    """The sum over the neighbours, with an axis of size one for them.
-
-    A loop of its own: XLA would compute a sum anew for each of its uses.
-    """
-    if not backend.in_xla():
-        return ops.sum(x, axis=0, keepdims=True)
-    nothing = ops.zeros_like(x[0])
-    return backend.scan(lambda t, x: (t + x, ()), nothing, x)[0][None]
+    """The sum over the neighbours, with an axis of size one for them."""
+    return ops.sum(x, axis=0, keepdims=True)
 
 
 def _top(x: Tensor) -> Tensor:
     """The maximum over the neighbours, with an axis of size one for them."""
-    if not backend.in_xla():
-        return ops.max(x, axis=0, keepdims=True)
-    # From the first on: a lowest number of its own might be above the numbers
-    # of pixels that see nothing.
-    top = backend.scan(lambda t, x: (ops.maximum(t, x), ()), x[0], x)[0]
-    return top[None]
+    return ops.max(x, axis=0, keepdims=True)
