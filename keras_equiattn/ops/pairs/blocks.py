@@ -54,7 +54,7 @@ def attend_in_blocks(
     seed: Float[Tensor, "4"] | None,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`ops.group_self_attention`, see there."""
-    height, width = plan.image
+    height = plan.image[0]
     missing = -height % plan.rows
     reach = 0 if plan.size is None else plan.size // 2
     around = [(0, 0), (reach, reach + missing), (reach, reach)]

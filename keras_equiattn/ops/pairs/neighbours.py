@@ -93,9 +93,12 @@ class Windows:
 
     def masked(self, scores: Tensor) -> Tensor:
         """Scores with what lies outside of the image left out."""
-        offset = ops.arange(self.size) - self.size // 2
+        offset = ops.arange(self.size, dtype="int32") - self.size // 2
         rows, columns = (
-            _within(start + ops.arange(count) + offset[:, None], limit)
+            _within(
+                start + ops.arange(count, dtype="int32") + offset[:, None],
+                limit,
+            )
             for start, count, limit in (
                 (self.first, self.rows, self.height),
                 (0, self.padded_width, self.width),
