@@ -8,6 +8,7 @@ the axis of the rows, which then is of size one in queries.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from keras import ops
@@ -205,7 +206,7 @@ class ImageLines:
     ) -> list[Tensor]:
         *outer, _, width = ops.shape(x)
         row = backend.part_at(x, (0, 0, 0, line, 0), (*outer, 1, width))
-        return [ops.swapaxes(in_full_precision(row), -1, -2)]
+        return self._parts(ops.swapaxes(in_full_precision(row), -1, -2))
 
     def spread(
         self,
@@ -214,7 +215,8 @@ class ImageLines:
         weights: list[Tensor],
         x: Float[Tensor, "channels query_elements images 1 columns"],
     ) -> Tensor:
-        part = ops.einsum("mgbyx,cgbzx->cmbzy", weights[0], x)
+        parts = [ops.einsum("mgbyx,cgbzx->cmbzy", a, x) for a in weights]
+        part = ops.concatenate(parts, axis=-1)
         return backend.add_at(total, (0, 0, 0, line, 0), part)
 
     def position_scores(
@@ -227,7 +229,7 @@ class ImageLines:
         p: Any = 0.0
         for c in range(query.shape[0]):
             p = p + encoding[:, c, None, None] * query[c]
-        return [p]
+        return self._parts(p)
 
     def position_gradients(
         self,
@@ -238,8 +240,13 @@ class ImageLines:
         d: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         pairs = _by_pair(self._of_line(encoding, line), self.image[1])
-        d_query = ops.einsum("vcyx,vgbyx->cgbx", pairs, d[0])
-        d_pairs = ops.einsum("vgbyx,cgbzx->vcyx", d[0], query)
+        d_query = sum(
+            ops.einsum("vcyx,vgbyx->cgbx", part, one)
+            for part, one in zip(self._parts(pairs), d, strict=True)
+        )
+        d_pairs = ops.concatenate(
+            [ops.einsum("vgbyx,cgbzx->vcyx", one, query) for one in d], axis=-2
+        )
         found = _by_offset(d_pairs)[None]
         start = (self._offset(line), 0, 0, 0)
         return (
@@ -248,19 +255,31 @@ class ImageLines:
         )
 
     def sums(self, weights: list[Tensor], seen: list[Tensor]) -> Tensor:
-        return ops.einsum("mvbyx,cmbyz->cvbzx", weights[0], seen[0])
+        return sum(
+            ops.einsum("mvbyx,cmbyz->cvbzx", a, x)
+            for a, x in zip(weights, seen, strict=True)
+        )
 
     def products(
         self, x: list[Tensor], y: list[Tensor], z: list[Tensor]
     ) -> Tensor:
-        terms = [x[0] * (y[0] * z[0])]
+        terms = [a * (b * c) for a, b, c in zip(x, y, z, strict=True)]
         return self.total(backend.sums_together(terms, 0))
 
     def total(self, terms: list[Tensor]) -> Tensor:
-        return ops.sum(terms[0], axis=-2, keepdims=True)
+        return sum(ops.sum(x, axis=-2, keepdims=True) for x in terms)
 
     def highest(self, terms: list[Tensor]) -> Tensor:
-        return ops.max(terms[0], axis=-2, keepdims=True)
+        tops = [ops.max(x, axis=-2, keepdims=True) for x in terms]
+        return functools.reduce(backend.maximum, tops)
+
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        """Halves of the neighbours, of which XLA makes sums together."""
+        width = self.image[1]
+        if width % 2:
+            return [x]
+        half = width // 2
+        return [x[..., :half, :], x[..., half:, :]]
 
     def _offset(self, line: Any) -> Any:
         return line - self.row + self.image[0] - 1
