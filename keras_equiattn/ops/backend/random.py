@@ -109,11 +109,9 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
             jax.numpy.broadcast_to(word, shape)
             for word in jax.random.key_data(key)
         )
-        return list(
-            threefry2x32_p.bind(
-                first, second, counter, jax.numpy.zeros_like(counter)
-            )
-        )
+        draw: Any = threefry2x32_p.bind
+        rest = jax.numpy.zeros_like(counter)
+        return list(draw(first, second, counter, rest))
     import tensorflow as tf
 
     # XLA is slow at Philox on CPUs, and alone knows the other one.

@@ -9,7 +9,7 @@ offsets `o`, with relative elements in the group,
 
 where `q'` are the first channels of the queries, as many as positions are
 encoded with, and `q''` the others. Lifting has one query and key element, and
-no embedding. `ops.pair_attention` says how this is computed without all three
+no embedding. `ops.pairs.factors` says how this is computed without all three
 elements at once.
 """
 
@@ -178,7 +178,7 @@ def group_attention_weights(
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
-    # The same two factors as in `ops.pair_attention`.
+    # The same two factors as in `ops.pairs.factors`.
     of_elements = softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
     of_neighbours = softmax(logits, (-1,))

@@ -87,8 +87,9 @@ def _by_heads(
     batch, height, width, order, count, channels = ops.shape(x)
     shape = (batch, height, width, order, count // heads, heads, channels)
     x = ops.transpose(ops.reshape(x, shape), (4, 6, 3, 0, 5, 1, 2))
-    shape = (count // heads, channels, order, batch * heads, height, width)
-    return ops.reshape(x, shape)
+    return ops.reshape(
+        x, (count // heads, channels, order, batch * heads, height, width)
+    )
 
 
 def _as_images(

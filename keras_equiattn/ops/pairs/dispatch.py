@@ -9,10 +9,9 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
-# Scores of a line of a block, for a compiler on a CPU: with fewer the loops
-# have too little to do, with more nothing stays in its cache.
+# Scores of a line of a block, for a compiler on a CPU. It was not tuned yet.
 COMPILED_LINE = 2**17
-# Scores of a line that keep an accelerator busy.
+# The same for an accelerator, on which nothing was measured yet.
 ACCELERATOR_LINE = 2**22
 # Scores of a tile without a compiler: what makes up for the calls of many
 # small functions, on a CPU and on an accelerator.
@@ -33,11 +32,11 @@ class Tiles(NamedTuple):
     """Tiles without a compiler, see `ops.pairs.tiles`.
 
     Attributes:
-        count: heads, of all images, in a tile.
+        together: heads, of any images, in a tile.
         rows: of a tile at a time; None for all.
     """
 
-    count: int
+    together: int
     rows: int | None
 
 
@@ -67,20 +66,16 @@ def blocks(
     neighbours = encoding.shape[1] if local else width
     pairs = elements * max(keys.shape[3], encoding.shape[2])
     row = neighbours * pairs * images * width
+    # For whole images a block is one row, and a line one row of neighbours.
+    head = row * height if local else row
     together = max(
         n
         for n in range(1, heads + 1)
-        if heads % n == 0 and (n == 1 or n * row * height <= limit)
+        if heads % n == 0 and (n == 1 or n * head <= limit)
     )
     if not local:
-        # A line of one row of the image at a time.
-        together = max(
-            n
-            for n in range(1, heads + 1)
-            if heads % n == 0 and (n == 1 or n * row <= limit)
-        )
         return Blocks(together, 1)
-    count = -(-height * row // limit) if together == 1 else 1
+    count = -(-head // limit) if together == 1 else 1
     return Blocks(together, -(-height // min(count, height)))
 
 

@@ -18,7 +18,7 @@ needs the sum over `g` alone,
     y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
 
 A tile is some heads of some images. Tensors of a tile, with pixels in a
-form that `ops.pair_windows` knows:
+form that `ops.pairs.neighbours` knows:
 
     query    (channels, query elements, heads, pixels), scaled
     keys     (channels, key elements, heads, key pixels); values likewise
@@ -78,7 +78,7 @@ def attend(
     """The output of a tile, and what makes its gradient cheaper.
 
     Args:
-        windows: where the neighbours lie, see `ops.pair_windows`.
+        windows: where the neighbours lie, see `ops.pairs.neighbours`.
         query, keys, values: of the tile.
         *rest: positions, and what draws the factors of dropout for scores,
             or None.

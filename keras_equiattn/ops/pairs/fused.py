@@ -26,7 +26,14 @@ Dropout = Callable[[Any, Any], Tensor] | None
 
 
 class _Block(NamedTuple):
-    """Queries, keys and what scores know of positions and group elements."""
+    """Queries, keys and what scores know of positions and group elements.
+
+    Attributes:
+        embedded: `(channels, key_elements, query_elements, 1, 1, 1)`, the
+            embedding as if it were added to the keys; None for none.
+        dropout: draws factors for the scores of a line, from their shape and
+            the number of the line; None for none.
+    """
 
     lines: Lines
     query: Tensor
@@ -67,6 +74,16 @@ def attend(
     Float[Tensor, "channels order images rows columns"],
     Float[Tensor, "order query_elements images rows columns"],
 ]:
+    """The output of a block, and the logarithm of what its softmax is divided
+    by, which `gradients` takes.
+
+    Args:
+        lines: what the pixels of the block see.
+        query: of the block, in float32 at least.
+        keys, values: of all rows, with their surroundings.
+        positions: encoding and embedding, the encoding as `lines` takes it.
+        dropout: see `_Block`.
+    """
     block = _block(lines, query, keys, positions, dropout)
     order = lines.order(positions.encoding)
     shape = (order, *ops.shape(query)[1:])

@@ -1,19 +1,19 @@
-"""Where the neighbours of the pixels of a tile lie, in three forms.
+"""What the pixels of a tile see, and sums over it as matrix products.
 
-Each knows three sums over pairs of a query element and a key element,
+`WindowNeighbours` and `ImageNeighbours` (a row of pixels that sees the whole
+image) have three sums over pairs of a query element and a key element,
 
     scores(x, k, y)  sum over channels of x(i) k(i + o), and y(i) if given
     sums(a, k)       sum over neighbours and key elements of a(o, i) k(i + o)
     spread(a, x, k)  like k: sum over neighbours and x's elements of
                      a(o, i) x(i), at i + o
 
-and how positions come into the scores. `ops.pair_attention` says what stands
-in the tensors. `Planes` and `Products` take the windows of all pixels, `Row`
-a row of pixels that sees the whole image.
+and say how positions come into the scores. `ops.pairs.factors` says what
+stands in the tensors.
 
-For the first two, images are padded and flattened: then a neighbour lies at
-the same distance from every pixel. Queries have the width of the padded image,
-and what the pixels in excess give is dropped in the end.
+For windows, images are padded and flattened: then a neighbour lies at the same
+distance from every pixel. Queries have the width of the padded image, and what
+the pixels in excess give is dropped in the end.
 """
 
 import dataclasses
