@@ -41,12 +41,11 @@ from keras_equiattn.applications import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
 from keras_equiattn.ops import backend
+from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs import factors as pair_attention
-from keras_equiattn.ops.pairs import tiles as pair_tiles
 from keras_equiattn.ops.pairs.api import group_self_attention
 from keras_equiattn.ops.pairs.factors import Positions
-from keras_equiattn.ops.pairs.neighbours import Planes
-from keras_equiattn.ops.pairs.neighbours import Products
+from keras_equiattn.ops.pairs.neighbours import WindowNeighbours
 
 RESULTS = Path(__file__).parent / "results"
 FORMS = ("ours", "cubic")
@@ -159,11 +158,10 @@ def profile(options: argparse.Namespace) -> dict:
             (elements, elements, channels - channels // 2),
         )
     )
-    seed = ops.convert_to_tensor([0.0, 0.0])
-    limit = pair_tiles.COMPILED_TILE
-    if not backend.compiles():
-        limit = pair_tiles.CPU_TILE
-    together, _ = pair_tiles.block_size(images, images, encoding, True, limit)
+    seed = ops.convert_to_tensor([0, 0])
+    together, _ = dispatch.tiles(
+        images, images, encoding, True, dispatch.CPU_TILE
+    )
     parts, pairs = parts_of_a_tile(
         size, options.kernel_size, together, channels, elements
     )
@@ -217,8 +215,7 @@ def parts_of_a_tile(
     Returns:
         Functions and their arguments by name, and the number of pairs.
     """
-    kind = Planes if backend.compiles() else Products
-    windows = kind(window, size, size, 0, size)
+    windows = WindowNeighbours(window, size, size, 0, size)
     rng = np.random.default_rng(0)
 
     def draw(*shape):
@@ -234,11 +231,12 @@ def parts_of_a_tile(
     )
     found = pair_attention.factors(windows, query, keys, positions, None)
     weights = pair_attention.pair_weights(found)
-    seed = ops.convert_to_tensor([0.0, 0.0])
+    seed = backend.seed_as_floats(ops.convert_to_tensor([0, 0]))
 
     def dropout(seed):
+        seed = backend.prepared_seed(seed)
         return lambda scores: backend.dropout_factors(
-            ops.shape(scores), DROPOUT, seed, "float32"
+            ops.shape(scores), DROPOUT, seed, (), scores
         )
 
     parts = {

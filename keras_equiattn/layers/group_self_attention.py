@@ -17,7 +17,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.pairs.api import group_attention_weights
 from keras_equiattn.ops.pairs.api import group_self_attention
-from keras_equiattn.ops.pairs.tiles import SEEDS
+from keras_equiattn.ops.pairs.api import SEEDS
 from keras_equiattn.ops.papers.position_encoding import image_offsets
 from keras_equiattn.ops.papers.position_encoding import window_offsets
 
@@ -187,9 +187,8 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         seed = None
         if training and self.attention_dropout:
             seed = keras.random.randint(
-                (2,), 0, SEEDS, seed=self.seed_generator
+                (2,), 0, SEEDS - 1, seed=self.seed_generator
             )
-            seed = ops.cast(seed, "float32")
         y = group_self_attention(
             query,
             keys,

@@ -897,3 +897,19 @@ def test_too_few_axes_of_a_layer_that_is_built(layer, data_format, shape):
     with pytest.raises(ValueError, match=r"expected min_ndim=4") as error:
         made(np.zeros(shape, "float32"))
     assert str(shape) in str(error.value)
+
+
+@pytest.mark.every_backend
+@pytest.mark.torch_first
+@pytest.mark.parametrize("window", [3, None])
+def test_counts_in_double_precision_where_keras_is_told_to(window):
+    """Sizes are then integers of 64 bits under TensorFlow, or are not."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        layer = LiftingSelfAttention2D(4, 3, 2, window)
+        y = as_array(layer(np.ones((2, 4, 3, 3))))
+    finally:
+        keras.config.set_floatx(before)
+    assert y.shape == (2, 4, 3, 4, 4)
+    assert np.isfinite(y).all()

@@ -50,9 +50,11 @@ def test_scan_groups(length, size, groups):
         assert relative_difference(ops.convert_to_numpy(found), wanted) < 1e-6
 
 
-def drawn(shape, rate=0.1, seed=(3, 5)):
-    seed = ops.convert_to_tensor(seed, "float32")
-    found = backend.dropout_factors(shape, rate, seed, "float32")
+def drawn(shape, rate=0.1, seed=(3, 5), place=()):
+    halves = backend.seed_as_floats(ops.convert_to_tensor(seed, "int32"))
+    found = backend.dropout_factors(
+        shape, rate, backend.prepared_seed(halves), place, ops.zeros(())
+    )
     return ops.convert_to_numpy(found)
 
 
@@ -77,6 +79,8 @@ def test_rate_of_dropout(rate):
 def test_dropout_of_two_seeds_and_two_places_has_nothing_in_common():
     first = drawn((600, 600), 0.5)
     others = [drawn((600, 600), 0.5, seed) for seed in ((4, 5), (3, 6))]
+    others += [drawn((600, 600), 0.5, place=place) for place in ((0,), (1,))]
+    others += [drawn((600, 600), 0.5, (2**31 - 1, 5)), others[-1][::-1]]
     # The two halves of a word, neighbours, and one row above the other.
     others += [np.roll(first, by) for by in (300 * 600, 1, 600)]
     for other in others:

@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.pairs import tiles as pair_tiles
+from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs.api import group_self_attention
 from keras_equiattn.ops.windows.api import AffineMap
 from keras_equiattn.ops.windows.api import window_attention
@@ -140,7 +140,7 @@ def group_attention(window, recompute):
         *tensors,
         local=window is not None,
         dropout=0.2,
-        seed=ops.convert_to_tensor([1.0, 2.0]),
+        seed=ops.convert_to_tensor([1, 2]),
         recompute=recompute,
     )
     neighbours = window**2 if window else math.prod(SIZE)
@@ -154,7 +154,7 @@ def test_pairs_of_group_elements_are_held_a_block_at_a_time(
     import torch
 
     attend, tensors, pairs = group_attention(window, True)
-    monkeypatch.setattr(pair_tiles, "CPU_TILE", pairs // 4)
+    monkeypatch.setattr(dispatch, "CPU_TILE", pairs // 4)
     y, kept, largest, _ = watch(attend)
     # Windows have pixels in excess, and are copied for products with channels.
     limit = 6 * pairs / 3

@@ -26,6 +26,8 @@ from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.random import prepared_seed
+from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import log_sum_exp
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import compiles
@@ -58,8 +60,10 @@ __all__ = [
     "overlapping",
     "own_windows_of",
     "part_at",
+    "prepared_seed",
     "scan",
     "scan_groups",
+    "seed_as_floats",
     "step_by_step_on_cpu",
     "steps",
     "strided",

@@ -9,7 +9,7 @@ offsets `o`, with relative elements in the group,
 
 where `q'` are the first channels of the queries, as many as positions are
 encoded with, and `q''` the others. Lifting has one query and key element, and
-no embedding. `ops.pair_attention` says how this is computed without all three
+no embedding. `ops.pairs.factors` says how this is computed without all three
 elements at once.
 """
 
@@ -29,8 +29,13 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import softmax
+from keras_equiattn.ops.pairs import dispatch
+from keras_equiattn.ops.pairs.blocks import attend_in_blocks
+from keras_equiattn.ops.pairs.blocks import Plan
 from keras_equiattn.ops.pairs.tiles import attend_in_tiles
-from keras_equiattn.ops.pairs.tiles import SEEDS
+
+# What numbers of a seed are below.
+SEEDS = 2**31
 
 
 @checked()
@@ -59,7 +64,7 @@ def group_self_attention(
             Neighbours outside of the image are left out.
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
-        seed: two whole numbers from 0 to below 2**23; needed with dropout.
+        seed: two whole numbers from 0 to below 2**31; needed with dropout.
         recompute: the backward pass keeps the arguments, and a number for each
             pixel, head and pair of elements, and computes everything else
             anew, as does the forward pass, one tile at a time.
@@ -94,16 +99,19 @@ def group_self_attention(
     seed = _checked_seed(seed)
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
-    query, keys, values, encoding, embedding = _full(
-        query, keys, values, encoding, embedding
-    )
-    attend = attend_in_tiles if recompute else plain_attention
-    y = attend(
-        *(query, keys, values, encoding, embedding),
-        local=local,
-        dropout=dropout,
-        seed=seed,
-    )
+    tensors = (query, keys, values, encoding, embedding, seed)
+    if not recompute:
+        y = plain_attention(*tensors, local, dropout)
+    else:
+        how = dispatch.choose(query, keys, encoding, local)
+        if isinstance(how, dispatch.Tiles):
+            y = attend_in_tiles(*tensors, local, dropout, *how)
+        else:
+            size = encoding.shape[0] if local else None
+            image = tuple(query.shape[1:3])
+            rate = 0.0 if seed is None else dropout
+            plan = Plan(size, image, *how, rate, embedding is not None)
+            y = attend_in_blocks(plan, *tensors)
     return ops.cast(y if count != 0 else y[:0], dtype)
 
 
@@ -113,22 +121,31 @@ def plain_attention(
     values: Float[Tensor, "batch height width key_order heads channels"],
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
+    seed: Float[Tensor, "4"] | None = None,
     local: bool = True,
     dropout: float = 0.0,
-    seed: Float[Tensor, "2"] | None = None,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`group_self_attention` as it is written, for all elements at once.
 
     Takes memory of the order of the group cubed, times that of the windows.
-    With dropout it draws other numbers.
+    With dropout it draws other numbers; the seed is that of
+    `backend.seed_as_floats`.
     """
+    query, keys, values, encoding, embedding = _full(
+        query, keys, values, encoding, embedding
+    )
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local)
     content, position = _scores(query, keys, encoding, embedding, seen)
     scores = content[:, :, None] + position[:, :, :, :, :, None]
     weights = softmax(scores, (-2, -1))
     if seed is not None:
-        shape = ops.shape(content)
-        keep = backend.dropout_factors(shape, dropout, seed, content.dtype)
+        keep = backend.dropout_factors(
+            ops.shape(content),
+            dropout,
+            backend.prepared_seed(seed),
+            (),
+            content,
+        )
         weights = weights * keep[:, :, None]
     y = ops.einsum("btvigmo,biomtc->bivtc", weights, seen.of(values))
     return ops.reshape(y, (*ops.shape(query)[:3], *ops.shape(y)[2:]))
@@ -164,7 +181,7 @@ def group_attention_weights(
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
-    # The same two factors as in `ops.pair_attention`.
+    # The same two factors as in `ops.pairs.factors`.
     of_elements = softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
     of_neighbours = softmax(logits, (-1,))
@@ -299,7 +316,7 @@ def _check(
 
 
 def _checked_seed(seed: Any) -> Any:
-    """A seed as a tensor, or None.
+    """A seed as `backend.seed_as_floats` gives it, or None.
 
     Of tensors the numbers are not known, or only after waiting for a GPU.
     """
@@ -316,10 +333,10 @@ def _checked_seed(seed: Any) -> Any:
             fits = False
     if not fits:
         raise ValueError(
-            "`seed` must be two whole numbers from 0 to below 2**23. "
+            "`seed` must be two whole numbers from 0 to below 2**31. "
             f"Received: {seed!r}"
         )
-    return ops.convert_to_tensor(seed, "float32")
+    return backend.seed_as_floats(ops.convert_to_tensor(seed))
 
 
 def _scores(

@@ -18,7 +18,7 @@ needs the sum over `g` alone,
     y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
 
 A tile is some heads of some images. Tensors of a tile, with pixels in a
-form that `ops.pair_windows` knows:
+form that `ops.pairs.neighbours` knows:
 
     query    (channels, query elements, heads, pixels), scaled
     keys     (channels, key elements, heads, key pixels); values likewise
@@ -78,7 +78,7 @@ def attend(
     """The output of a tile, and what makes its gradient cheaper.
 
     Args:
-        windows: where the neighbours lie, see `ops.pair_windows`.
+        windows: where the neighbours lie, see `ops.pairs.neighbours`.
         query, keys, values: of the tile.
         *rest: positions, and what draws the factors of dropout for scores,
             or None.
@@ -261,21 +261,10 @@ def _exp(x: Tensor, from_zero: Tensor) -> Tensor:
 
 
 def _total(x: Tensor) -> Tensor:
-    """The sum over the neighbours, with an axis of size one for them.
-
-    A loop of its own: XLA would compute a sum anew for each of its uses.
-    """
-    if not backend.in_xla():
-        return ops.sum(x, axis=0, keepdims=True)
-    nothing = ops.zeros_like(x[0])
-    return backend.scan(lambda t, x: (t + x, ()), nothing, x)[0][None]
+    """The sum over the neighbours, with an axis of size one for them."""
+    return ops.sum(x, axis=0, keepdims=True)
 
 
 def _top(x: Tensor) -> Tensor:
     """The maximum over the neighbours, with an axis of size one for them."""
-    if not backend.in_xla():
-        return ops.max(x, axis=0, keepdims=True)
-    # From the first on: a lowest number of its own might be above the numbers
-    # of pixels that see nothing.
-    top = backend.scan(lambda t, x: (ops.maximum(t, x), ()), x[0], x)[0]
-    return top[None]
+    return ops.max(x, axis=0, keepdims=True)

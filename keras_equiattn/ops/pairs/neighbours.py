@@ -1,26 +1,25 @@
-"""Where the neighbours of the pixels of a tile lie, in three forms.
+"""What the pixels of a tile see, and sums over it as matrix products.
 
-Each knows three sums over pairs of a query element and a key element,
+`WindowNeighbours` and `ImageNeighbours` (a row of pixels that sees the whole
+image) have three sums over pairs of a query element and a key element,
 
     scores(x, k, y)  sum over channels of x(i) k(i + o), and y(i) if given
     sums(a, k)       sum over neighbours and key elements of a(o, i) k(i + o)
     spread(a, x, k)  like k: sum over neighbours and x's elements of
                      a(o, i) x(i), at i + o
 
-and how positions come into the scores. `ops.pair_attention` says what stands
-in the tensors. `Planes` and `Products` take the windows of all pixels, `Row`
-a row of pixels that sees the whole image.
+and say how positions come into the scores. `ops.pairs.factors` says what
+stands in the tensors.
 
-For the first two, images are padded and flattened: then a neighbour lies at
-the same distance from every pixel. Queries have the width of the padded image,
-and what the pixels in excess give is dropped in the end.
+For windows, images are padded and flattened: then a neighbour lies at the same
+distance from every pixel. Queries have the width of the padded image, and what
+the pixels in excess give is dropped in the end.
 """
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from keras import ops
 
 from keras_equiattn.ops import backend
@@ -94,9 +93,12 @@ class Windows:
 
     def masked(self, scores: Tensor) -> Tensor:
         """Scores with what lies outside of the image left out."""
-        offset = ops.arange(self.size) - self.size // 2
+        offset = ops.arange(self.size, dtype="int32") - self.size // 2
         rows, columns = (
-            _within(start + ops.arange(count) + offset[:, None], limit)
+            _within(
+                start + ops.arange(count, dtype="int32") + offset[:, None],
+                limit,
+            )
             for start, count, limit in (
                 (self.first, self.rows, self.height),
                 (0, self.padded_width, self.width),
@@ -109,81 +111,7 @@ class Windows:
         return ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
 
 
-class Planes(Windows):
-    """As XLA likes it: sums written out over planes of pixels.
-
-    One row of a window at a time, its columns written out. Sizes are known.
-    """
-
-    def scores(self, x: Tensor, k: Tensor, y: Tensor | None = None) -> Tensor:
-        pixels, channels = x.shape[-1], x.shape[0]
-
-        def row(_: Any, start: Tensor) -> Any:
-            seen = self._seen(k, start, pixels)
-            planes = []
-            for j in range(self.size):
-                # XLA would add it later anew for each use of the scores.
-                total: Any = 0.0 if y is None else y
-                for c in range(channels):
-                    plane = seen[c, :, None, :, j : j + pixels]
-                    total = total + plane * x[c][None]
-                planes.append(total)
-            return (), ops.stack(planes)
-
-        scores = backend.scan(row, (), self._rows(), like=x)[1]
-        return ops.reshape(scores, (self.size**2, *scores.shape[2:]))
-
-    def sums(self, a: Tensor, k: Tensor) -> Tensor:
-        pixels = a.shape[-1]
-
-        def row(total: Tensor, piece: Any) -> Any:
-            a, start = piece
-            seen = self._seen(k, start, pixels)
-            for j in range(self.size):
-                for m in range(k.shape[1]):
-                    plane = seen[:, m, None, :, j : j + pixels]
-                    total = total + a[j, m][None] * plane
-            return total, ()
-
-        nothing = ops.zeros((k.shape[0], *a.shape[2:]), a.dtype)
-        return backend.scan(row, nothing, (self._by_row(a), self._rows()))[0]
-
-    def spread(self, a: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        reach = self.size - 1
-        pixels = x.shape[-1]
-        x = ops.pad(x, [(0, 0)] * 3 + [(reach, reach)])
-
-        def row(total: Tensor, piece: Any) -> Any:
-            a, start = piece
-            a = ops.pad(a, [(0, 0)] * 4 + [(reach, reach)])
-            place = (0, 0, 0, start)
-            shape = (*k.shape[:-1], pixels + reach)
-            part = ops.slice(total, place, shape)
-            for j in range(self.size):
-                at = slice(reach - j, reach - j + pixels + reach)
-                for g in range(x.shape[1]):
-                    plane = a[j, :, g, :, at][None]
-                    part = part + plane * x[:, g, None, :, at]
-            return ops.slice_update(total, place, part), ()
-
-        pieces = (self._by_row(a), self._rows())
-        return backend.scan(row, ops.zeros_like(k), pieces)[0]
-
-    def _seen(self, k: Tensor, start: Tensor, pixels: int) -> Tensor:
-        """What a row of the windows sees, from its first column on."""
-        shape = (*k.shape[:-1], pixels + self.size - 1)
-        return ops.slice(k, (0, 0, 0, start), shape)
-
-    def _by_row(self, a: Tensor) -> Tensor:
-        return ops.reshape(a, (self.size, self.size, *a.shape[1:]))
-
-    def _rows(self) -> Tensor:
-        """Where the rows of the window of the first pixel start."""
-        starts = np.arange(self.size, dtype="int32") * self.padded_width
-        return ops.convert_to_tensor(starts)
-
-
-class Products(Windows):
+class WindowNeighbours(Windows):
     """As one small matrix product for each pixel, without a compiler.
 
     One head and one row of the window at a time: what these see lies in the
@@ -279,7 +207,7 @@ def _by_pixel(x: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ImageNeighbours:
     """One row of an image; every pixel sees the whole image.
 
     Neighbours are the pixels of the image, row by row.

@@ -1,36 +1,28 @@
-"""Group self-attention of one tile after the other.
+"""Group self-attention of one tile after the other, without a compiler.
 
-A tile is some heads of some images, as many as fill a cache. A head that does
-not even fit by itself is done a block of rows at a time; with attention to the
+A tile is some heads, of any images, and takes few large operators. A head that
+is too large by itself is done a block of rows at a time; with attention to the
 whole image a block is one row. The backward pass keeps queries, keys, values
 and one number for all neighbours of a pixel, and computes each block anew.
 """
 
 import dataclasses
 import functools
-import math
+from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.pairs import factors as pair_attention
 from keras_equiattn.ops.pairs.factors import Positions
-from keras_equiattn.ops.pairs.neighbours import Planes
-from keras_equiattn.ops.pairs.neighbours import Products
-from keras_equiattn.ops.pairs.neighbours import Row
-
-# Scores of a block: about what a cache holds; without a compiler, what makes up
-# for the calls of many small functions; and what keeps a GPU busy.
-COMPILED_TILE = 2**19
-CPU_TILE = 2**21
-GPU_TILE = 2**24
-# Seeds are passed as float32, which holds these integers and, added to them,
-# as many numbers of blocks.
-SEEDS = 2**23
+from keras_equiattn.ops.pairs.neighbours import ImageNeighbours
+from keras_equiattn.ops.pairs.neighbours import WindowNeighbours
 
 
 def attend_in_tiles(
@@ -39,59 +31,37 @@ def attend_in_tiles(
     values: Float[Tensor, "batch height width key_order heads channels"],
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None,
+    seed: Float[Tensor, "4"] | None,
     local: bool,
     dropout: float,
-    seed: Float[Tensor, "2"] | None,
+    count: int,
+    rows: int | None,
 ) -> Float[Tensor, "batch height width order heads channels"]:
-    """`ops.group_self_attention`, see there."""
+    """`ops.group_self_attention`, see there.
+
+    Args:
+        query, keys, values, encoding, embedding, local, dropout: see there.
+        seed: of `backend.seed_as_floats`.
+        count: heads of a tile.
+        rows: of a block; None for all.
+    """
     height, width = ops.shape(query)[1:3]
-    size = encoding.shape[0] if local else None
-    together, rows = block_size(query, keys, encoding, local, block_limit())
     tiles = _Tiles(
-        size,
+        encoding.shape[0] if local else None,
         query.shape[1] if local else None,
+        count,
         rows,
         embedding is not None,
         0.0 if seed is None else dropout,
     )
-    pieces = tiles.padded(query, keys, values)
+    maps = tiles.padded(query, keys, values)
     given = [x for x in (embedding, seed) if x is not None]
-    tensors = (
-        *(_as_tiles(x, together) for x in pieces),
-        _by_element(encoding, local),
-        *given,
-    )
+    tensors = (*map(_by_head, maps), _by_element(encoding, local), *given)
     y = _tiled(tiles, tuple(tuple(x.shape) for x in tensors))(*tensors)
     y = _as_images(y, query.shape[4])[:, :height, :width]
     # TensorFlow forgets axes of tiles whose sizes it does not know.
     shape = (ops.shape(query)[0], height, width, encoding.shape[2])
     return ops.reshape(y, (*shape, *query.shape[4:]))
-
-
-def block_limit() -> int:
-    """How many scores a block may have."""
-    if not backend.on_cpu():
-        return GPU_TILE
-    return COMPILED_TILE if backend.will_compile() else CPU_TILE
-
-
-def block_size(
-    query: Tensor, keys: Tensor, encoding: Tensor, local: bool, limit: int
-) -> tuple[int, int | None]:
-    """How many heads, of all images, and rows make a block; None for all."""
-    batch, height, width, elements, heads, _ = query.shape
-    if not local:
-        return 1, 1
-    if not (isinstance(height, int) and isinstance(width, int)):
-        return 1, None
-    rows, columns, order, _ = encoding.shape
-    pairs = elements * max(keys.shape[3], order)
-    scores = rows * columns * pairs * height * (width + columns - 1)
-    # JAX exports sizes as symbols.
-    count = heads * (batch if isinstance(batch, int) else 1)
-    fitting = (n for n in range(count, 1, -1) if n * scores <= limit)
-    together = next((n for n in fitting if count % n == 0), 1)
-    return together, math.ceil(height / math.ceil(scores / limit))
 
 
 class _Part(NamedTuple):
@@ -113,11 +83,12 @@ class _Tiles:
     """How attention takes tiles apart, and what it does with the parts.
 
     Queries, keys and values of a tile are `(channels, elements, heads, height,
-    width)`.
+    width)`, with the heads of several images along one axis.
 
     Attributes:
         size: rows and columns of the windows; None for the whole image.
         height: of the images; None if unknown, or without windows.
+        count: heads of a tile.
         rows: of a block; None for all.
         embedded: whether there is an embedding of relative elements.
         rate: of dropout.
@@ -125,6 +96,7 @@ class _Tiles:
 
     size: int | None
     height: int | None
+    count: int
     rows: int | None
     embedded: bool
     rate: float
@@ -148,22 +120,24 @@ class _Tiles:
         query = ops.pad(query, behind)
         return query, ops.pad(keys, around), ops.pad(values, around)
 
-    def unpack(self, rest: Any) -> tuple[Positions, Tensor | None]:
+    def unpack(self, rest: Any) -> tuple[Positions, Any]:
         """Positions, and the seed if there is one."""
         encoding, *rest = rest
-        embedding = rest.pop(0) if self.embedded else None
-        return Positions(encoding, embedding), rest.pop() if rest else None
+        encoding = in_full_precision(encoding)
+        embedding = in_full_precision(rest.pop(0)) if self.embedded else None
+        seed = backend.prepared_seed(rest.pop()) if rest else None
+        return Positions(encoding, embedding), seed
 
     def attend(
-        self, piece: Any, positions: Positions, seed: Tensor | None
+        self, maps: Any, number: Any, positions: Positions, seed: Any
     ) -> tuple[Tensor, Tensor]:
-        """The output of a tile, from query, keys, values and its number.
+        """The output of a tile, from its query, keys and values.
 
         And what `gradients` takes of each block.
         """
-        query, keys, values, index = piece
+        query, keys, values = map(in_full_precision, maps)
+        tile = number
         blocks, numbers = self._blocks(query)
-        first = index * ops.cast(ops.shape(blocks)[0], "float32")
 
         def block(_: Any, piece: Any) -> Any:
             query, number = piece
@@ -173,7 +147,7 @@ class _Tiles:
                 part.windows.flat_queries(query),
                 *part.tensors[:2],
                 positions._replace(encoding=part.tensors[2]),
-                self._dropout(seed, first + ops.cast(number, "float32")),
+                self._dropout(seed, (tile, number), query),
             )
             y = ops.reshape(y, (*ops.shape(y)[:3], *ops.shape(query)[3:]))
             return (), (y, logs)
@@ -184,16 +158,18 @@ class _Tiles:
 
     def gradients(
         self,
-        piece: Any,
+        maps: Any,
+        number: Any,
         positions: Positions,
-        seed: Tensor | None,
+        seed: Any,
         logs: Tensor,
         upstream: Tensor,
     ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Tensor]]:
         """Those of query, keys and values, and those of the positions."""
-        query, keys, values, index = piece
+        query, keys, values = map(in_full_precision, maps)
+        upstream = in_full_precision(upstream)
+        tile = number
         blocks, numbers = self._blocks(query)
-        first = index * ops.cast(ops.shape(blocks)[0], "float32")
 
         def block(totals: Any, piece: Any) -> Any:
             query, upstream, number, logs = piece
@@ -203,7 +179,7 @@ class _Tiles:
                 part.windows.flat_queries(query),
                 *part.tensors[:2],
                 positions._replace(encoding=part.tensors[2]),
-                self._dropout(seed, first + ops.cast(number, "float32")),
+                self._dropout(seed, (tile, number), query),
                 logs,
                 part.windows.flat_queries(upstream),
             )
@@ -252,7 +228,7 @@ class _Tiles:
             encoding = backend.part_at(
                 encoding, start, (height, *ops.shape(encoding)[1:])
             )
-            windows: Any = Row(width)
+            windows: Any = ImageNeighbours(width)
         else:
             rows, columns = ops.shape(query)[3:]
             windows = self._windows(rows, columns, number * rows)
@@ -267,18 +243,16 @@ class _Tiles:
 
     def _windows(self, rows: Any, columns: Any, first: Tensor) -> Any:
         size = self.size or 1
-        known = isinstance(rows, int) and isinstance(columns, int)
-        kind = Planes if backend.in_xla() and known else Products
         height = rows if self.height is None else self.height
-        return kind(size, rows, columns - size + 1, first, height)
+        width = columns - size + 1
+        return WindowNeighbours(size, rows, width, first, height)
 
-    def _dropout(self, seed: Tensor | None, number: Tensor) -> Any:
+    def _dropout(self, seed: Any, place: tuple[Any, Any], like: Tensor) -> Any:
         """Draws the factors of dropout for the scores of a block."""
         if seed is None:
             return None
-        seed = ops.stack([seed[0] + number, seed[1]])
         return lambda scores: backend.dropout_factors(
-            ops.shape(scores), self.rate, seed, scores.dtype
+            ops.shape(scores), self.rate, seed, place, like
         )
 
 
@@ -302,35 +276,64 @@ def _tiled(tiles: _Tiles, shapes: Any) -> Any:
     def forward(*tensors: Tensor) -> Any:
         positions, seed = tiles.unpack(tensors[3:])
 
-        def tile(_: Any, piece: Any) -> Any:
-            return (), tiles.attend(piece, positions, seed)
+        def tile(number: Any, maps: Any) -> Any:
+            maps = [_elements_first(x) for x in maps]
+            y, logs = tiles.attend(maps, number, positions, seed)
+            y = ops.cast(_heads_first(y), tensors[2].dtype)
+            return number + 1, (y, ops.moveaxis(logs, 4, 0))
 
-        pieces = (*tensors[:3], _numbers(tensors[0]))
-        return backend.scan(tile, (), pieces, like=tensors[:2])[1]
+        like = (tensors[2], in_full_precision(tensors[0]))
+        return _over_tiles(tile, 0, tensors[:3], tiles.count, like)[1]
 
     def backward(
         tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
     ) -> tuple[Tensor, ...]:
         positions, seed = tiles.unpack(tensors[3:])
 
-        def tile(totals: Any, piece: Any) -> Any:
-            *piece, logs, upstream = piece
-            gradients, d_positions = tiles.gradients(
-                piece, positions, seed, logs, upstream
+        def tile(carry: Any, pieces: Any) -> Any:
+            number, totals = carry
+            *maps, logs, upstream = pieces
+            found, d_positions = tiles.gradients(
+                [_elements_first(x) for x in maps],
+                number,
+                positions,
+                seed,
+                ops.moveaxis(logs, 0, 4),
+                _elements_first(upstream),
             )
-            return _added(totals, d_positions), gradients
+            found = tuple(
+                ops.cast(_heads_first(d), x.dtype)
+                for d, x in zip(found, maps, strict=True)
+            )
+            return (number + 1, _added(totals, d_positions)), found
 
         totals = list(map(ops.zeros_like, positions.given))
-        pieces = (*tensors[:3], _numbers(tensors[0]), logs, upstream)
-        totals, gradients = backend.scan(tile, totals, pieces, like=tensors[:3])
-        unmoved = [] if seed is None else [ops.zeros_like(seed)]
+        pieces = (*tensors[:3], logs, upstream)
+        (_, totals), gradients = _over_tiles(
+            tile, (0, totals), pieces, tiles.count, tensors[:3]
+        )
+        totals = [
+            ops.cast(d, x.dtype)
+            for d, x in zip(totals, tensors[3:], strict=False)
+        ]
+        unmoved = [] if seed is None else [ops.zeros_like(tensors[-1])]
         return (*gradients, *totals, *unmoved)
 
     return backend.custom_vjp(forward, backward, "recompute=False")
 
 
-def _numbers(tiles: Tensor) -> Tensor:
-    return ops.arange(ops.shape(tiles)[0], dtype="float32")
+def _over_tiles(
+    function: Callable[..., Any], carry: Any, xs: Any, count: int, like: Any
+) -> Any:
+    """`backend.scan_groups`, or `scan` where it is not known how many."""
+    if isinstance(xs[0].shape[0], int):
+        return backend.scan_groups(function, carry, xs, count, like)
+
+    def one(carry: Any, xs: Any) -> Any:
+        carry, outputs = function(carry, [x[None] for x in xs])
+        return carry, keras.tree.map_structure(lambda y: y[0], outputs)
+
+    return backend.scan(one, carry, xs, like)
 
 
 def _by_element(encoding: Tensor, local: bool) -> Tensor:
@@ -341,22 +344,33 @@ def _by_element(encoding: Tensor, local: bool) -> Tensor:
     return ops.transpose(encoding, (0, 2, 3, 1))
 
 
-def _as_tiles(x: Tensor, together: int) -> Tensor:
-    """`(batch, height, width, elements, heads, channels)` as tiles.
-
-    Returns:
-        `(tiles, channels, elements, heads, height, width)`. Heads of a tile are
-        as many as asked for of all images, whose number they divide.
-    """
-    _, height, width, elements, _, channels = ops.shape(x)
-    x = ops.transpose(x, (0, 4, 5, 3, 1, 2))
-    x = ops.reshape(x, (-1, together, channels, elements, height, width))
-    return ops.transpose(x, (0, 2, 3, 1, 4, 5))
+def _by_head(
+    x: Float[Tensor, "batch height width order heads channels"],
+) -> Float[Tensor, "all_heads order channels height width"]:
+    """The heads of all images along the first axis, image by image."""
+    _, height, width, order, _, channels = ops.shape(x)
+    x = ops.transpose(x, (0, 4, 3, 5, 1, 2))
+    return ops.reshape(x, (-1, order, channels, height, width))
 
 
-def _as_images(x: Tensor, heads: int) -> Tensor:
-    """Undoes `_as_tiles`, for all the heads of an image."""
-    _, channels, elements, _, height, width = ops.shape(x)
-    x = ops.transpose(x, (0, 3, 1, 2, 4, 5))
-    x = ops.reshape(x, (-1, heads, channels, elements, height, width))
-    return ops.transpose(x, (0, 4, 5, 3, 1, 2))
+def _as_images(
+    x: Float[Tensor, "all_heads order channels height width"], heads: int
+) -> Float[Tensor, "batch height width order heads channels"]:
+    """Undoes `_by_head`."""
+    _, order, channels, height, width = ops.shape(x)
+    x = ops.reshape(x, (-1, heads, order, channels, height, width))
+    return ops.transpose(x, (0, 4, 5, 2, 1, 3))
+
+
+def _elements_first(
+    x: Float[Tensor, "heads order channels height width"],
+) -> Float[Tensor, "channels order heads height width"]:
+    """A tile as it is taken."""
+    return ops.transpose(x, (2, 1, 0, 3, 4))
+
+
+def _heads_first(
+    x: Float[Tensor, "channels order heads height width"],
+) -> Float[Tensor, "heads order channels height width"]:
+    """Undoes `_elements_first`."""
+    return ops.transpose(x, (2, 1, 0, 3, 4))

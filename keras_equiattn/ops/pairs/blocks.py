@@ -1,0 +1,253 @@
+"""Group self-attention of one block after the other, for compilers.
+
+A block is some rows of all images, in some of the heads: its size is chosen
+by what a step of the loop holds. All images of a batch are in every block, so
+a batch that lies on several devices stays where it is. The backward pass keeps
+queries, keys, values and one number for all neighbours of a pixel, and
+computes each block anew.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.pairs import fused
+from keras_equiattn.ops.pairs.factors import Positions
+from keras_equiattn.ops.pairs.lines import ImageLines
+from keras_equiattn.ops.pairs.lines import WindowLines
+
+
+class Plan(NamedTuple):
+    """How attention is cut into blocks.
+
+    Attributes:
+        size: rows and columns of the windows; None for the whole image.
+        image: height and width of the images.
+        heads: in a block.
+        rows: of a block.
+        rate: of dropout; zero for none.
+        embedded: whether there is an embedding of relative elements.
+    """
+
+    size: int | None
+    image: tuple[int, int]
+    heads: int
+    rows: int
+    rate: float
+    embedded: bool
+
+
+def attend_in_blocks(
+    plan: Plan,
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    keys: Float[Tensor, "batch height width key_order heads channels"],
+    values: Float[Tensor, "batch height width key_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None,
+    seed: Float[Tensor, "4"] | None,
+) -> Float[Tensor, "batch height width order heads channels"]:
+    """`ops.group_self_attention`, see there."""
+    height = plan.image[0]
+    missing = -height % plan.rows
+    reach = 0 if plan.size is None else plan.size // 2
+    around = [(0, 0), (reach, reach + missing), (reach, reach)]
+    rest = [(0, 0)] * 3
+    if missing:
+        query = ops.pad(query, [(0, 0), (0, missing), (0, 0), *rest])
+    if missing or reach:
+        keys = ops.pad(keys, [*around, *rest])
+        values = ops.pad(values, [*around, *rest])
+    if plan.size is None:
+        encoding = ops.transpose(encoding, (0, 2, 3, 1))
+    given = [x for x in (embedding, seed) if x is not None]
+    tensors = (
+        *(_by_heads(x, plan.heads) for x in (query, keys, values)),
+        encoding,
+        *given,
+    )
+    shapes = tuple(tuple(x.shape) for x in tensors)
+    y = _attention(plan, shapes)(*tensors)
+    return _as_images(y, plan.heads)[:, :height]
+
+
+def _by_heads(
+    x: Float[Tensor, "batch height width order all_heads channels"], heads: int
+) -> Float[Tensor, "steps channels order images height width"]:
+    """What a step of the loop over the heads takes.
+
+    `images` are the heads of a step of every image, image by image.
+    """
+    batch, height, width, order, count, channels = ops.shape(x)
+    shape = (batch, height, width, order, count // heads, heads, channels)
+    x = ops.transpose(ops.reshape(x, shape), (4, 6, 3, 0, 5, 1, 2))
+    return ops.reshape(
+        x, (count // heads, channels, order, batch * heads, height, width)
+    )
+
+
+def _as_images(
+    x: Float[Tensor, "steps channels order images height width"], heads: int
+) -> Float[Tensor, "batch height width order all_heads channels"]:
+    """Undoes `_by_heads`."""
+    steps, channels, order, images, height, width = ops.shape(x)
+    batch = images // heads
+    shape = (steps, channels, order, batch, heads, height, width)
+    x = ops.transpose(ops.reshape(x, shape), (3, 5, 6, 2, 0, 4, 1))
+    return ops.reshape(
+        x, (batch, height, width, order, steps * heads, channels)
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
+    """Attention of all blocks, as a differentiable function.
+
+    One for each set of shapes: some compilers take no others.
+    """
+
+    def forward(*tensors: Tensor) -> Any:
+        positions, seed = _unpacked(plan, tensors[3:])
+
+        def step(_: Any, piece: Any) -> Any:
+            query, keys, values, head = piece
+
+            def block(_: Any, piece: Any) -> Any:
+                query, number = piece
+                query = in_full_precision(query)
+                y, logs = fused.attend(
+                    _lines(plan, number),
+                    query,
+                    keys,
+                    values,
+                    positions,
+                    _dropout(plan, seed, query, (head, number)),
+                )
+                return (), (ops.cast(y, values.dtype), logs)
+
+            pieces = _blocks(plan, query)
+            like = (values, in_full_precision(query))
+            y, logs = backend.scan(block, (), pieces, like=like)[1]
+            return (), (_joined(y), logs)
+
+        heads = backend.steps(ops.shape(tensors[0])[0])
+        like = (tensors[2], in_full_precision(tensors[0]))
+        return backend.scan(step, (), (*tensors[:3], heads), like=like)[1]
+
+    def backward(
+        tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
+    ) -> tuple[Tensor, ...]:
+        positions, seed = _unpacked(plan, tensors[3:])
+        with_embedding = positions.embedding is not None
+
+        def step(totals: Any, piece: Any) -> Any:
+            query, keys, values, head, logs, upstream = piece
+
+            def block(totals: Any, piece: Any) -> Any:
+                query, number, upstream, logs = piece
+                *totals, d_embedding = totals
+                query = in_full_precision(query)
+                d_query, totals, found = fused.gradients(
+                    _lines(plan, number),
+                    query,
+                    keys,
+                    values,
+                    positions,
+                    _dropout(plan, seed, query, (head, number)),
+                    logs,
+                    in_full_precision(upstream),
+                    tuple(totals),
+                )
+                if with_embedding:
+                    d_embedding = d_embedding + found
+                return (*totals, d_embedding), d_query
+
+            start = tuple(
+                ops.zeros(ops.shape(x), logs.dtype) for x in (keys, values)
+            )
+            pieces = (
+                *_blocks(plan, query),
+                _blocks(plan, upstream)[0],
+                logs,
+            )
+            (d_keys, d_values, *totals), d_query = backend.scan(
+                block, (*start, *totals), pieces, like=logs
+            )
+            gradients = (_joined(d_query), d_keys, d_values)
+            return tuple(totals), tuple(
+                ops.cast(d, x.dtype)
+                for d, x in zip(gradients, (query, keys, values), strict=True)
+            )
+
+        start = (
+            ops.zeros_like(positions.encoding),
+            ops.zeros_like(positions.embedding) if with_embedding else (),
+        )
+        heads = backend.steps(ops.shape(tensors[0])[0])
+        (d_encoding, d_embedding), gradients = backend.scan(
+            step,
+            start,
+            (*tensors[:3], heads, logs, upstream),
+            like=tensors[:3],
+        )
+        found = [d_encoding, d_embedding] if with_embedding else [d_encoding]
+        found = [
+            ops.cast(d, x.dtype)
+            for d, x in zip(found, tensors[3:], strict=False)
+        ]
+        of_seed = () if seed is None else (ops.zeros_like(tensors[-1]),)
+        return (*gradients, *found, *of_seed)
+
+    return backend.custom_vjp(forward, backward, "recompute=False")
+
+
+def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:
+    """Positions, and the seed if there is one."""
+    encoding, *rest = rest
+    embedding = in_full_precision(rest[0]) if plan.embedded else None
+    seed = backend.prepared_seed(rest[-1]) if plan.rate else None
+    return Positions(in_full_precision(encoding), embedding), seed
+
+
+def _lines(plan: Plan, block: Any) -> WindowLines | ImageLines:
+    """What the pixels of a block see."""
+    first = block * plan.rows
+    if plan.size is None:
+        return ImageLines(first, plan.image)
+    return WindowLines(plan.size, plan.rows, first, plan.image)
+
+
+def _dropout(
+    plan: Plan, seed: Any, like: Tensor, place: tuple[Any, Any]
+) -> fused.Dropout:
+    """Draws the factors for scores of a line of a block."""
+    if seed is None:
+        return None
+    return lambda shape, line: backend.dropout_factors(
+        shape, plan.rate, seed, (*place, line), like
+    )
+
+
+def _blocks(
+    plan: Plan, x: Float[Tensor, "channels order images height width"]
+) -> tuple[Float[Tensor, "blocks channels order images rows width"], Tensor]:
+    """The blocks of all rows, and their numbers."""
+    *outer, height, width = ops.shape(x)
+    count = height // plan.rows
+    x = ops.reshape(x, (*outer, count, plan.rows, width))
+    return ops.moveaxis(x, 3, 0), backend.steps(count)
+
+
+def _joined(
+    x: Float[Tensor, "blocks channels order images rows width"],
+) -> Float[Tensor, "channels order images height width"]:
+    """Undoes `_blocks`."""
+    count, channels, order, images, rows, width = ops.shape(x)
+    x = ops.moveaxis(x, 0, 3)
+    return ops.reshape(x, (channels, order, images, count * rows, width))

@@ -1,0 +1,310 @@
+"""Attention of a block as compilers like it.
+
+One line of neighbours after the other, see `ops.pairs.lines`; what is
+computed for one is elementwise, or the sum of products along short axes, so a
+compiler makes few loops of it. The first pass over the lines finds the sum
+that the softmax is divided by, the second what is weighted. Gradients take two
+passes as well. `ops.pairs.factors` has the mathematics.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import MASKED
+from keras_equiattn.ops.pairs.factors import Positions
+from keras_equiattn.ops.pairs.lines import ImageLines
+from keras_equiattn.ops.pairs.lines import WindowLines
+
+Lines = WindowLines | ImageLines
+Dropout = Callable[[Any, Any], Tensor] | None
+
+
+class _Block(NamedTuple):
+    """Queries, keys and what scores know of positions and group elements.
+
+    Attributes:
+        embedded: `(channels, key_elements, query_elements, 1, 1, 1)`, the
+            embedding as if it were added to the keys; None for none.
+        dropout: draws factors for the scores of a line, from their shape and
+            the number of the line; None for none.
+    """
+
+    lines: Lines
+    query: Tensor
+    keys: Tensor
+    positions: Positions
+    embedded: Tensor | None
+    dropout: Dropout
+
+    @property
+    def encoded(self) -> int:
+        """Channels of the queries that meet the encoding."""
+        return self.lines.encoded(self.positions.encoding)
+
+
+class _Line(NamedTuple):
+    """Exponentials for a line of neighbours, a tensor for each.
+
+    Attributes:
+        of_elements: `(key elements, query elements, ...)`, of the scores of
+            content and group above `top`.
+        kept: these after dropout.
+        top: `(query elements, ...)`, the highest score of a key element.
+    """
+
+    of_elements: list[Tensor]
+    kept: list[Tensor]
+    top: list[Tensor]
+
+
+def attend(
+    lines: Lines,
+    query: Float[Tensor, "channels query_elements images rows columns"],
+    keys: Float[Tensor, "channels key_elements images key_rows key_columns"],
+    values: Float[Tensor, "channels key_elements images key_rows key_columns"],
+    positions: Positions,
+    dropout: Dropout,
+) -> tuple[
+    Float[Tensor, "channels order images rows columns"],
+    Float[Tensor, "order query_elements images rows columns"],
+]:
+    """The output of a block, and the logarithm of what its softmax is divided
+    by, which `gradients` takes.
+
+    Args:
+        lines: what the pixels of the block see.
+        query: of the block, in float32 at least.
+        keys, values: of all rows, with their surroundings.
+        positions: encoding and embedding, the encoding as `lines` takes it.
+        dropout: see `_Block`.
+    """
+    block = _block(lines, query, keys, positions, dropout)
+    order = lines.order(positions.encoding)
+    shape = (order, *ops.shape(query)[1:])
+
+    def add_exponentials(carry: Any, number: Any) -> Any:
+        highest, total = carry
+        line = _line(block, number)
+        logits = [
+            p + (top + ops.log(_added(e)))
+            for p, top, e in zip(
+                _position_scores(block, number),
+                line.top,
+                line.of_elements,
+                strict=True,
+            )
+        ]
+        higher = backend.maximum(highest, lines.highest(logits))
+        total = total * ops.exp(highest - higher) + lines.total(
+            [ops.exp(x - higher) for x in logits]
+        )
+        return (higher, total), ()
+
+    lowest = ops.full(shape, MASKED, query.dtype)
+    (highest, total), _ = backend.scan(
+        add_exponentials,
+        (lowest, ops.zeros(shape, query.dtype)),
+        backend.steps(lines.count),
+    )
+    logs = highest + ops.log(total)
+
+    def add_values(y: Tensor, number: Any) -> Any:
+        line = _line(block, number)
+        of_neighbours = _of_neighbours(block, number, line.top, logs)
+        weights = _weights(line.kept, of_neighbours)
+        return y + lines.sums(weights, lines.seen(values, number)), ()
+
+    nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), query.dtype)
+    y = backend.scan(add_values, nothing, backend.steps(lines.count))[0]
+    return y, logs
+
+
+def gradients(
+    lines: Lines,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Positions,
+    dropout: Dropout,
+    logs: Tensor,
+    upstream: Tensor,
+    totals: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+    """Gradients of a block.
+
+    Args:
+        totals: of keys, values and encoding, to be added to.
+
+    Returns:
+        That of the query, the totals, and that of the embedding.
+    """
+    block = _block(lines, query, keys, positions, dropout)
+    first = block.encoded
+
+    def add_means(mean: Tensor, number: Any) -> Any:
+        line = _line(block, number)
+        of_neighbours = _of_neighbours(block, number, line.top, logs)
+        d_weights = _weight_gradients(block, number, values, upstream)
+        means = lines.products(
+            [f[None] for f in of_neighbours],
+            [d[:, :, None] for d in d_weights],
+            [e[:, None] for e in line.kept],
+        )
+        return mean + means, ()
+
+    mean = backend.scan(
+        add_means, ops.zeros_like(logs), backend.steps(lines.count)
+    )[0]
+
+    def add_gradients(totals: Any, number: Any) -> Any:
+        d_query, d_first, d_keys, d_values, d_encoding, d_group = totals
+        line = _line(block, number)
+        of_neighbours = _of_neighbours(block, number, line.top, logs)
+        weights = _weights(line.kept, of_neighbours)
+        d_weights = _weight_gradients(block, number, values, upstream)
+        d_values = lines.spread(d_values, number, weights, upstream)
+        # (key elements, order, query elements, ...)
+        d_pairs = [
+            f[None] * (k[:, None] * d[:, :, None] - e[:, None] * mean[None])
+            for e, f, d, k in zip(
+                *(line.of_elements, of_neighbours, d_weights, line.kept),
+                strict=True,
+            )
+        ]
+        d_first, d_encoding = lines.position_gradients(
+            (d_first, d_encoding),
+            query[:first],
+            positions.encoding,
+            number,
+            backend.sums_together(d_pairs, 0),
+        )
+        d_scores = backend.sums_together(d_pairs, 1)
+        d_query = d_query + lines.sums(d_scores, lines.seen(keys, number))
+        d_keys = lines.spread(d_keys, number, d_scores, query)
+        if positions.embedding is not None:
+            d_group = d_group + lines.total(d_scores)
+        return (d_query, d_first, d_keys, d_values, d_encoding, d_group), ()
+
+    d_group: Any = ()
+    if positions.embedding is not None:
+        shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
+        d_group = ops.zeros(shape, query.dtype)
+    start = (
+        ops.zeros_like(query),
+        ops.zeros_like(query[:first]),
+        *totals,
+        d_group,
+    )
+    (d_query, d_first, *totals, d_group), _ = backend.scan(
+        add_gradients, start, backend.steps(lines.count)
+    )
+    d_embedding = None
+    rest = query[first:]
+    if positions.embedding is not None:
+        embedding = ops.transpose(positions.embedding, (2, 1, 0))
+        d_rest = ops.sum(
+            d_group[None] * embedding[..., None, None, None], axis=1
+        )
+        d_embedding = ops.einsum("mgbyx,cgbyx->gmc", d_group, rest)
+        d_first = ops.concatenate([d_first, d_rest])
+    elif first < query.shape[0]:
+        d_first = ops.concatenate([d_first, ops.zeros_like(rest)])
+    return d_query + d_first, tuple(totals), d_embedding
+
+
+def _block(
+    lines: Lines,
+    query: Tensor,
+    keys: Tensor,
+    positions: Positions,
+    dropout: Dropout,
+) -> _Block:
+    embedded = None
+    if positions.embedding is not None:
+        # (channels, key elements, query elements, 1, 1, 1), as if keys were
+        # others for each query element.
+        embedded = ops.transpose(positions.embedding, (2, 1, 0))
+        before = query.shape[0] - embedded.shape[0]
+        embedded = ops.pad(embedded, [(before, 0), (0, 0), (0, 0)])
+        embedded = embedded[..., None, None, None]
+    return _Block(lines, query, keys, positions, embedded, dropout)
+
+
+def _line(block: _Block, number: Any) -> _Line:
+    terms = []
+    for x in block.lines.seen(block.keys, number):
+        x = x[:, :, None]
+        if block.embedded is not None:
+            x = x + block.embedded
+        terms.append(block.query[:, None] * x)
+    scores = backend.sums_together(terms, 0)
+    top = [_highest(x) for x in scores]
+    found = [ops.exp(x - y) for x, y in zip(scores, top, strict=True)]
+    kept = found
+    if block.dropout is not None:
+        size = found[0].shape[0]
+        shape = (size * len(found), *ops.shape(found[0])[1:])
+        factors = block.dropout(shape, number)
+        kept = [
+            e * factors[n * size : (n + 1) * size] for n, e in enumerate(found)
+        ]
+    return _Line(found, kept, top)
+
+
+def _position_scores(block: _Block, number: Any) -> list[Tensor]:
+    """`(order, query elements, ...)`."""
+    return block.lines.position_scores(
+        block.query[: block.encoded], block.positions.encoding, number
+    )
+
+
+def _of_neighbours(
+    block: _Block, number: Any, top: list[Tensor], logs: Tensor
+) -> list[Tensor]:
+    return [
+        ops.exp(p + (x - logs))
+        for p, x in zip(_position_scores(block, number), top, strict=True)
+    ]
+
+
+def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
+    """`(key elements, order, ...)`: of the values."""
+    return backend.sums_together(
+        [
+            e[:, None] * f[None]
+            for e, f in zip(kept, of_neighbours, strict=True)
+        ],
+        2,
+    )
+
+
+def _weight_gradients(
+    block: _Block, number: Any, values: Tensor, upstream: Tensor
+) -> list[Tensor]:
+    """`(key elements, order, ...)`."""
+    return backend.sums_together(
+        [
+            upstream[:, None] * x[:, :, None]
+            for x in block.lines.seen(values, number)
+        ],
+        0,
+    )
+
+
+def _added(x: Tensor) -> Tensor:
+    """The sum along the first axis, written out."""
+    return sum((x[n] for n in range(1, x.shape[0])), x[0])
+
+
+def _highest(x: Tensor) -> Tensor:
+    """The maximum along the first axis, written out."""
+    top = x[0]
+    for n in range(1, x.shape[0]):
+        top = backend.maximum(top, x[n])
+    return top
