@@ -9,7 +9,7 @@ from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import MODES
 from keras_equiattn.ops.group.pooling import spatial_pool
