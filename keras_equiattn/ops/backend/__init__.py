@@ -26,6 +26,7 @@ from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import compiles
 from keras_equiattn.ops.backend.target import find_target
@@ -61,6 +62,7 @@ __all__ = [
     "step_by_step_on_cpu",
     "steps",
     "strided",
+    "sum_and_maximum",
     "sums_together",
     "update",
     "vjp",

@@ -139,9 +139,9 @@ def attended_sum(
             number. "auto" chooses it so that what one step holds, beside the
             input and its gradient, stays below 256 MB, or 1 where that does
             not suffice; where batch or size are not known it counts with 128
-            images of 64 x 64 pixels. None holds all responses. Its gradient can be
-            differentiated again on every backend, that of the others only
-            under JAX. Where the maximum of several channels ties, the
+            images of 64 x 64 pixels. None holds all responses. Its gradient
+            can be differentiated again on every backend, that of the others
+            only under JAX. Where the maximum of several channels ties, the
             gradient goes to the first; with None they share it.
 
     Returns:

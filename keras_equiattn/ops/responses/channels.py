@@ -89,6 +89,20 @@ def mean_views(
     return ops.stack([mean(x, (2, 3)) for x in window.views(planes)], axis=-1)
 
 
+def sums(
+    window: FilterWindow,
+    planes: Float[Tensor, "channels batch padded_height padded_width"],
+    kernel: Float[Tensor, "channels taps filters"],
+    alpha: Float[Tensor, "channels batch filters"],
+) -> Float[Tensor, "batch height width filters"]:
+    """Sum over the channels of `responses`, which it does not compute."""
+    seen = stacked_views(window, planes)
+    scaled = kernel[:, None] * alpha[:, :, None]
+    found = ops.einsum("cbtp,cbtn->bpn", seen, scaled)
+    batch, height, width = ops.shape(window.views(planes[0])[0])
+    return ops.reshape(found, (batch, height, width, kernel.shape[-1]))
+
+
 def peaks(
     window: FilterWindow,
     plan: Plan,
@@ -102,6 +116,7 @@ def peaks(
         return carry, ops.max(found, axis=(2, 3))
 
     groups = planes, kernel
+    # Not of all at once: XLA would keep them for what is reduced next.
     return backend.scan_groups(step, (), groups, plan.together, planes)[1]
 
 
@@ -131,60 +146,73 @@ def reduce(
 
     def step(carry: Any, group: Any) -> Any:
         first, *group = group
+        if not maxima:
+            return (carry[0] + sums(window, *group),), ()
         found = responses(window, plan, *group)
-        reduced = [carry[0] + ops.sum(found, axis=0)]
-        if maxima:
-            maximum = ops.max(found, axis=0)
-            reduced.append(backend.maximum(carry[1], maximum))
-        if maxima and where:
-            index = first[0] + ops.cast(ops.argmax(found, axis=0), "int32")
-            better = maximum > carry[1]
-            reduced.append(ops.where(better, index, carry[2]))
-        return tuple(reduced), ()
+        total, maximum, *index = backend.sum_and_maximum(found, 0, where)
+        best = backend.maximum(carry[1], maximum)
+        if not where:
+            return (carry[0] + total, best), ()
+        better = maximum > carry[1]
+        index = ops.where(better, first[0] + index[0], carry[2])
+        return (carry[0] + total, best, index), ()
 
     groups = [_numbers(planes), planes, kernel]
     if alpha is not None:
         groups.append(alpha)
-    carry, _ = backend.scan_groups(step, carry, tuple(groups), plan.together)
+    carry, _ = backend.scan_groups(step, carry, tuple(groups), plan.reduced)
     return Reduced(*carry)
 
 
-def attention_gradient(
+def through_attention(
     window: FilterWindow,
+    plan: Plan,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
     kernel: Float[Tensor, "channels taps filters"],
     alpha: Float[Tensor, "channels batch filters"],
+    floor: Float[Tensor, "channels batch filters"],
     d_total: Float[Tensor, "batch height width filters"],
     reduced: Reduced,
     d_maximum: Float[Tensor, "batch height width filters"] | None,
-    plan: Plan,
-) -> Float[Tensor, "channels batch filters"]:
-    """Gradient of the logarithm of channel attention.
+) -> tuple[
+    Float[Tensor, "channels batch filters"],
+    Float[Tensor, "channels batch filters"],
+]:
+    """Gradient of the logarithm of channel attention, and how many maxima.
 
-    That is the sum over space of each weighted response times its gradient:
-    the sum of all takes no responses, and of the maxima each belongs to one
-    channel.
+    The gradient is the sum over space of each weighted response times its
+    gradient. That through the sum of the responses takes none of them, and of
+    the maxima over the channels each belongs to one channel.
 
     Args:
         window, plan, planes, kernel, alpha: see `responses`.
-        reduced: of the weighted responses.
-        d_total, d_maximum: gradients of sum and maximum.
+        floor: from which on a response counts as its maximum over space.
+        d_total, d_maximum: gradients of sum and maximum over the channels.
+        reduced: what is left over the channels.
+
+    Returns:
+        The gradient, and how many positions of a response have its maximum.
     """
     batch, height, width, filters = ops.shape(d_total)
     flat = ops.reshape(d_total, (batch, height * width, filters))
     of_maxima = None if d_maximum is None else d_maximum * reduced.maximum
 
     def step(carry: Any, group: Any) -> Any:
-        number, planes, kernel, alpha = group
+        number, planes, kernel, alpha, floor = group
         of_views = stacked_views(window, planes) @ flat
         found = alpha * ops.sum(of_views * kernel[:, None], axis=2)
+        hits = _hits(responses(window, plan, planes, kernel), floor)
+        terms = [ops.cast(hits, _dtype(planes))]
         if of_maxima is not None:
-            own = ops.where(_is_at(reduced.index, number), of_maxima, 0.0)
-            found = found + ops.sum(own, axis=(2, 3))
-        return carry, found
+            at = _is_at(reduced.index, number)
+            terms.append(ops.where(at, of_maxima, 0.0))
+        terms = [ops.reshape(x, (*x.shape[:2], -1, filters)) for x in terms]
+        count, *own = backend.sums_together(terms, 2)
+        return carry, (found + own[0] if own else found, count)
 
-    groups = _numbers(planes), planes, kernel, alpha
-    return backend.scan_groups(step, (), groups, plan.together, planes)[1]
+    groups = _numbers(planes), planes, kernel, alpha, floor
+    like = planes, planes
+    return backend.scan_groups(step, (), groups, plan.reduced, like)[1]
 
 
 class OfChannel(NamedTuple):
@@ -192,15 +220,15 @@ class OfChannel(NamedTuple):
 
     Attributes, all `(channels, batch, filters)`:
         alpha: the attention, a factor of the responses.
-        peaks: maxima of the responses over space.
-        d_means: gradient of their means.
-        d_peaks: gradient of their maxima.
+        floor: from which on a response counts as its maximum over space.
+        d_every: gradient of all responses through their mean over space.
+        d_largest: gradient of each response that is the maximum; ties share.
     """
 
     alpha: Tensor
-    peaks: Tensor
-    d_means: Tensor
-    d_peaks: Tensor
+    floor: Tensor
+    d_every: Tensor
+    d_largest: Tensor
 
 
 def gradients(
@@ -234,17 +262,24 @@ def gradients(
             own = _is_at(index, number)
             d = ops.where(own, d_total + d_maximum, d_total)
         if rest:
-            at = OfChannel(*(x[:, :, None, None] for x in rest))
-            d = d * at.alpha
-            found = responses(window, plan, planes, kernel)
-            d = _with_statistics(d, found, at, _margin(planes, kernel))
-        *front, height, width, filters = ops.shape(d)
-        d = ops.reshape(d, (*front, height * width, filters))
-        seen = stacked_views(window, planes)
-        d_kernel = seen @ d
-        d_views = kernel[:, None] @ ops.swapaxes(d, 2, 3)
+            of = OfChannel(*rest)
+            hits = _hits(responses(window, plan, planes, kernel), of.floor)
+            every = of.d_every[:, :, None, None]
+            largest = every + of.d_largest[:, :, None, None]
+            d = backend.update(
+                "add",
+                d * of.alpha[:, :, None, None],
+                ops.where(hits, largest, every),
+            )
+        count, batch, height, width, filters = ops.shape(d)
+        d = ops.reshape(d, (count, batch, height * width, filters))
+        d_kernel = stacked_views(window, planes) @ d
+        turned = ops.swapaxes(kernel, 1, 2)[:, None]
+        # Not of all images at once: XLA would make `d` anew for that.
+        turned = ops.broadcast_to(turned, (count, batch, *turned.shape[2:]))
+        d_views = d @ turned
         return carry, (
-            of_views(window, planes, d_views),
+            of_views(window, planes, ops.swapaxes(d_views, 2, 3)),
             sums_of_blocks(d_kernel, plan.blocks, axis=1),
         )
 
@@ -253,36 +288,31 @@ def gradients(
     return backend.scan_groups(step, (), groups, plan.together, like)[1]
 
 
-def _with_statistics(
-    d: Float[Tensor, "channels batch height width filters"],
-    found: Float[Tensor, "channels batch height width filters"],
-    at: OfChannel,
-    margin: Float[Tensor, "channels batch filters"],
-) -> Float[Tensor, "channels batch height width filters"]:
-    """Adds what flows through mean and maximum over space; ties share.
+def rounded_down(
+    peaks: Float[Tensor, "channels batch filters"],
+    planes: Float[Tensor, "channels batch padded_height padded_width"],
+    kernel: Float[Tensor, "channels taps filters"],
+) -> Float[Tensor, "channels batch filters"]:
+    """Maxima of responses, lower by what rounding may be.
 
-    What lies no further below the maximum than rounding counts as equal: a
-    compiler may have rounded that otherwise.
+    Responses that are computed within different loops differ by that much,
+    since a compiler may round the products or not.
 
     Args:
-        d: gradient of the responses.
-        found: the responses.
-        at: with axes of length 1 for height and width.
-        margin: of rounding.
+        peaks: the maxima.
+        planes, kernel: see `responses`.
     """
-    height, width = ops.shape(found)[2:4]
-    hits = found >= at.peaks - margin[:, :, None, None]
-    count = ops.sum(hits, axis=(2, 3), keepdims=True)
-    share = at.d_peaks / ops.cast(ops.maximum(count, 1), _dtype(d))
-    every = at.d_means / ops.cast(height * width, _dtype(d))
-    return backend.update("add", d, ops.where(hits, share + every, every))
-
-
-def _margin(planes: Tensor, kernel: Tensor) -> Tensor:
-    """By how much responses may differ that are computed in two ways."""
     digits = kernel.shape[1] * float(np.finfo(_dtype(kernel)).eps)
     largest = ops.max(ops.abs(planes), axis=(2, 3))[..., None]
-    return digits * largest * ops.sum(ops.abs(kernel), axis=1)[:, None]
+    return peaks - digits * largest * ops.sum(ops.abs(kernel), 1)[:, None]
+
+
+def _hits(
+    found: Float[Tensor, "channels batch height width filters"],
+    floor: Float[Tensor, "channels batch filters"],
+) -> Shaped[Tensor, "channels batch height width filters"]:
+    """Whether a response is as large as its maximum over space."""
+    return found >= floor[:, :, None, None]
 
 
 def of_views(

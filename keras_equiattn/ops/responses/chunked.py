@@ -114,7 +114,7 @@ def _forward(
         planes, weights = piece
 
         def chunk(carry: Any, weights: Weights) -> Any:
-            peaks, alpha, reduced = _statistics(form, planes, weights)
+            peaks, _, reduced = _statistics(form, planes, weights)
             attended = reduced.total
             if form.has_spatial:
                 gate = _gate(form, _two(form, planes, reduced), weights)
@@ -223,8 +223,17 @@ def _chunk_gradients(
         d_maximum = d_two[..., 1, :]
     of_channel = None
     if form.has_channel:
-        d_log = channels.attention_gradient(
-            window, planes, kernel, alpha, d_total, reduced, d_maximum, plan
+        floor = channels.rounded_down(peaks, planes, kernel)
+        d_log, count = channels.through_attention(
+            window,
+            plan,
+            planes,
+            kernel,
+            alpha,
+            floor,
+            d_total,
+            reduced,
+            d_maximum,
         )
         kept["scores"] = d_log * (1 - alpha)
         kept["means"] = means = _means(form, planes, kernel)
@@ -233,8 +242,13 @@ def _chunk_gradients(
             first, second = weights["first"], weights["second"]
             return channel_scores(means, peaks, first, second)
 
-        _, of_statistics = backend.vjp(scores, (means, peaks), kept["scores"])
-        of_channel = OfChannel(alpha, peaks, *of_statistics)
+        _, (d_means, d_peaks) = backend.vjp(
+            scores, (means, peaks), kept["scores"]
+        )
+        height, width = ops.shape(upstream)[1:3]
+        d_every = d_means / ops.cast(height * width, d_means.dtype)
+        d_largest = d_peaks / ops.maximum(count, 1.0)
+        of_channel = OfChannel(alpha, floor, d_every, d_largest)
     d_planes, kept["kernel"] = channels.gradients(
         window,
         plan,

@@ -126,7 +126,7 @@ def _input_gradient(
 def _kernel_gradient(
     x: Tensor, kernel: Tensor, upstream: Tensor, dilation_rate: int, blocks: int
 ) -> Tensor:
-    """Row by row of all images; the columns of a tile are written out.
+    """Some rows at a time of all images; columns of a tile are written out.
 
     Each image by itself until the end: shorter sums, fewer digits lost.
     """
@@ -134,27 +134,36 @@ def _kernel_gradient(
     batch, height, width = ops.shape(x)[:3]
     tiles = math.ceil(width / dispatch.COLUMNS)
     tile = math.ceil(width / tiles)
-    extra = tiles * tile - width
-    up_down, (before, after) = _pads(kernel, dilation_rate)
-    x = ops.pad(x, ((0, 0), up_down, (before, after + extra), (0, 0), (0, 0)))
-    upstream = ops.pad(upstream, ((0, 0), (0, 0), (0, extra), (0, 0)))
-    down, along = (effective_window(n, dilation_rate) for n in (rows, columns))
+    lines = min(max(dispatch.COLUMNS // tile, 1), height)
+    steps = math.ceil(height / lines)
+    below, right = steps * lines - height, tiles * tile - width
+    (up, down), (before, after) = _pads(kernel, dilation_rate)
+    around = (up, down + below), (before, after + right)
+    x = ops.pad(x, ((0, 0), *around, (0, 0), (0, 0)))
+    upstream = ops.pad(upstream, ((0, 0), (0, below), (0, right), (0, 0)))
+    high, wide = (effective_window(n, dilation_rate) for n in (rows, columns))
 
-    def row(total: Tensor, piece: tuple[Tensor, Tensor]) -> Any:
-        index, d = piece
-        shape = (batch, down, *ops.shape(x)[2:])
-        seen = ops.slice(x, (0, index, 0, 0, 0), shape)
-        seen = seen[:, ::dilation_rate]
-        for start in range(0, tiles * tile, tile):
-            part = 0.0
-            for w in range(start, start + tile):
-                window = seen[:, :, w : w + along : dilation_rate]
-                part = part + window * d[:, None, None, w, None]
-            total = total + part
+    def step(total: Tensor, start: Tensor) -> Any:
+        def part(x: Tensor, height: int) -> Tensor:
+            shape = (batch, height, *ops.shape(x)[2:])
+            zeros = (0,) * (len(x.shape) - 2)
+            return ops.slice(x, (0, start, *zeros), shape)
+
+        seen, d = part(x, lines - 1 + high), part(upstream, lines)
+        for first in range(0, tiles * tile, tile):
+            found = 0.0
+            for h in range(lines):
+                for w in range(first, first + tile):
+                    window = seen[
+                        :,
+                        h : h + high : dilation_rate,
+                        w : w + wide : dilation_rate,
+                    ]
+                    found = found + window * d[:, h, w, None, None, None]
+            total = total + found
         return total, ()
 
-    # An image may be on another device than the next.
     zeros = ops.zeros_like(x[:, :1, :1]) + ops.zeros_like(kernel)
-    lines = ops.arange(height), ops.swapaxes(upstream, 0, 1)
-    total, _ = backend.scan(row, zeros, lines)
+    starts = ops.arange(0, steps * lines, lines, dtype="int32")
+    total, _ = backend.scan(step, zeros, starts)
     return sums_of_blocks(total, blocks, axis=0)

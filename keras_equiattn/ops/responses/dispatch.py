@@ -40,12 +40,14 @@ class Plan(NamedTuple):
 
     Attributes:
         together: how many input channels are seen at a time.
+        reduced: how many where responses are reduced at once.
         written_out: whether a response is a sum of products, or a product of
             matrices.
         blocks: of images, see `BLOCKS`.
     """
 
     together: int
+    reduced: int
     written_out: bool
     blocks: int
 
@@ -85,9 +87,13 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
     fitting = RESPONSES[target.device] // (filters * plane)
     least = LEAST_TOGETHER if target.compiler else 1
     xla = target.compiler == "xla"
+    together = min(max(fitting, least), channels)
+    written_out = target.compiler is not None and taps <= WRITTEN_OUT
     return Plan(
-        together=min(max(fitting, least), channels),
-        written_out=target.compiler is not None and taps <= WRITTEN_OUT,
+        together=together,
+        # What a compiler does not store takes no memory.
+        reduced=channels if written_out else together,
+        written_out=written_out,
         blocks=math.gcd(batch, BLOCKS) if xla and batch else 1,
     )
 
