@@ -22,9 +22,9 @@ ASSUMED_BATCH = 128
 ASSUMED_PIXELS = 64 * 64
 # What the responses of some input channels may take, which are computed at a
 # time. On a CPU they stay in its cache, on an accelerator they fill it.
-RESPONSES = {"cpu": 2**21, "accelerator": 2**26}
-# Fewer channels than these make too many steps with too little to do.
-LEAST_TOGETHER = 4
+RESPONSES = {"cpu": 2**20, "accelerator": 2**26}
+# Under a compiler, at least how many: fewer make too many steps.
+LEAST_TOGETHER = 2
 # Entries of a filter up to which a compiler gets a response as a sum of
 # products, which it need not store to reduce it.
 WRITTEN_OUT = 25
