@@ -9,8 +9,8 @@ from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.exactness import effective_window
-from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.geometry import effective_window
+from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 

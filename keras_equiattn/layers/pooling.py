@@ -10,7 +10,7 @@ from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import pooling_mode
 from keras_equiattn.ops.group.pooling import spatial_pool

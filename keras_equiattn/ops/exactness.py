@@ -14,6 +14,8 @@ from typing import TypeAlias
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops.geometry import effective_window
+from keras_equiattn.ops.geometry import same_padding
 
 Pair: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
 Size: TypeAlias = SupportsIndex | Iterable[SupportsIndex | None] | None
@@ -26,26 +28,6 @@ class _Axis(NamedTuple):
     window: int
     strides: int
     dilation: int
-
-
-def effective_window(window: int, dilation: int) -> int:
-    """Extent of a dilated window, in pixels."""
-    return dilation * (window - 1) + 1
-
-
-def output_size(
-    size: int | None,
-    window: int,
-    strides: int = 1,
-    dilation: int = 1,
-    padding: str = "valid",
-) -> int | None:
-    """Number of window positions along one axis, as Keras counts them."""
-    if size is None:
-        return None
-    if padding == "same":
-        return -(-size // strides)
-    return (size - effective_window(window, dilation)) // strides + 1
 
 
 def is_exact(
@@ -151,16 +133,15 @@ def _fits(axis: _Axis, padding: str) -> bool:
 def _reversible(axis: _Axis, padding: str, allow_unknown: bool) -> bool:
     """The rule for one axis under reversal."""
     extent = effective_window(axis.window, axis.dilation)
-    if axis.strides == 1:
-        # No window position is left over; "same" must pad evenly.
-        return padding == "valid" or extent % 2 == 1
-    if axis.size is None:
+    if axis.size is None and axis.strides > 1:
         return allow_unknown  # with strides above 1 some size is exact
-    if padding == "valid":
-        return (axis.size - extent) % axis.strides == 0
-    positions = -(-axis.size // axis.strides)
-    total = (positions - 1) * axis.strides + extent - axis.size
-    return total >= 0 and total % 2 == 0
+    if padding == "same":
+        # Of windows with gaps between them, the last may end too early.
+        gaps = same_padding(*axis)
+        return gaps >= 0 and gaps % 2 == 0
+    if axis.strides == 1:  # no window position is left over
+        return True
+    return (axis.size - extent) % axis.strides == 0
 
 
 def _advice(

@@ -1,4 +1,4 @@
-"""Where the windows of neighbours lie that pixels look at."""
+"""Where windows lie: those of convolutions, and those that pixels look at."""
 
 import dataclasses
 import functools
@@ -18,6 +18,112 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.windows.form import Neighbour
 
 BORDERS = ("zeros", "mask", "reflect")
+
+
+def effective_window(window: int, dilation: int) -> int:
+    """Extent of a dilated window, in pixels."""
+    return dilation * (window - 1) + 1
+
+
+def output_size(
+    size: int | None,
+    window: int,
+    strides: int = 1,
+    dilation: int = 1,
+    padding: str = "valid",
+) -> int | None:
+    """Number of window positions along one axis, as Keras counts them."""
+    if size is None:
+        return None
+    if padding == "same":
+        return -(-size // strides)
+    return (size - effective_window(window, dilation)) // strides + 1
+
+
+def same_padding(
+    size: int | None, window: int, strides: int = 1, dilation: int = 1
+) -> int:
+    """How many pixels padding "same" adds along one axis, before and after.
+
+    Negative where windows have gaps between them and the last one ends before
+    the image does; then nothing is added.
+
+    Args:
+        size: of the image along the axis; only needed for strides above 1.
+        window, strides, dilation: of the windows.
+    """
+    extent = effective_window(window, dilation)
+    if strides == 1:
+        return extent - 1
+    if size is None:
+        raise ValueError(
+            "The size of an image must be known where padding is 'same' and "
+            f"strides are above 1. Received: size=None, strides={strides}"
+        )
+    return (-(-size // strides) - 1) * strides + extent - size
+
+
+def before_and_after(padding: int) -> tuple[int, int]:
+    """Padding at both ends, as Keras shares it: the larger half is after."""
+    padding = max(padding, 0)
+    return padding // 2, -(-padding // 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class FilterWindow:
+    """Where the filter of a convolution looks at each output position.
+
+    Attributes:
+        size: rows and columns of the filter.
+        strides: from one output position to the next.
+        dilation_rate: distance of adjacent entries of the filter.
+    """
+
+    size: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilation_rate: tuple[int, int] = (1, 1)
+
+    def output_size(self, size: Shape, padding: str) -> list[int | None]:
+        """Height and width of the output for an input without padding."""
+        return [output_size(*axis, padding) for axis in self._axes(size)]
+
+    def padding(self, size: Shape, padding: str) -> list[tuple[int, int]]:
+        """Zeros before and after along both axes, as Keras pads."""
+        if padding == "valid":
+            return [(0, 0), (0, 0)]
+        return [
+            before_and_after(same_padding(*axis)) for axis in self._axes(size)
+        ]
+
+    def _axes(self, size: Shape) -> Any:
+        """For rows and columns: `(size, window, strides, dilation)`."""
+        return zip(
+            size, self.size, self.strides, self.dilation_rate, strict=True
+        )
+
+    def views(
+        self, image: Float[Tensor, "*outer height width"]
+    ) -> list[Float[Tensor, "*outer new_height new_width"]]:
+        """What each entry of the filter sees of a padded image.
+
+        One view for each entry, row by row: at each output position it has
+        the pixel under that entry.
+        """
+        height, width = (
+            effective_window(window, dilation) - 1
+            for window, dilation in zip(
+                self.size, self.dilation_rate, strict=True
+            )
+        )
+        found = []
+        for row, column in np.ndindex(*self.size):
+            top, left = np.array((row, column)) * self.dilation_rate
+            rows = slice(int(top), int(top - height) or None, self.strides[0])
+            columns = slice(
+                int(left), int(left - width) or None, self.strides[1]
+            )
+            found.append(image[..., rows, columns])
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,14 @@ def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
     return ops.cast(total / ops.cast(count, total.dtype), dtype)
 
 
+def sums_of_blocks(x: Tensor, blocks: int, axis: int) -> Tensor:
+    """Sums over equal parts of an axis, which has one entry for each then."""
+    shape = list(ops.shape(x))
+    length = shape[axis] // blocks if blocks > 1 else shape[axis]
+    shape[axis : axis + 1] = [blocks, length]
+    return ops.sum(ops.reshape(x, shape), axis=axis + 1)
+
+
 def moments(x: Tensor, axis: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Mean and variance, see `mean`."""
     middle = ops.expand_dims(mean(x, axis), axis)

@@ -554,7 +554,7 @@ def test_many_offsets_on_images_of_any_size():
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_one_pixel_is_weighed_with_one(layer, recompute):
-    """Whatever queries and keys are: their gradients are zero up to rounding."""
+    """Gradients of queries and keys are zero up to rounding, not missing."""
     made = random_layer(
         layer,
         filters=4,

@@ -19,8 +19,7 @@ from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
 from keras_equiattn.ops import input_attention
 from keras_equiattn.ops import response_attention
-from keras_equiattn.ops.responses import api as attentive_convolution
-from keras_equiattn.ops.responses import chunked as response_chunks
+from keras_equiattn.ops.responses import dispatch
 from keras_equiattn.ops.responses.api import attended_sum
 from keras_equiattn.testing import relative_difference
 
@@ -448,8 +447,8 @@ def test_gradients_where_compilers_skip_a_rounding():
 @pytest.mark.torch_first
 def test_input_channels_in_groups(monkeypatch):
     """Outputs and gradients; 5 channels are two groups of 2 and one left."""
-    monkeypatch.setattr(attentive_convolution, "_together", lambda *_: 2)
-    monkeypatch.setattr(response_chunks, "TOGETHER", 2)
+    monkeypatch.setattr(dispatch, "LEAST_TOGETHER", 2)
+    monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 2**14})
     assert_chunks_agree(
         (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(2, 3)
     )

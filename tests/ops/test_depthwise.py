@@ -54,10 +54,15 @@ def test_sum(size, window, rate, written_out):
 @pytest.mark.parametrize("written_out", [True, False])
 def test_gradients(size, window, rate, written_out, monkeypatch):
     """The sum is linear in both arguments: `<d, f(a)> = <f'(d), a>`."""
-    monkeypatch.setattr(depthwise.backend, "xla_on_cpu", lambda: written_out)
+    choice = depthwise.dispatch, "writes_depthwise_out"
+    monkeypatch.setattr(*choice, lambda x: written_out)
     x, kernel = numbers(2, *size, 2, 3), numbers(*window, 2, 3)
     upstream = numbers(2, *size, 3)
-    of_x, of_kernel = depthwise.depthwise_gradients(x, kernel, upstream, rate)
+    of_x, parts = depthwise.depthwise_gradients(
+        x, kernel, upstream, rate, blocks=2
+    )
+    assert len(parts) == (2 if written_out else 1)
+    of_kernel = ops.sum(parts, axis=0)
     assert tuple(of_x.shape) == tuple(x.shape)
     assert tuple(of_kernel.shape) == tuple(kernel.shape)
     d = keras.ops.convert_to_numpy(upstream)

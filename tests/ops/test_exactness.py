@@ -8,8 +8,8 @@ import pytest
 from keras import ops
 
 from keras_equiattn.ops.exactness import is_exact
-from keras_equiattn.ops.exactness import output_size
 from keras_equiattn.ops.exactness import require_exact
+from keras_equiattn.ops.geometry import output_size
 
 
 def really_exact(operation, x, axes):

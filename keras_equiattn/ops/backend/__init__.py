@@ -29,6 +29,7 @@ from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import log_sum_exp
+from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import compiles
 from keras_equiattn.ops.backend.target import find_target
@@ -67,6 +68,7 @@ __all__ = [
     "step_by_step_on_cpu",
     "steps",
     "strided",
+    "sum_and_maximum",
     "sums_together",
     "update",
     "vjp",

@@ -19,6 +19,7 @@ from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.convolution import conv
 from keras_equiattn.ops.group.convolution import group_conv
@@ -196,7 +197,8 @@ def convolve(
     Outside of the image the linear maps are zero.
     """
     kernel, bias = convolution
-    around = _reach(kernel, dilation_rate)
+    window = FilterWindow(kernel.shape[:2], (1, 1), dilation_rate)
+    around = window.padding((None, None), "same")
     options = {
         "strides": strides,
         "padding": "valid",
@@ -248,7 +250,8 @@ def convolve_maps(
     count = kernel.shape[2]
     x = ops.reshape(x, (*outer, count, size))
     x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, count * size))
-    around = _reach(kernel, dilation_rate)
+    window = FilterWindow(kernel.shape[:2], (1, 1), dilation_rate)
+    around = window.padding((None, None), "same")
     return conv(
         ops.pad(x, [(0, 0), *around, (0, 0)]),
         kernel,
@@ -256,16 +259,6 @@ def convolve_maps(
         padding="valid",
         dilation_rate=dilation_rate,
     )[:, :, :, None]
-
-
-def _reach(
-    kernel: Tensor, dilation_rate: tuple[int, int]
-) -> list[tuple[int, int]]:
-    """What is added to rows and columns for a kernel centred on pixels."""
-    return [
-        (dilation * (size // 2),) * 2
-        for size, dilation in zip(kernel.shape[:2], dilation_rate, strict=True)
-    ]
 
 
 def queries_at(

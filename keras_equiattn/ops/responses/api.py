@@ -3,7 +3,7 @@
 A convolution sums the responses of its filter on every input channel and input
 group element. Here each of them is weighted first. They are `order * channels`
 times as many numbers as the output, so they are never all held:
-`ops.response_chunks` says how.
+`chunked` says how.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,20 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
-from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
-from keras_equiattn.ops.responses import chunked as response_chunks
-
-# What "auto" lets one step hold, beside input and output.
-MEMORY_LIMIT = 2**28
-# Without a compiler, what responses of several input channels may take to be
-# computed at once: where they leave the cache, that is slower than one by one.
-CACHE = 2**21
-# How many images "auto" counts with where the batch is not known.
-ASSUMED_BATCH = 128
-# Tensors of the size of one chunk's output that live at once.
-LIVE = 8
+from keras_equiattn.ops.responses import chunked
+from keras_equiattn.ops.responses import dispatch
+from keras_equiattn.ops.responses.form import Form
+from keras_equiattn.ops.responses.form import Weights
+from keras_equiattn.ops.responses.reference import responses_held
 
 
 class AttentionKernels(NamedTuple):
@@ -157,13 +151,13 @@ def attended_sum(
         strides, padding, dilation_rate: of the convolution.
         attention_dilation_rate: of the spatial kernel.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time: the largest divisor of their number up to
-            this, the same result for every one. "auto" chooses it so that
-            what one step holds, beside the input and its gradient, stays
-            below 256 MB, and 1 where that does not suffice or height or width
-            are not known. None holds all responses. Its gradient can be
-            differentiated again on every backend, that of the others only
-            under JAX. Where the maximum of several channels ties, the
+            computed at a time: up to this many, the same result for every
+            number. "auto" chooses it so that what one step holds, beside the
+            input and its gradient, stays below 256 MB, or 1 where that does
+            not suffice; where batch or size are not known it counts with 128
+            images of 64 x 64 pixels. None holds all responses. Its gradient
+            can be differentiated again on every backend, that of the others
+            only under JAX. Where the maximum of several channels ties, the
             gradient goes to the first; with None they share it.
 
     Returns:
@@ -176,20 +170,20 @@ def attended_sum(
     _check(attention, padding)
     check_chunk_size(chunk_size)
     dtype = keras.backend.standardize_dtype(x.dtype)
-    geometry = response_chunks.Geometry(
-        tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
-    )
-    planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
-    if chunk_size is None:
-        y = responses_held(planes, weights, geometry)
-    else:
-        chunk = _chunk_size(x, weights, geometry, padding, chunk_size)
-        chunks = {name: _split(w, chunk) for name, w in weights.items()}
-        together = _together(x, chunks, geometry, padding)
-        y = response_chunks.attended_sum(planes, chunks, geometry, together)
-        y = ops.transpose(y, (1, 2, 3, 0, 4))
+    window = FilterWindow(tuple(kernel.shape[:2]), strides, dilation_rate)
+    form = _form(window, attention, attention_dilation_rate)
+    planes, weights = _prepare(x, kernel, attention, group, window, padding)
     # From `x`: what was compiled for several sizes has forgotten them.
-    known = geometry.output_size(tuple(x.shape)[1:3], padding)
+    known = window.output_size(tuple(x.shape)[1:3], padding)
+    filters = weights["kernel"].shape[-1]
+    if chunk_size is None:
+        y = responses_held(form, planes, weights)
+    else:
+        chunk = dispatch.chunk_size(chunk_size, filters, known, planes)
+        chunks = {name: _split(w, chunk) for name, w in weights.items()}
+        y = chunked.attended_sum(form, planes, chunks)
+        y = ops.transpose(y, (1, 2, 3, 0, 4))
+        y = ops.reshape(y, (*ops.shape(y)[:3], -1))[..., :filters]
     size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
     shape = ops.shape(x)[0], *size, groups.get(group).order, kernel.shape[-1]
     return ops.cast(ops.reshape(y, shape), dtype)
@@ -236,28 +230,27 @@ def response_attention(
         ValueError: for a bad `padding`, or if there are no attention weights.
     """
     _check(attention, padding)
-    geometry = response_chunks.Geometry(
-        tuple(kernel.shape[:2]), strides, dilation_rate, attention_dilation_rate
-    )
-    planes, weights = _prepare(x, kernel, attention, group, geometry, padding)
-    chunk = _chunk_size(x, weights, geometry, padding, "auto")
+    window = FilterWindow(tuple(kernel.shape[:2]), strides, dilation_rate)
+    form = _form(window, attention, attention_dilation_rate)
+    planes, weights = _prepare(x, kernel, attention, group, window, padding)
+    known = window.output_size(tuple(x.shape)[1:3], padding)
+    count = weights["kernel"].shape[-1]
+    chunk = dispatch.chunk_size("auto", count, known, planes)
     chunks = {name: _split(w, chunk) for name, w in weights.items()}
-    together = _together(x, chunks, geometry, padding)
-    alpha, gate = response_chunks.attention_maps(
-        planes, chunks, geometry, together
-    )
-    inputs = planes.shape[0]
+    alpha, gate = chunked.attention_maps(form, planes, chunks)
+    inputs, channels = planes.shape[:2]
     order, filters = groups.get(group).order, kernel.shape[-1]
-    channels, batch = alpha.shape[2], ops.shape(planes)[2]
+    batch, size = ops.shape(planes)[2], ops.shape(gate)[3:5]
     # (j, chunks, c, b, n) to (b, h, j, c, o).
-    alpha = ops.transpose(alpha, (3, 1, 4, 0, 2))
-    alpha = ops.reshape(alpha, (batch, order, filters, inputs, channels))
-    alpha = ops.transpose(alpha, (0, 1, 3, 4, 2))
+    alpha = ops.transpose(alpha, (3, 0, 2, 1, 4))
+    alpha = ops.reshape(alpha, (batch, inputs, channels, -1))[..., :count]
+    alpha = ops.reshape(alpha, (batch, inputs, channels, order, filters))
+    alpha = ops.transpose(alpha, (0, 3, 1, 2, 4))
     # (j, chunks, b, x, y, n) to (b, x, y, h, j, o).
-    size = ops.shape(gate)[3:5]
-    gate = ops.transpose(gate, (2, 3, 4, 1, 5, 0))
-    gate = ops.reshape(gate, (batch, *size, order, filters, inputs))
-    gate = ops.transpose(gate, (0, 1, 2, 3, 5, 4))
+    gate = ops.transpose(gate, (2, 3, 4, 0, 1, 5))
+    gate = ops.reshape(gate, (batch, *size, inputs, -1))[..., :count]
+    gate = ops.reshape(gate, (batch, *size, inputs, order, filters))
+    gate = ops.transpose(gate, (0, 1, 2, 4, 3, 5))
     if query is None:
         both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
         effective = (1 - both / (inputs * filters))[..., None]
@@ -265,9 +258,9 @@ def response_attention(
         row, column = _checks.place(query, "query", gate.shape[1:3])
         effective = 1 - gate[:, row, column, :, :, None] * alpha
     maps = {}
-    if "first" in weights:
+    if form.has_channel:
         maps["channel"] = 1 - alpha
-    if "spatial" in weights:
+    if form.has_spatial:
         maps["spatial"] = 1 - gate
     maps["effective"] = effective
     if len(x.shape) == 4:  # no input group element
@@ -281,45 +274,16 @@ def response_attention(
     return {name: ops.cast(value, dtype) for name, value in maps.items()}
 
 
-def responses_held(
-    planes: Tensor,
-    weights: response_chunks.Weights,
-    geometry: response_chunks.Geometry,
-) -> Tensor:
-    """`response_chunks.attended_sum` with all responses at hand.
-
-    Args:
-        planes: padded input `(j, c, b, height, width)`.
-        weights: as there, without the axis of the chunks.
-        geometry: of the convolution.
-
-    Returns:
-        `(b, new_height, new_width, n)`.
-    """
-    responses = ops.einsum(
-        "jcbtxy,jctn->jcbxyn", geometry.windows(planes), weights["kernel"]
+def _form(
+    window: FilterWindow, attention: AttentionKernels, dilation_rate: int
+) -> Form:
+    """What these weights of attention ask for."""
+    return Form(
+        window,
+        has_channel=attention.channel_1 is not None,
+        has_spatial=attention.spatial is not None,
+        attention_dilation_rate=dilation_rate,
     )
-    attended = []
-    for j in range(planes.shape[0]):
-        f = responses[j]
-        if "first" in weights:
-            alpha = response_chunks.channel_attention(
-                mean(f, (2, 3)),
-                ops.max(f, axis=(2, 3)),
-                weights["first"][j],
-                weights["second"][j],
-            )
-            f = f * alpha[:, :, None, None]
-        total = ops.sum(f, axis=0)
-        if "spatial" in weights:
-            total = total * response_chunks.spatial_attention(
-                total / planes.shape[1],
-                ops.max(f, axis=0),
-                weights["spatial"][j],
-                geometry.attention_dilation_rate,
-            )
-        attended.append(total)
-    return sum(attended[1:], attended[0])
 
 
 def _prepare(
@@ -327,9 +291,9 @@ def _prepare(
     kernel: Tensor,
     attention: AttentionKernels,
     group: str | Group,
-    geometry: response_chunks.Geometry,
+    window: FilterWindow,
     padding: str,
-) -> tuple[Tensor, response_chunks.Weights]:
+) -> tuple[Tensor, Weights]:
     """Padded planes, and the orbits of all weights with `(h, o)` as `n`."""
     group = groups.get(group)
     on_group = len(x.shape) == 5
@@ -338,7 +302,7 @@ def _prepare(
     # Equal maxima and sums over pixels want digits.
     x, kernel = in_full_precision(x), in_full_precision(kernel)
     attention = attention.map(in_full_precision)
-    pads = geometry.padding(tuple(x.shape)[1:3], padding)
+    pads = window.padding(tuple(x.shape)[1:3], padding)
     planes = ops.pad(
         ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
     )
@@ -368,51 +332,18 @@ def _prepare(
     return planes, weights
 
 
-def _split(weight: Tensor, size: int) -> Tensor:
-    """`(j, ..., n)` to `(j, chunks, ..., size)`."""
-    shape = tuple(weight.shape)
-    split = ops.reshape(weight, (*shape[:-1], shape[-1] // size, size))
-    rank = len(shape) + 1
-    return ops.transpose(split, (0, rank - 2, *range(1, rank - 2), rank - 1))
-
-
-def _chunk_size(
-    x: Tensor,
-    weights: response_chunks.Weights,
-    geometry: response_chunks.Geometry,
-    padding: str,
-    wanted: int | str,
-) -> int:
-    """The largest divisor of the output channels up to what is wanted."""
-    n = weights["kernel"].shape[-1]
-    if isinstance(wanted, str):  # "auto"
-        plane = _plane_bytes(x, geometry, padding)
-        wanted = MEMORY_LIMIT // (LIVE * plane) if plane else 1
-    return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(wanted, 1))
-
-
-def _together(
-    x: Tensor,
-    chunks: response_chunks.Weights,
-    geometry: response_chunks.Geometry,
-    padding: str,
-) -> int:
-    """How many input channels of a chunk are seen at a time."""
-    if backend.compiles():
-        return 1
-    channels, n = chunks["kernel"].shape[2], chunks["kernel"].shape[-1]
-    plane = _plane_bytes(x, geometry, padding)
-    fitting = CACHE // (n * plane) if plane else 1
-    return min(max(fitting, 1), channels)
-
-
-def _plane_bytes(
-    x: Tensor, geometry: response_chunks.Geometry, padding: str
-) -> int:
-    """Size of one output channel of the whole batch; 0 where not known."""
-    height, width = geometry.output_size(tuple(x.shape)[1:3], padding)
-    size = 8 if keras.backend.standardize_dtype(x.dtype) == "float64" else 4
-    return size * (x.shape[0] or ASSUMED_BATCH) * (height or 0) * (width or 0)
+def _split(
+    weight: Float[Tensor, "elements *axes filters"], size: int
+) -> Float[Tensor, "elements chunks *axes size"]:
+    """Filters in chunks of equal size; zeros fill the last one."""
+    *axes, filters = weight.shape
+    count = -(-filters // size)
+    if count * size > filters:
+        pads = [(0, 0)] * len(axes) + [(0, count * size - filters)]
+        weight = ops.pad(weight, pads)
+    split = ops.reshape(weight, (*axes, count, size))
+    rank = len(axes)
+    return ops.transpose(split, (0, rank, *range(1, rank), rank + 1))
 
 
 def _check(attention: AttentionKernels, padding: str) -> None:

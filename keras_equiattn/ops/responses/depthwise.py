@@ -12,9 +12,10 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
-
-# Terms of a sum that is written out over the columns of an image.
-TERMS = 32
+from keras_equiattn.ops.geometry import effective_window
+from keras_equiattn.ops.geometry import FilterWindow
+from keras_equiattn.ops.numerics import sums_of_blocks
+from keras_equiattn.ops.responses import dispatch
 
 
 def depthwise_sum(
@@ -26,7 +27,7 @@ def depthwise_sum(
 
     Zeros outside, stride 1.
     """
-    if _written_out(x):
+    if dispatch.writes_depthwise_out(x):
         return _sum_of_terms(x, kernel, dilation_rate)
     return depthwise_native(x, kernel, dilation_rate)
 
@@ -36,18 +37,34 @@ def depthwise_gradients(
     kernel: Float[Tensor, "rows columns statistics channels"],
     upstream: Float[Tensor, "batch height width channels"],
     dilation_rate: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `depthwise_sum` with respect to `x` and the kernel."""
-    if _written_out(x):
+    blocks: int = 1,
+) -> tuple[
+    Float[Tensor, "batch height width statistics channels"],
+    Float[Tensor, "blocks rows columns statistics channels"],
+]:
+    """Gradients of `depthwise_sum` with respect to `x` and the kernel.
+
+    Args:
+        x, kernel: its arguments.
+        upstream: gradient of its result.
+        dilation_rate: of the kernel.
+        blocks: of images.
+
+    Returns:
+        That of `x`, and parts of that of the kernel: one for each block of
+        images, or one for all.
+    """
+    if dispatch.writes_depthwise_out(x):
         return (
             _input_gradient(kernel, upstream, dilation_rate),
-            _kernel_gradient(x, kernel, upstream, dilation_rate),
+            _kernel_gradient(x, kernel, upstream, dilation_rate, blocks),
         )
 
     def native(x: Tensor, kernel: Tensor) -> Tensor:
         return depthwise_native(x, kernel, dilation_rate)
 
-    return backend.vjp(native, (x, kernel), upstream)[1]
+    of_x, of_kernel = backend.vjp(native, (x, kernel), upstream)[1]
+    return of_x, of_kernel[None]
 
 
 def depthwise_native(
@@ -66,14 +83,11 @@ def depthwise_native(
     return ops.sum(ops.reshape(y, (*size, statistics, channels)), axis=3)
 
 
-def _written_out(x: Tensor) -> bool:
-    return backend.xla_on_cpu() and None not in x.shape[1:3]
-
-
 def _pads(kernel: Tensor, dilation_rate: int) -> list[tuple[int, int]]:
     """Zeros before and after the rows and the columns, as Keras pads."""
-    reach = [dilation_rate * (size - 1) for size in kernel.shape[:2]]
-    return [(n // 2, n - n // 2) for n in reach]
+    rates = (dilation_rate, dilation_rate)
+    window = FilterWindow(tuple(kernel.shape[:2]), (1, 1), rates)
+    return window.padding((None, None), "same")
 
 
 def _sum_of_terms(x: Tensor, kernel: Tensor, dilation_rate: int) -> Tensor:
@@ -110,39 +124,46 @@ def _input_gradient(
 
 
 def _kernel_gradient(
-    x: Tensor, kernel: Tensor, upstream: Tensor, dilation_rate: int
+    x: Tensor, kernel: Tensor, upstream: Tensor, dilation_rate: int, blocks: int
 ) -> Tensor:
-    """Row by row of every image; the columns of a tile are written out."""
+    """Some rows at a time of all images; columns of a tile are written out.
+
+    Each image by itself until the end: shorter sums, fewer digits lost.
+    """
     rows, columns, _, _ = kernel.shape
-    height, width = x.shape[1:3]
-    tiles = math.ceil(width / TERMS)
+    batch, height, width = ops.shape(x)[:3]
+    tiles = math.ceil(width / dispatch.COLUMNS)
     tile = math.ceil(width / tiles)
-    extra = tiles * tile - width
-    up_down, (before, after) = _pads(kernel, dilation_rate)
-    x = ops.pad(x, ((0, 0), up_down, (before, after + extra), (0, 0), (0, 0)))
-    upstream = ops.pad(upstream, ((0, 0), (0, 0), (0, extra), (0, 0)))
-    down, along = (dilation_rate * (size - 1) + 1 for size in (rows, columns))
-    zeros = ops.zeros_like(kernel)
+    lines = min(max(dispatch.COLUMNS // tile, 1), height)
+    steps = math.ceil(height / lines)
+    below, right = steps * lines - height, tiles * tile - width
+    (up, down), (before, after) = _pads(kernel, dilation_rate)
+    around = (up, down + below), (before, after + right)
+    x = ops.pad(x, ((0, 0), *around, (0, 0), (0, 0)))
+    upstream = ops.pad(upstream, ((0, 0), (0, below), (0, right), (0, 0)))
+    high, wide = (effective_window(n, dilation_rate) for n in (rows, columns))
 
-    def image(carry: Tensor, piece: tuple[Tensor, Tensor]) -> Any:
-        x, upstream = piece
+    def step(total: Tensor, start: Tensor) -> Any:
+        def part(x: Tensor, height: int) -> Tensor:
+            shape = (batch, height, *ops.shape(x)[2:])
+            zeros = (0,) * (len(x.shape) - 2)
+            return ops.slice(x, (0, start, *zeros), shape)
 
-        def row(total: Tensor, piece: tuple[Tensor, Tensor]) -> Any:
-            index, d = piece
-            seen = ops.slice(x, (index, 0, 0, 0), (down, *x.shape[1:]))
-            for start in range(0, tiles * tile, tile):
-                part = 0.0
-                for w in range(start, start + tile):
+        seen, d = part(x, lines - 1 + high), part(upstream, lines)
+        for first in range(0, tiles * tile, tile):
+            found = 0.0
+            for h in range(lines):
+                for w in range(first, first + tile):
                     window = seen[
-                        ::dilation_rate, w : w + along : dilation_rate
+                        :,
+                        h : h + high : dilation_rate,
+                        w : w + wide : dilation_rate,
                     ]
-                    part = part + window * d[w]
-                total = total + part
-            return total, ()
+                    found = found + window * d[:, h, w, None, None, None]
+            total = total + found
+        return total, ()
 
-        # Each image by itself: shorter sums, fewer digits lost.
-        lines = ops.arange(height), upstream
-        gradient, _ = backend.scan(row, zeros, lines)
-        return carry + gradient, ()
-
-    return backend.scan(image, zeros, (x, upstream))[0]
+    zeros = ops.zeros_like(x[:, :1, :1]) + ops.zeros_like(kernel)
+    starts = ops.arange(0, steps * lines, lines, dtype="int32")
+    total, _ = backend.scan(step, zeros, starts)
+    return sums_of_blocks(total, blocks, axis=0)

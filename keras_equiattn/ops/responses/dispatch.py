@@ -1,0 +1,117 @@
+"""How attention on responses is computed on which machine, and why.
+
+The only place of this package that chooses, and that holds what was tuned.
+"""
+
+import math
+from typing import NamedTuple
+
+import keras
+
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
+
+# What "auto" lets one step hold, beside input and output, and how many tensors
+# of the size of a chunk's output are then counted with
+# (benchmarks/results/attentive_conv-memory-jax-2026-11-21.json).
+MEMORY_LIMIT = 2**28
+LIVE = 8
+# What "auto" counts with where batch or size of the image are not known.
+ASSUMED_BATCH = 128
+ASSUMED_PIXELS = 64 * 64
+# What the responses of some input channels may take, which are computed at a
+# time. On a CPU they stay in its cache, on an accelerator they fill it.
+RESPONSES = {"cpu": 2**20, "accelerator": 2**26}
+# Under a compiler, at least how many: fewer make too many steps.
+LEAST_TOGETHER = 2
+# Entries of a filter up to which a compiler gets a response as a sum of
+# products, which it need not store to reduce it.
+WRITTEN_OUT = 25
+# Blocks of images for which gradients of weights are kept apart until all loops
+# are over: several devices, with some images each, then add them up once.
+BLOCKS = 8
+# Columns of an image over which a sum is written out.
+COLUMNS = 32
+
+
+class Plan(NamedTuple):
+    """How the responses of one chunk are computed.
+
+    Attributes:
+        together: how many input channels are seen at a time.
+        reduced: how many where responses are reduced at once.
+        written_out: whether a response is a sum of products, or a product of
+            matrices.
+        blocks: of images, see `BLOCKS`.
+    """
+
+    together: int
+    reduced: int
+    written_out: bool
+    blocks: int
+
+
+def chunk_size(
+    wanted: int | str, filters: int, size: Shape, planes: Tensor
+) -> int:
+    """How many output channels are computed at a time.
+
+    Chunks are of equal size, but for what is added to the last one.
+
+    Args:
+        wanted: the most, or "auto".
+        filters: output channels that there are.
+        size: height and width of the output.
+        planes: the padded input, with the images on axis 2.
+    """
+    if isinstance(wanted, str):  # "auto"
+        plane = _plane_bytes(planes.shape[2], size, planes)
+        wanted = max(MEMORY_LIMIT // (LIVE * plane), 1)
+    chunks = -(-filters // wanted)
+    return -(-filters // chunks)
+
+
+def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
+    """The plan for some chunk.
+
+    Args:
+        response: a tensor `(batch, height, width)`.
+        channels: input channels.
+        taps: entries of the filter.
+        filters: output channels of the chunk.
+    """
+    target = backend.find_target(response)
+    batch, *size = response.shape
+    plane = _plane_bytes(batch, size, response)
+    fitting = RESPONSES[target.device] // (filters * plane)
+    least = LEAST_TOGETHER if target.compiler else 1
+    xla = target.compiler == "xla"
+    together = min(max(fitting, least), channels)
+    written_out = target.compiler is not None and taps <= WRITTEN_OUT
+    return Plan(
+        together=together,
+        # What a compiler does not store takes no memory.
+        reduced=channels if written_out else together,
+        written_out=written_out,
+        blocks=math.gcd(batch, BLOCKS) if xla and batch else 1,
+    )
+
+
+def writes_depthwise_out(x: Tensor) -> bool:
+    """Whether a convolution of statistics is written out term by term.
+
+    Args:
+        x: statistics `(batch, height, width, ...)`.
+    """
+    return backend.find_target(x).xla_on_cpu and None not in x.shape[1:3]
+
+
+def _plane_bytes(batch: int | None, size: Shape, like: Tensor) -> int:
+    """Bytes of one output channel of the whole batch, in full precision."""
+    double = keras.backend.standardize_dtype(like.dtype) == "float64"
+    height, width = size
+    known = height is not None and width is not None
+    pixels = height * width if known else ASSUMED_PIXELS
+    images = ASSUMED_BATCH if batch is None else batch
+    return max((8 if double else 4) * images * pixels, 1)

@@ -1,0 +1,100 @@
+"""Attention on responses, from their statistics, for every output channel.
+
+Axes in this package:
+
+    elements            input group elements
+    channels            input channels
+    batch               images
+    padded_height,      rows and columns of the input with its padding
+    padded_width
+    taps                entries of the filter of the convolution, row by row
+    height, width       rows and columns of the output
+    filters             output channels: elements of the group times filters,
+                        or some of them, a chunk
+
+A response is what one filter makes of one input channel at one input group
+element. There are `elements * channels * filters` of them at each output
+position, which are weighted by attention and summed over the first two.
+"""
+
+import dataclasses
+
+from keras import ops
+
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import FilterWindow
+from keras_equiattn.ops.responses.depthwise import depthwise_native
+
+# By name, see `Form`.
+Weights = dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What is computed.
+
+    The weights of all that takes one are by name: `kernel (channels, taps,
+    filters)`; for channel attention `first (channels, hidden, filters)` and
+    `second (hidden, channels, filters)`; for spatial attention `spatial (rows,
+    columns, 2, filters)`, for mean and maximum.
+
+    Attributes:
+        window: of the convolution.
+        has_channel: whether there is channel attention.
+        has_spatial: whether there is spatial attention.
+        attention_dilation_rate: of the filters of spatial attention.
+    """
+
+    window: FilterWindow
+    has_channel: bool
+    has_spatial: bool
+    attention_dilation_rate: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the weights."""
+        channel = ("first", "second") if self.has_channel else ()
+        return "kernel", *channel, *(("spatial",) if self.has_spatial else ())
+
+
+def channel_scores(
+    means: Float[Tensor, "*chunks channels batch filters"],
+    maxima: Float[Tensor, "*chunks channels batch filters"],
+    first: Float[Tensor, "*chunks channels hidden filters"],
+    second: Float[Tensor, "*chunks hidden channels filters"],
+) -> Float[Tensor, "*chunks channels batch filters"]:
+    """A two-layer perceptron over the input channels, for every filter alone.
+
+    Channel attention is its sigmoid.
+
+    Args:
+        means, maxima: of the responses over space.
+        first, second: weights of both layers.
+    """
+    scores = 0.0
+    for statistic in (means, maxima):
+        hidden = ops.einsum("...cbn,...ckn->...kbn", statistic, first)
+        hidden = ops.relu(hidden)
+        scores = scores + ops.einsum("...kbn,...kcn->...cbn", hidden, second)
+    return scores
+
+
+def spatial_attention(
+    means: Float[Tensor, "batch height width filters"],
+    maxima: Float[Tensor, "batch height width filters"],
+    kernel: Float[Tensor, "rows columns 2 filters"],
+    dilation_rate: int,
+) -> Float[Tensor, "batch height width filters"]:
+    """One filter on two statistics, for every output channel alone.
+
+    Args:
+        means, maxima: of the weighted responses over the input channels.
+        kernel: for both statistics.
+        dilation_rate: of the kernel.
+
+    Returns:
+        Values in (0, 1).
+    """
+    statistics = ops.stack([means, maxima], axis=3)
+    return ops.sigmoid(depthwise_native(statistics, kernel, dilation_rate))
