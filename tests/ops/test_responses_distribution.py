@@ -48,7 +48,7 @@ for attention in ("full", "channel", "spatial"):
         for a, b in zip(one, many)
     )
     assert error < 1e-5, (attention, error)
-    kinds = "all-gather", "all-to-all", "collective-permute"
+    kinds = "all-gather", "all-to-all", "collective", "reduce-scatter"
     lines = text.splitlines()
     found = [line for line in lines if any(kind in line for kind in kinds)]
     assert not found, (attention, found)

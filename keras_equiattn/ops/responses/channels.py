@@ -206,7 +206,9 @@ def through_attention(
         if of_maxima is not None:
             at = _is_at(reduced.index, number)
             terms.append(ops.where(at, of_maxima, 0.0))
-        terms = [ops.reshape(x, (*x.shape[:2], -1, filters)) for x in terms]
+        terms = [
+            ops.reshape(x, (*ops.shape(x)[:2], -1, filters)) for x in terms
+        ]
         count, *own = backend.sums_together(terms, 2)
         return carry, (found + own[0] if own else found, count)
 

@@ -33,13 +33,17 @@ def attended_sum(
     form: Form,
     planes: Float[Tensor, "elements channels batch padded_height padded_width"],
     weights: Weights,
-) -> Float[Tensor, "chunks batch height width filters"]:
+) -> Float[Tensor, "chunks _ height width filters"]:
     """Sum of the attended responses over input elements and channels.
 
     Args:
         form: what is computed.
         planes: the padded input.
         weights: by name, each with first axes `(elements, chunks)`.
+
+    Returns:
+        `(chunks, batch, height, width, filters)`. TensorFlow forgets the sizes
+        if the same form was compiled for several of them.
     """
     compute = _attended_sum(form)
     return compute(planes, *(weights[name] for name in form.names))
