@@ -199,18 +199,19 @@ def test_sizes_of_blocks_and_tiles_change_nothing(
     ("batch", "limit", "heads", "rows"),
     [
         # A row of a head has 3 neighbours, 2 * 4 pairs and 7 pixels.
-        (1, 6 * 5 * 168, 6, 5),
-        (1, 4 * 5 * 168, 3, 5),
-        (1, 5 * 168, 1, 5),
-        (1, 3 * 168, 1, 3),
-        (1, 1, 1, 1),
-        (7, 7 * 5 * 168, 1, 5),
-        (7, 7 * 168, 1, 1),
+        (24, 24 * 6 * 5 * 168, 6, 5),
+        (24, 24 * 4 * 5 * 168, 3, 5),
+        (24, 24 * 5 * 168, 1, 5),
+        (24, 24 * 3 * 168, 1, 3),
+        (24, 1, 1, 1),
+        # Few images: at least 24 heads in all, or all that there are.
+        (8, 1, 3, 1),
+        (1, 6 * 3 * 168, 6, 3),
         (None, dispatch.UNKNOWN_BATCH * 2 * 168, 1, 2),
     ],
 )
 def test_blocks_hold_all_images(batch, limit, heads, rows):
-    """Heads by themselves and fewer rows where a batch is large."""
+    """The larger a batch, the fewer heads and rows are in a block."""
     query = keras.KerasTensor((batch, 5, 7, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 4, 1))
     found = dispatch.blocks(query, query, encoding, True, limit)
@@ -461,7 +462,7 @@ def test_heads_and_back():
     tensor = ops.convert_to_tensor(x)
     for heads in (1, 2, 3, 6):
         found = pair_blocks._by_heads(tensor, heads)
-        assert found.shape == (6 // heads, 5, 2, 2 * heads, 3, 4)
+        assert found.shape == (6 // heads, 5, 2, 3, 4, 2 * heads)
         back = as_array(pair_blocks._as_images(found, heads))
         np.testing.assert_array_equal(back, x.astype(back.dtype))
     found = pair_tiles._by_head(tensor)

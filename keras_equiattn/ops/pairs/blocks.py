@@ -79,27 +79,28 @@ def attend_in_blocks(
 
 def _by_heads(
     x: Float[Tensor, "batch height width order all_heads channels"], heads: int
-) -> Float[Tensor, "steps channels order images height width"]:
+) -> Float[Tensor, "steps channels order height width images"]:
     """What a step of the loop over the heads takes.
 
-    `images` are the heads of a step of every image, image by image.
+    `images` are the heads of a step of every image, image by image. They come
+    last: compilers make vectors of what lies beside each other.
     """
     batch, height, width, order, count, channels = ops.shape(x)
     shape = (batch, height, width, order, count // heads, heads, channels)
-    x = ops.transpose(ops.reshape(x, shape), (4, 6, 3, 0, 5, 1, 2))
+    x = ops.transpose(ops.reshape(x, shape), (4, 6, 3, 1, 2, 0, 5))
     return ops.reshape(
-        x, (count // heads, channels, order, batch * heads, height, width)
+        x, (count // heads, channels, order, height, width, batch * heads)
     )
 
 
 def _as_images(
-    x: Float[Tensor, "steps channels order images height width"], heads: int
+    x: Float[Tensor, "steps channels order height width images"], heads: int
 ) -> Float[Tensor, "batch height width order all_heads channels"]:
     """Undoes `_by_heads`."""
-    steps, channels, order, images, height, width = ops.shape(x)
+    steps, channels, order, height, width, images = ops.shape(x)
     batch = images // heads
-    shape = (steps, channels, order, batch, heads, height, width)
-    x = ops.transpose(ops.reshape(x, shape), (3, 5, 6, 2, 0, 4, 1))
+    shape = (steps, channels, order, height, width, batch, heads)
+    x = ops.transpose(ops.reshape(x, shape), (5, 3, 4, 2, 0, 6, 1))
     return ops.reshape(
         x, (batch, height, width, order, steps * heads, channels)
     )
@@ -235,19 +236,19 @@ def _dropout(
 
 
 def _blocks(
-    plan: Plan, x: Float[Tensor, "channels order images height width"]
-) -> tuple[Float[Tensor, "blocks channels order images rows width"], Tensor]:
+    plan: Plan, x: Float[Tensor, "channels order height width images"]
+) -> tuple[Float[Tensor, "blocks channels order rows width images"], Tensor]:
     """The blocks of all rows, and their numbers."""
-    *outer, height, width = ops.shape(x)
+    *outer, height, width, images = ops.shape(x)
     count = height // plan.rows
-    x = ops.reshape(x, (*outer, count, plan.rows, width))
-    return ops.moveaxis(x, 3, 0), backend.steps(count)
+    x = ops.reshape(x, (*outer, count, plan.rows, width, images))
+    return ops.moveaxis(x, 2, 0), backend.steps(count)
 
 
 def _joined(
-    x: Float[Tensor, "blocks channels order images rows width"],
-) -> Float[Tensor, "channels order images height width"]:
+    x: Float[Tensor, "blocks channels order rows width images"],
+) -> Float[Tensor, "channels order height width images"]:
     """Undoes `_blocks`."""
-    count, channels, order, images, rows, width = ops.shape(x)
-    x = ops.moveaxis(x, 0, 3)
-    return ops.reshape(x, (channels, order, images, count * rows, width))
+    count, channels, order, rows, width, images = ops.shape(x)
+    x = ops.moveaxis(x, 0, 2)
+    return ops.reshape(x, (channels, order, count * rows, width, images))

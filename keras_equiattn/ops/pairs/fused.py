@@ -65,14 +65,14 @@ class _Line(NamedTuple):
 
 def attend(
     lines: Lines,
-    query: Float[Tensor, "channels query_elements images rows columns"],
-    keys: Float[Tensor, "channels key_elements images key_rows key_columns"],
-    values: Float[Tensor, "channels key_elements images key_rows key_columns"],
+    query: Float[Tensor, "channels query_elements rows columns images"],
+    keys: Float[Tensor, "channels key_elements key_rows key_columns images"],
+    values: Float[Tensor, "channels key_elements key_rows key_columns images"],
     positions: Positions,
     dropout: Dropout,
 ) -> tuple[
-    Float[Tensor, "channels order images rows columns"],
-    Float[Tensor, "order query_elements images rows columns"],
+    Float[Tensor, "channels order rows columns images"],
+    Float[Tensor, "order query_elements rows columns images"],
 ]:
     """The output of a block, and the logarithm of what its softmax is divided
     by, which `gradients` takes.

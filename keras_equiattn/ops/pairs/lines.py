@@ -57,57 +57,57 @@ class WindowLines:
 
     def seen(
         self,
-        x: Float[Tensor, "channels elements images around_rows around_columns"],
+        x: Float[Tensor, "channels elements around_rows around_columns images"],
         line: Any,
     ) -> list[Tensor]:
-        """What the pixels see of the keys, `(channels, elements, images, rows,
-        columns)` for each neighbour in the line."""
-        *outer, _, width = ops.shape(x)
+        """What the pixels see of the keys, `(channels, elements, rows,
+        columns, images)` for each neighbour in the line."""
+        *outer, _, width, images = ops.shape(x)
         reach = self.size - 1
-        start = (0, 0, 0, self.first + line, 0)
-        rows = backend.part_at(x, start, (*outer, self.rows, width))
+        start = (0, 0, self.first + line, 0, 0)
+        rows = backend.part_at(x, start, (*outer, self.rows, width, images))
         rows = in_full_precision(rows)
-        return [rows[..., j : j + width - reach] for j in range(self.size)]
+        return [rows[..., j : j + width - reach, :] for j in range(self.size)]
 
     def spread(
         self,
         total: Float[
-            Tensor, "channels elements images around_rows around_columns"
+            Tensor, "channels elements around_rows around_columns images"
         ],
         line: Any,
         weights: list[Tensor],
-        x: Float[Tensor, "channels query_elements images rows columns"],
+        x: Float[Tensor, "channels query_elements rows columns images"],
     ) -> Tensor:
         """Adds to the keys what comes back from the pixels that see them.
 
         Args:
             total: sum so far.
             line: number of the line.
-            weights: `(elements, query_elements, images, rows, columns)` for
+            weights: `(elements, query_elements, rows, columns, images)` for
                 each neighbour.
             x: of the pixels; the derivative of `sum(weights * <seen, x>)`.
         """
-        reach, columns = self.size - 1, ops.shape(x)[-1]
-        around = [(0, 0)] * 4 + [(reach, reach)]
+        reach, columns = self.size - 1, ops.shape(x)[-2]
+        around = [(0, 0)] * 3 + [(reach, reach), (0, 0)]
         x, terms = ops.pad(x, around), []
         for j, a in enumerate(weights):
             start = reach - j
-            at = (..., slice(start, start + columns + reach))
+            at = (..., slice(start, start + columns + reach), slice(None))
             terms.append(ops.pad(a, around)[at][None] * x[at][:, None])
         part = sum_of_all(terms, 2)
-        return backend.add_at(total, (0, 0, 0, self.first + line, 0), part)
+        return backend.add_at(total, (0, 0, self.first + line, 0, 0), part)
 
     def position_scores(
         self,
-        query: Float[Tensor, "encoded query_elements images rows columns"],
+        query: Float[Tensor, "encoded query_elements rows columns images"],
         encoding: Float[Tensor, "lines neighbours order encoded"],
         line: Any,
     ) -> list[Tensor]:
-        """`(order, query_elements, images, rows, columns)` for each
+        """`(order, query_elements, rows, columns, images)` for each
         neighbour; what lies outside of the image is left out."""
         shape = (1, *ops.shape(encoding)[1:])
         encoding = backend.part_at(encoding, (line, 0, 0, 0), shape)[0]
-        columns = ops.shape(query)[-1]
+        columns = ops.shape(query)[-2]
         place = self.first + ops.arange(self.rows, dtype="int32")
         inside_rows = _within(place + line - self.size // 2, self.image[0])
         found = []
@@ -119,7 +119,7 @@ class WindowLines:
             p: Any = 0.0
             for c in range(query.shape[0]):
                 p = p + encoding[j, :, c, None, None, None, None] * query[c]
-            found.append((inside, p))
+            found.append((inside[..., None], p))
         return [
             ops.where(inside, p, ops.cast(MASKED, query.dtype))
             for inside, p in found
@@ -128,7 +128,7 @@ class WindowLines:
     def position_gradients(
         self,
         total: tuple[Tensor, Tensor],
-        query: Float[Tensor, "encoded query_elements images rows columns"],
+        query: Float[Tensor, "encoded query_elements rows columns images"],
         encoding: Float[Tensor, "lines neighbours order encoded"],
         line: Any,
         d: list[Tensor],
@@ -152,7 +152,7 @@ class WindowLines:
         return sum(terms[1:], terms[0])
 
     def sums(self, weights: list[Tensor], seen: list[Tensor]) -> Tensor:
-        """`(channels, query_elements, images, rows, columns)`: what is seen,
+        """`(channels, query_elements, rows, columns, images)`: what is seen,
         weighted and added up over neighbours and key elements."""
         terms = [
             a[None] * x[:, :, None] for a, x in zip(weights, seen, strict=True)
@@ -201,62 +201,63 @@ class ImageLines:
 
     def seen(
         self,
-        x: Float[Tensor, "channels elements images rows columns"],
+        x: Float[Tensor, "channels elements rows columns images"],
         line: Any,
     ) -> list[Tensor]:
-        *outer, _, width = ops.shape(x)
-        row = backend.part_at(x, (0, 0, 0, line, 0), (*outer, 1, width))
-        return self._parts(ops.swapaxes(in_full_precision(row), -1, -2))
+        *outer, _, width, images = ops.shape(x)
+        shape = (*outer, 1, width, images)
+        row = backend.part_at(x, (0, 0, line, 0, 0), shape)
+        return self._parts(ops.swapaxes(in_full_precision(row), 2, 3), 2)
 
     def spread(
         self,
-        total: Float[Tensor, "channels elements images rows columns"],
+        total: Float[Tensor, "channels elements rows columns images"],
         line: Any,
         weights: list[Tensor],
-        x: Float[Tensor, "channels query_elements images 1 columns"],
+        x: Float[Tensor, "channels query_elements 1 columns images"],
     ) -> Tensor:
-        parts = [ops.einsum("mgbyx,cgbzx->cmbzy", a, x) for a in weights]
-        part = ops.concatenate(parts, axis=-1)
-        return backend.add_at(total, (0, 0, 0, line, 0), part)
+        parts = [ops.einsum("mgyxb,cgzxb->cmzyb", a, x) for a in weights]
+        part = ops.concatenate(parts, axis=-2)
+        return backend.add_at(total, (0, 0, line, 0, 0), part)
 
     def position_scores(
         self,
-        query: Float[Tensor, "encoded query_elements images 1 columns"],
+        query: Float[Tensor, "encoded query_elements 1 columns images"],
         encoding: Float[Tensor, "offset_rows order encoded offset_columns"],
         line: Any,
     ) -> list[Tensor]:
         encoding = _by_pair(self._of_line(encoding, line), self.image[1])
         p: Any = 0.0
         for c in range(query.shape[0]):
-            p = p + encoding[:, c, None, None] * query[c]
-        return self._parts(p)
+            p = p + encoding[:, c, None, :, :, None] * query[c]
+        return self._parts(p, 2)
 
     def position_gradients(
         self,
         total: tuple[Tensor, Tensor],
-        query: Float[Tensor, "encoded query_elements images 1 columns"],
+        query: Float[Tensor, "encoded query_elements 1 columns images"],
         encoding: Float[Tensor, "offset_rows order encoded offset_columns"],
         line: Any,
         d: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         pairs = _by_pair(self._of_line(encoding, line), self.image[1])
         d_query = sum(
-            ops.einsum("vcyx,vgbyx->cgbx", part, one)
-            for part, one in zip(self._parts(pairs), d, strict=True)
+            ops.einsum("vcyx,vgyxb->cgxb", part, one)
+            for part, one in zip(self._parts(pairs, 2), d, strict=True)
         )
         d_pairs = ops.concatenate(
-            [ops.einsum("vgbyx,cgbzx->vcyx", one, query) for one in d], axis=-2
+            [ops.einsum("vgyxb,cgzxb->vcyx", one, query) for one in d], axis=-2
         )
         found = _by_offset(d_pairs)[None]
         start = (self._offset(line), 0, 0, 0)
         return (
-            total[0] + d_query[:, :, :, None],
+            total[0] + d_query[:, :, None],
             backend.add_at(total[1], start, found),
         )
 
     def sums(self, weights: list[Tensor], seen: list[Tensor]) -> Tensor:
         return sum(
-            ops.einsum("mvbyx,cmbyz->cvbzx", a, x)
+            ops.einsum("mvyxb,cmyzb->cvzxb", a, x)
             for a, x in zip(weights, seen, strict=True)
         )
 
@@ -267,19 +268,15 @@ class ImageLines:
         return self.total(backend.sums_together(terms, 0))
 
     def total(self, terms: list[Tensor]) -> Tensor:
-        return sum(ops.sum(x, axis=-2, keepdims=True) for x in terms)
+        return sum(ops.sum(x, axis=-3, keepdims=True) for x in terms)
 
     def highest(self, terms: list[Tensor]) -> Tensor:
-        tops = [ops.max(x, axis=-2, keepdims=True) for x in terms]
+        tops = [ops.max(x, axis=-3, keepdims=True) for x in terms]
         return functools.reduce(backend.maximum, tops)
 
-    def _parts(self, x: Tensor) -> list[Tensor]:
+    def _parts(self, x: Tensor, axis: int) -> list[Tensor]:
         """Halves of the neighbours, of which XLA makes sums together."""
-        width = self.image[1]
-        if width % 2:
-            return [x]
-        half = width // 2
-        return [x[..., :half, :], x[..., half:, :]]
+        return [x] if self.image[1] % 2 else ops.split(x, 2, axis=axis)
 
     def _offset(self, line: Any) -> Any:
         return line - self.row + self.image[0] - 1
