@@ -454,6 +454,18 @@ def test_input_channels_in_groups(monkeypatch):
     )
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="PyTorch compiles no responses."
+)
+def test_responses_as_sums_of_products(monkeypatch):
+    """What compilers for accelerators get; 5 x 3 filters are in no other test,
+    so nothing was compiled for them before."""
+    monkeypatch.setattr(dispatch, "WRITTEN_OUT", {"cpu": 15})
+    assert_chunks_agree(
+        (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(5, 3)
+    )
+
+
 @pytest.mark.torch_first
 def test_equal_responses_share_the_gradient_of_their_maximum():
     """As in automatic differentiation: a flat image has only ties in space."""
