@@ -9,7 +9,7 @@ from typing import TypeAlias
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops.exactness import is_exact
-from keras_equiattn.ops.exactness import output_size
+from keras_equiattn.ops.geometry import output_size
 
 
 @dataclasses.dataclass(frozen=True)

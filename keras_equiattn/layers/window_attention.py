@@ -20,7 +20,6 @@ from keras_equiattn.ops.papers.affine import relative_positions
 from keras_equiattn.ops.papers.affine import transformed_query
 from keras_equiattn.ops.windows.api import AffineMap
 from keras_equiattn.ops.windows.api import by_position
-from keras_equiattn.ops.windows.api import UNCHANGED
 from keras_equiattn.ops.windows.api import window_attention
 
 
@@ -96,19 +95,20 @@ class BaseWindowAttention2D(LinearMapsLayer):
     def build_maps(self, channels: int) -> None:
         raise NotImplementedError(f"{type(self).__name__}.build_maps")
 
-    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted sums and weights, see `window_attention`."""
-        raise NotImplementedError(f"{type(self).__name__}.attend")
+    def attended(self, x: Tensor) -> tuple[Any, ...]:
+        """Queries, keys and values, and affine maps of keys and of values if
+        there are any: see `window_attention`."""
+        raise NotImplementedError(f"{type(self).__name__}.attended")
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        return self._output(self.attend(x)[0])
+        return self._output(self._attend(x, return_weights=False)[0])
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         if query is not None:
             row, column = self.check_query(query, x.shape[1:3])
-        y, weights = self.attend(x)
+        y, weights = self._attend(x)
         if query is not None:
             weights = weights[..., row : row + 1, column : column + 1]
         weights = by_position(weights, self.window)
@@ -123,23 +123,20 @@ class BaseWindowAttention2D(LinearMapsLayer):
         kernel = ops.convert_to_tensor(self.output_kernel)
         return group_linear(y, kernel, None, self.group)
 
-    def _window_attention(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        of_keys: AffineMap,
-        of_values: AffineMap = UNCHANGED,
-    ) -> tuple[Tensor, Tensor]:
+    def _attend(
+        self, x: Tensor, return_weights: bool = True
+    ) -> tuple[Tensor, Any]:
+        """Weighted sums and weights, see `window_attention`."""
+        query, keys, values, *affine = self.attended(x)
         return window_attention(
             query,
             keys,
             values,
             self.window,
             self.num_heads,
-            of_keys,
-            of_values,
-            self.recompute,
+            *affine,
+            recompute=self.recompute,
+            return_weights=return_weights,
         )
 
     @property
@@ -290,14 +287,14 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         self._add_window("row_embedding", rows, self.filters // 2)
         self._add_window("column_embedding", columns, self.filters // 2)
 
-    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def attended(self, x: Tensor) -> tuple[Any, ...]:
         positions = relative_positions(
             ops.convert_to_tensor(self.row_embedding),
             ops.convert_to_tensor(self.column_embedding),
             self.num_heads,
             self.group,
         )
-        return self._window_attention(
+        return (
             self._linear(x, "query") * self._scale,
             self._linear(x, "key"),
             self._linear(x, "value"),
@@ -404,11 +401,11 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
         self._add_window("psi", self.group.order, rows, columns, self.filters)
         self._add_window("beta", rows, columns, self.filters)
 
-    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def attended(self, x: Tensor) -> tuple[Any, ...]:
         x = self._linear(x, "input")
         affine = self._affine()
         query = centre_query(x, *affine) * self._scale
-        return self._window_attention(query, x, x, affine, affine)
+        return query, x, x, affine, affine
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
@@ -522,7 +519,7 @@ class AffineSelfConv2D(BaseWindowAttention2D):
             self._add_window(f"{name}_psi", order, *size)
             self._add_window(f"{name}_beta", *size)
 
-    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def attended(self, x: Tensor) -> tuple[Any, ...]:
         kernel, bias = transformed_query(
             ops.convert_to_tensor(self.query_kernel),
             ops.convert_to_tensor(self.query_bias),
@@ -530,7 +527,7 @@ class AffineSelfConv2D(BaseWindowAttention2D):
             ops.convert_to_tensor(self.query_beta),
             self.group,
         )
-        return self._window_attention(
+        return (
             self._scale * group_linear(x, kernel, bias, self.group),
             self._linear(x, "key"),
             self._linear(x, "value"),

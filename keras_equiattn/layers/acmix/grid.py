@@ -105,7 +105,7 @@ class BaseACmix2D(TwoPaths):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        return self.activation(self._both_paths(x)[0])
+        return self.activation(self._both_paths(x, return_weights=False)[0])
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
@@ -134,7 +134,9 @@ class BaseACmix2D(TwoPaths):
         """The path of convolution, from queries, keys and values."""
         raise NotImplementedError(f"{type(self).__name__}.convolved_maps")
 
-    def _both_paths(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _both_paths(
+        self, x: Tensor, return_weights: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """What both paths add up to, and the weights of attention."""
         if not self.attends:
             return self.sum_of_paths(None, self.convolved(x)), None
@@ -146,13 +148,13 @@ class BaseACmix2D(TwoPaths):
             maps = [self._linear(queries_at(x, self.window), "query")]
             maps += [self._linear(x, name) for name in ("key", "value")]
             convolved = self.convolved(x)
-        attention, weights = self._attend(*maps)
+        attention, weights = self._attend(*maps, return_weights)
         return self.sum_of_paths(attention, convolved), weights
 
     def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The path of attention, and its weights."""
+        self, query: Tensor, keys: Tensor, values: Tensor, return_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The path of attention, and its weights if asked for."""
         size = self.filters // self.num_heads
         height, width = ops.shape(keys)[1:3]
         coordinates = image_coordinates(height, width, self.compute_dtype)
@@ -162,13 +164,15 @@ class BaseACmix2D(TwoPaths):
             ops.convert_to_tensor(self.position_bias),
             self.group,
         )
+        positions = ops.tile(positions, (1, 1, 1, self.num_heads))
         return window_attention(
             query * size**-0.5,
-            keys - ops.tile(positions, (1, 1, 1, self.num_heads)),
+            ops.cast(ops.cast(keys, positions.dtype) - positions, keys.dtype),
             values,
             self.window,
             self.num_heads,
             recompute=self.recompute,
+            return_weights=return_weights,
         )
 
     def get_config(self) -> dict[str, Any]:

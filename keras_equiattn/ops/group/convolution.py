@@ -15,7 +15,7 @@ from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend import with_an_image
-from keras_equiattn.ops.exactness import effective_window
+from keras_equiattn.ops.geometry import effective_window
 from keras_equiattn.ops.group.kernels import kernel_orbit
 
 

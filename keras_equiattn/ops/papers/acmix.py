@@ -24,6 +24,7 @@ from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.convolution import conv
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.numerics import in_full_precision
 
 # Channels of the input, in all and for each linear map of a channel, from which
 # the grouped form is cheaper for PyTorch on a CPU: at 256 by a third, at 64 not
@@ -49,14 +50,16 @@ class Convolution(NamedTuple):
 def image_coordinates(
     height: int | Tensor, width: int | Tensor, dtype: str
 ) -> Float[Tensor, "height width 2"]:
-    """Row and column of each pixel, from -1 to 1; 0 for a size of one."""
-    # Half precision does not hold the numbers of pixels.
+    """Row and column of each pixel, from -1 to 1; 0 for a size of one.
+
+    In full precision where `dtype` is a half one, which would give the same
+    coordinates to several pixels of an image of 256 columns or more.
+    """
     exact = "float64" if dtype == "float64" else "float32"
     axes = []
     for size in (height, width):
         last = ops.cast(ops.maximum(size - 1, 1), exact)
-        twice = ops.cast(2 * ops.arange(size) - (size - 1), exact)
-        axes.append(ops.cast(twice / last, dtype))
+        axes.append(ops.cast(2 * ops.arange(size) - (size - 1), exact) / last)
     return ops.stack(ops.meshgrid(*axes, indexing="ij"), axis=-1)
 
 
@@ -84,6 +87,7 @@ def position_keys(
     inverses = group.matrices[group.inverse]
     matrices = ops.convert_to_tensor(inverses, dtype=coordinates.dtype)
     seen = ops.einsum("hij,xyj->xyhi", matrices, coordinates)
+    kernel, bias = in_full_precision(kernel), in_full_precision(bias)
     return seen[..., 1:] * kernel[0] + seen[..., :1] * kernel[1] + bias
 
 

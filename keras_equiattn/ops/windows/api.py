@@ -338,9 +338,10 @@ def window_attention(
     of_keys: AffineMap = UNCHANGED,
     of_values: AffineMap = UNCHANGED,
     recompute: bool = True,
+    return_weights: bool = True,
 ) -> tuple[
     Float[Tensor, "batch new_height new_width order channels"],
-    Float[Tensor, "neighbours batch order heads new_height new_width"],
+    Float[Tensor, "neighbours batch order heads new_height new_width"] | None,
 ]:
     """Attention of each query over its window.
 
@@ -351,9 +352,10 @@ def window_attention(
         num_heads: number of heads, contiguous blocks of channels.
         of_keys, of_values: affine maps of the neighbours.
         recompute: see `window_scores`.
+        return_weights: whether to return the weights.
 
     Returns:
-        The weighted sums, and the weights.
+        The weighted sums, and the weights or None.
     """
     num_heads = _checks.integer(num_heads, "num_heads")
     _check_queries(query, keys, window, num_heads, of_keys)
@@ -369,12 +371,21 @@ def window_attention(
     if masked:
         size = tuple(ops.shape(keys)[1:3])
         tensors = (*tensors, _mask(window, size, seen[0]))
-    sides = keys_side, values_side
-    attend = gradients.attention(*sides, masked, recompute, _shapes(tensors))
-    y, weights = attend(*tensors)
+    attend = gradients.attention(
+        keys_side,
+        values_side,
+        masked,
+        return_weights,
+        recompute,
+        _shapes(tensors),
+    )
+    found = attend(*tensors)
+    y, weights = found if return_weights else (found, None)
     size = ops.shape(query)[:3]
     y = ops.reshape(y, (*size, order, values.shape[-1]))
-    return ops.cast(y, dtype), _elements_of(weights, order, num_heads)
+    if weights is not None:
+        weights = _elements_of(weights, order, num_heads)
+    return ops.cast(y, dtype), weights
 
 
 def _mask(

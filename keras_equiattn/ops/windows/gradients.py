@@ -157,10 +157,12 @@ def attention(
     of_keys: Side,
     of_values: Side,
     masked: bool,
+    return_weights: bool,
     recompute: bool,
     shapes: Any,
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Attention as a differentiable function: the sums, and the weights.
+) -> Callable[..., Any]:
+    """Attention as a differentiable function: the sums, and the weights if
+    asked for, since their gradient costs time even where it is zero.
 
     Of the query, what is seen as keys, what is seen as values, and with
     `masked` `(neighbours, 1, 1, 1, height, width)`, which is added to the
@@ -179,27 +181,29 @@ def attention(
             found = found + mask[0]
         weights = ops.exp(found - backend.log_sum_exp(found, axis=0))
         y = of_values.sums(_seen_by(of_values, weights), *values)
-        return (y, weights), (y, weights)
+        return (y, weights) if return_weights else y, (y, weights)
 
     def backward(
         tensors: tuple[Tensor, ...],
         kept: tuple[Tensor, Tensor],
-        d: tuple[Tensor | None, Tensor | None],
+        d: Any,
     ) -> tuple[Tensor, ...]:
         query, *rest = tensors
         keys, values, mask = parts(tuple(rest))
         y, weights = kept
+        d, upstream = d if return_weights else (d, None)
+        d = ops.zeros_like(y) if d is None else d
         d_weights, *d_values = of_values.sum_gradients(
-            d[0], _seen_by(of_values, weights), *values
+            d, _seen_by(of_values, weights), *values
         )
         d_weights = ops.reshape(d_weights, ops.shape(weights))
         # The mean of the gradient over the neighbours, from the sums: that
         # takes a number for each channel, not for each neighbour.
-        mean = of_values.mean_gradient(d[0], y)
+        mean = of_values.mean_gradient(d, y)
         mean = ops.reshape(mean, ops.shape(weights)[1:])
-        if d[1] is not None:
-            d_weights = d_weights + d[1]
-            mean = mean + ops.sum(weights * d[1], axis=0)
+        if upstream is not None:
+            d_weights = d_weights + upstream
+            mean = mean + ops.sum(weights * upstream, axis=0)
         d_scores = weights * (d_weights - mean)
         d_query, *d_keys = of_keys.score_gradients(d_scores, query, *keys)
         return (d_query, *d_keys, *d_values, *map(ops.zeros_like, mask))

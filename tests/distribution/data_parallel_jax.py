@@ -1,0 +1,69 @@
+"""One step of each family under `DataParallel`: its collectives, its loss."""
+
+import sys
+
+import jax
+import keras
+import numpy as np
+from families import build
+from families import FAMILIES
+from families import images
+from families import loss
+
+FORBIDDEN = "all-gather", "all-to-all", "collective-permute", "reduce-scatter"
+
+# A weight that all neighbours share gets a gradient in each step of the loop
+# over them, a few numbers each.
+SUMS_IN_LOOPS = "lifting", "gsa", "gsa_global", "acmix_patchwise"
+
+
+def check(name, distribution):
+    """Compares a step on all devices with that on one."""
+    layer, x = build(name), images(name)
+
+    def step(weights, x):
+        def of(weights):
+            y, _ = layer.stateless_call(
+                weights, [v.value for v in layer.non_trainable_variables], x
+            )
+            return loss(y)
+
+        return jax.value_and_grad(of)(weights)
+
+    weights = [np.asarray(v.value) for v in layer.trainable_variables]
+    layout = distribution.get_data_layout(x.shape)
+    shared = keras.distribution.distribute_tensor(x, layout)
+    values = [v.value for v in layer.trainable_variables]
+    compiled = jax.jit(step).lower(values, shared).compile()
+    lines = compiled.as_text().splitlines()
+    found = [line for line in lines if any(f" {k}" in line for k in FORBIDDEN)]
+    assert not found, (name, found[:3])
+    sums = [line for line in lines if " all-reduce(" in line]
+    assert sums, name
+    if name not in SUMS_IN_LOOPS:
+        assert not any("while/body" in line for line in sums), (name, sums)
+    expected = jax.jit(step)(weights, x)
+    actual = compiled(values, shared)
+    # Some gradients are zero: the largest number is the scale of all.
+    pairs = [
+        (np.asarray(one), np.asarray(other))
+        for one, other in zip(
+            jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True
+        )
+    ]
+    scale = max(np.abs(one).max() for one, _ in pairs)
+    error = max(np.abs(one - other).max() for one, other in pairs) / scale
+    assert error < 1e-5, (name, error)
+
+
+def main(names):
+    devices = keras.distribution.list_devices()
+    assert len(devices) == 4, devices
+    distribution = keras.distribution.DataParallel(devices=devices)
+    keras.distribution.set_distribution(distribution)
+    for name in names or FAMILIES:
+        check(name, distribution)
+        print("checked", name, flush=True)
+
+
+main(sys.argv[1:])

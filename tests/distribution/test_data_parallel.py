@@ -1,0 +1,69 @@
+"""Batches that lie on several devices or processes, under each backend.
+
+Each program runs in its own process, since devices are made when a backend
+starts.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+HERE = Path(__file__).parent
+# TensorFlow takes half a minute for each.
+SOME = ["asc", "full", "gsa", "acmix"]
+if keras.backend.backend() == "tensorflow":
+    SOME = SOME[:1]
+FAMILIES = pytest.mark.parametrize(
+    "families",
+    [
+        pytest.param(SOME, id="some"),
+        pytest.param([], id="all", marks=pytest.mark.slow),
+    ],
+)
+
+
+def run(program, families, **environment):
+    done = subprocess.run(
+        [sys.executable, str(HERE / program), *families],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE.parents[1]),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    checked = [line.split()[1] for line in done.stdout.splitlines()]
+    assert set(checked) >= set(families or SOME)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="`DataParallel` is for JAX."
+)
+@FAMILIES
+def test_data_parallel_step_only_sums_gradients(families):
+    """No images move between devices, and loss and gradients agree."""
+    run(
+        "data_parallel_jax.py",
+        families,
+        JAX_PLATFORMS="cpu",
+        # The collectives are there before XLA writes code for the machine.
+        XLA_FLAGS="--xla_force_host_platform_device_count=4 "
+        "--xla_backend_optimization_level=0 "
+        "--xla_llvm_disable_expensive_passes=true",
+    )
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="See the other test."
+)
+@FAMILIES
+def test_replicas_have_the_losses_of_one_device(families):
+    """Of three steps: `MirroredStrategy`, or `DistributedDataParallel`."""
+    run("steps.py", families)
