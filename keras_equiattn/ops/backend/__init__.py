@@ -7,6 +7,7 @@ from keras_equiattn.ops.backend.autodiff import custom_vjp
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.autodiff import without_gradient
 from keras_equiattn.ops.backend.loops import by_parts
+from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
@@ -57,6 +58,7 @@ __all__ = [
     "log_sum_exp",
     "maximum",
     "on_cpu",
+    "one_by_one",
     "overlap_add",
     "overlapping",
     "own_windows_of",

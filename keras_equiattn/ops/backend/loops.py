@@ -121,6 +121,30 @@ def by_parts(function: Function, x: Tensor, axis: int, joined: int) -> Tensor:
     return ops.reshape(parts, shape)
 
 
+def one_by_one(function: Function, x: Tensor, *others: Tensor) -> Tensor:
+    """A function of numbers, of one slice of the first axis after the other.
+
+    Of all at once where XLA does not compile for a CPU. There, XLA would make
+    the function part of whatever uses its result, and read the arguments as
+    often in place of it. The result takes the memory of `x`.
+
+    Args:
+        function: from a slice of each tensor to one of the same shape.
+        x, *others: tensors of the same shape.
+    """
+    if not find_target(x, *others).xla_on_cpu:
+        return function(x, *others)
+
+    def step(x: Tensor, piece: Any) -> Any:
+        number, *slices = piece
+        found = function(x[number], *slices)
+        start = (number, *[0] * (len(x.shape) - 1))
+        return ops.slice_update(x, start, found[None]), ()
+
+    pieces = (ops.arange(ops.shape(x)[0], dtype="int32"), *others)
+    return scan(step, x, pieces)[0]
+
+
 def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
     """The same with `tf.while_loop`, which XLA compiles to one loop."""
     import tensorflow as tf

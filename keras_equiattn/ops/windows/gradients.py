@@ -204,7 +204,9 @@ def attention(
         if upstream is not None:
             d_weights = d_weights + upstream
             mean = mean + ops.sum(weights * upstream, axis=0)
-        d_scores = weights * (d_weights - mean)
+        d_scores = backend.one_by_one(
+            lambda d, w: w * (d - mean), d_weights, weights
+        )
         d_query, *d_keys = of_keys.score_gradients(d_scores, query, *keys)
         return (d_query, *d_keys, *d_values, *map(ops.zeros_like, mask))
 

@@ -1,0 +1,273 @@
+"""Bytes that a training step of each family moves, and kernels that it runs.
+
+    KERAS_BACKEND=jax python benchmarks/traffic.py
+    KERAS_BACKEND=tensorflow python benchmarks/traffic.py
+    KERAS_BACKEND=torch python benchmarks/traffic.py
+    KERAS_BACKEND=torch python benchmarks/traffic.py --compiled
+
+A step is the output of a layer, with its linear maps, and the gradients of the
+sum of its squares with respect to weights and input. The numbers are the same
+on every machine whose compiler makes the same program, so noise does not touch
+them. They are counted at the level of kernels, in units of the input:
+
+- JAX and TensorFlow: operands and results of every instruction of the program
+  that XLA has compiled, see `xla_traffic.py`, and beside them what XLA's own
+  `cost_analysis` says (JAX), which counts what a fusion reads again;
+- PyTorch, one operator after the other: operands and results of each operator
+  that is no view;
+- PyTorch with `--compiled`: what Inductor says that its kernels access, and
+  the operators outside of them as before.
+
+"bound" is the least there is: every argument and every result of the step
+once, forward and backward. Writes
+`benchmarks/results/traffic-<backend>-<dtype>-<batch>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import xla_traffic
+
+from keras_equiattn import layers
+from keras_equiattn.applications import reporting
+
+RESULTS = Path(__file__).parent / "results"
+# For each family what makes the layer and the shape of its input without the
+# batch: 64 channels in all.
+FAMILIES = {
+    "conv2d": (
+        lambda: keras.layers.Conv2D(64, 3, padding="same"),
+        (32, 32, 64),
+    ),
+    "sasa": (
+        lambda: layers.StandAloneSelfAttention2D(
+            64, kernel_size=5, num_heads=8, group="z2"
+        ),
+        (32, 32, 64),
+    ),
+    "asc": (
+        lambda: layers.AffineSelfConv2D(
+            64, kernel_size=5, num_heads=8, group="z2"
+        ),
+        (32, 32, 64),
+    ),
+    "acmix": (lambda: layers.ACmix2D(64, group="z2"), (32, 32, 64)),
+    "asc_p4": (
+        lambda: layers.AffineSelfConv2D(
+            16, kernel_size=5, num_heads=8, group="p4"
+        ),
+        (32, 32, 4, 16),
+    ),
+    "acmix_p4": (lambda: layers.ACmix2D(16, group="p4"), (32, 32, 4, 16)),
+    "full_attention_p4": (
+        lambda: layers.AttentiveGroupConv2D(16, 3, group="p4", padding="same"),
+        (16, 16, 4, 16),
+    ),
+    "gsa_p4": (
+        lambda: layers.GroupSelfAttention2D(20, 5, 9, 5, "p4"),
+        (14, 14, 4, 20),
+    ),
+    "gsa_global_p4": (
+        lambda: layers.GroupSelfAttention2D(20, 5, 9, None, "p4"),
+        (7, 7, 4, 20),
+    ),
+}
+
+
+def measure(
+    name: str, batch: int, dtype: str, compiled: bool
+) -> dict[str, Any]:
+    """Traffic of a step of this family, in units of its input."""
+    make, shape = FAMILIES[name]
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(dtype)
+    layer = make()
+    layer.build((batch, *shape))
+    keras.config.set_dtype_policy("float32")
+    x = np.random.default_rng(0).normal(size=(batch, *shape))
+    x = keras.ops.cast(x, layer.compute_dtype)
+    unit = math.prod(x.shape) * _bytes_of(layer.compute_dtype)
+    start = time.perf_counter()
+    found = {
+        "jax": _jax,
+        "tensorflow": _tensorflow,
+        "torch": _torch_compiled if compiled else _torch,
+    }[keras.backend.backend()](layer, x)
+    seconds = time.perf_counter() - start
+    for what in ("bytes", "cost_analysis", "inductor"):
+        if what in found:
+            found[what.replace("bytes", "moved")] = round(
+                found.pop(what) / unit, 1
+            )
+    return {
+        **found,
+        "bound": round(_bound(layer, x) / unit, 1),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _bytes_of(dtype: str) -> int:
+    """Bytes of a number."""
+    return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[dtype]
+
+
+def _bound(layer: Any, x: Any) -> float:
+    """Bytes of input, weights and output, and of their gradients."""
+    y = layer.compute_output_shape(tuple(x.shape))
+    size = _bytes_of(layer.compute_dtype)
+    weights = sum(
+        math.prod(v.shape) * _bytes_of(v.dtype)
+        for v in layer.trainable_variables
+    )
+    # Input and weights are read forward and backward.
+    return 3 * (math.prod(x.shape) * size + weights) + 2 * math.prod(y) * size
+
+
+def _jax(layer: Any, x: Any) -> dict[str, Any]:
+    import jax
+
+    others = [v.value for v in layer.non_trainable_variables]
+
+    def loss(weights: Any, x: Any) -> Any:
+        y, _ = layer.stateless_call(weights, others, x)
+        return (y.astype("float32") ** 2).sum()
+
+    weights = [v.value for v in layer.trainable_variables]
+    step = jax.jit(jax.grad(loss, (0, 1))).lower(weights, x).compile()
+    memory = step.memory_analysis()
+    return {
+        **xla_traffic.count(step.as_text())._asdict(),
+        "cost_analysis": step.cost_analysis()["bytes accessed"],
+        "temporaries_mib": round(memory.temp_size_in_bytes / 2**20, 1),
+    }
+
+
+def _tensorflow(layer: Any, x: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    weights = [v.value for v in layer.trainable_variables]
+
+    @tf.function(jit_compile=True)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.cast(layer(x), "float32") ** 2)
+        return tape.gradient(loss, [x, *weights])
+
+    text = step.experimental_get_compiler_ir(x)(stage="optimized_hlo")
+    return xla_traffic.count(text)._asdict()
+
+
+def _torch_step(layer: Any, x: Any) -> None:
+    y = layer(x)
+    (y.float() ** 2).sum().backward()
+
+
+def _torch(layer: Any, x: Any) -> dict[str, Any]:
+    """Of every operator that is no view."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        bytes = kernels = 0
+
+        def __torch_dispatch__(
+            self, f: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = f(*args, **(kwargs or {}))
+            # An empty tensor is made without touching its memory.
+            if f.is_view or "_unsafe_view" in str(f) or "empty" in str(f):
+                return result
+            tensors = torch.utils._pytree.tree_leaves((args, kwargs, result))
+            self.bytes += sum(
+                _spanned(t) for t in tensors if isinstance(t, torch.Tensor)
+            )
+            self.kernels += 1
+            return result
+
+    x.requires_grad_()
+    _torch_step(layer, x)
+    with Count() as counted:
+        _torch_step(layer, x)
+    return {"bytes": counted.bytes, "kernels": counted.kernels}
+
+
+def _spanned(x: Any) -> int:
+    """Bytes of memory behind a tensor, less than its own if parts overlap."""
+    if not x.numel():
+        return 0
+    steps = zip(x.shape, x.stride(), strict=True)
+    extent = 1 + sum((n - 1) * abs(step) for n, step in steps)
+    return min(x.numel(), extent) * x.element_size()
+
+
+def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
+    """Of kernels of Inductor and of the operators outside of them."""
+    import logging
+
+    from torch._inductor import metrics
+    from torch._inductor.compile_fx import inductor_metrics_log
+
+    from keras_equiattn.ops.backend import inductor
+
+    # Inductor counts bytes only where it logs them.
+    inductor_metrics_log.setLevel(logging.INFO)
+    inductor_metrics_log.info = lambda *_, **__: None
+    metrics.reset()
+    x.requires_grad_()
+    for _ in range(inductor.PATIENCE + 1):
+        _torch_step(layer, x)
+    inside, kernels = metrics.num_bytes_accessed, metrics.generated_kernel_count
+    if not kernels:
+        raise RuntimeError("Inductor has compiled nothing.")
+    outside = _torch(layer, x)
+    return {
+        "bytes": inside + outside["bytes"],
+        "inductor": inside,
+        "kernels": kernels + outside["kernels"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument(
+        "--families", nargs="+", choices=tuple(FAMILIES), default=FAMILIES
+    )
+    options = parser.parse_args()
+    backend = keras.backend.backend()
+    if options.compiled and backend != "torch":
+        parser.error("--compiled goes with KERAS_BACKEND=torch")
+    if options.batch < 1:
+        parser.error(f"--batch must be positive. Received: {options.batch}")
+    results = {}
+    for name in options.families:
+        results[name] = measure(
+            name, options.batch, options.dtype, options.compiled
+        )
+        print(name, results[name], flush=True)
+    results |= {
+        "settings": {**vars(options), "families": list(options.families)},
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    date = datetime.date.today().isoformat()
+    how = f"{backend}-inductor" if options.compiled else backend
+    name = f"traffic-{how}-{options.dtype}-{options.batch}-{date}.json"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
