@@ -93,7 +93,7 @@ class GroupedACmix2D(layers.ACmix2D):
 class UnfoldedAttention(layers.ACmix2D):
     """The neighbours of all pixels side by side."""
 
-    def _attend(self, query, keys, values):
+    def _attend(self, query, keys, values, return_weights):
         size = self.filters // self.num_heads
         batch, height, width = query.shape[:3]
         heads = (batch, height, width, self.num_heads, size)

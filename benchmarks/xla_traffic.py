@@ -130,19 +130,36 @@ class _Program:
             kernels += times
         return Traffic(total, kernels)
 
-    @staticmethod
-    def _inside(one: Instruction) -> list[tuple[str, int]]:
+    def _inside(self, one: Instruction) -> list[tuple[str, int]]:
         """What an instruction runs, and how often."""
         if one.operation != "while":
             names = one.called("to_apply")
             names += re.findall(r"%([\w.\-]+)", _braces(one.rest))
             return [(name, 1) for name in names]
         trips = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
-        if trips is None:
+        (condition,) = one.called("condition")
+        count = int(trips[1]) if trips else self._limit(condition)
+        return [(one.called("body")[0], count)]
+
+    def _limit(self, condition: str) -> int:
+        """The number that a counter from zero is compared with.
+
+        TensorFlow compares it twice, which XLA does not count the trips of.
+        """
+        texts = [condition]
+        for one in self.computations[condition]:
+            texts += one.called("calls")
+        limits = {
+            int(one.rest.split(")")[0])
+            for text in texts
+            for one in self.computations[text]
+            if one.operation == "constant" and one.kind == "s32[]"
+        }
+        if len(limits) != 1:
             raise ValueError(
-                f"XLA does not know how often the loop {one.name} runs."
+                f"Nobody knows how often the loop with {condition} runs."
             )
-        return [(one.called("body")[0], int(trips[1]))]
+        return limits.pop()
 
     def _moved(self, one: Instruction, kinds: dict[str, str]) -> int:
         operands = [size_of(kinds.get(name, "")) for name in one.operands]

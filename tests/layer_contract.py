@@ -162,6 +162,7 @@ class LayerContract:
     def test_dynamic_batch(self, case):
         check_dynamic_batch(case)
 
+    @pytest.mark.torch_first
     def test_empty_batch(self, case):
         if not self.empty_batches:
             pytest.skip("not all backends take a maximum of none")

@@ -20,6 +20,7 @@ from keras_equiattn.ops.papers.affine import relative_positions
 from keras_equiattn.ops.papers.affine import transformed_query
 from keras_equiattn.ops.windows.api import AffineMap
 from keras_equiattn.ops.windows.api import by_position
+from keras_equiattn.ops.windows.api import UNCHANGED
 from keras_equiattn.ops.windows.api import window_attention
 
 
@@ -95,9 +96,10 @@ class BaseWindowAttention2D(LinearMapsLayer):
     def build_maps(self, channels: int) -> None:
         raise NotImplementedError(f"{type(self).__name__}.build_maps")
 
-    def attended(self, x: Tensor) -> tuple[Any, ...]:
-        """Queries, keys and values, and affine maps of keys and of values if
-        there are any: see `window_attention`."""
+    def attended(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
+        """Queries, keys, values, and affine maps of keys and of values."""
         raise NotImplementedError(f"{type(self).__name__}.attended")
 
     def call_channels_last(self, x: Tensor) -> Tensor:
@@ -127,16 +129,17 @@ class BaseWindowAttention2D(LinearMapsLayer):
         self, x: Tensor, return_weights: bool = True
     ) -> tuple[Tensor, Any]:
         """Weighted sums and weights, see `window_attention`."""
-        query, keys, values, *affine = self.attended(x)
+        query, keys, values, of_keys, of_values = self.attended(x)
         return window_attention(
             query,
             keys,
             values,
             self.window,
             self.num_heads,
-            *affine,
-            recompute=self.recompute,
-            return_weights=return_weights,
+            of_keys,
+            of_values,
+            self.recompute,
+            return_weights,
         )
 
     @property
@@ -287,7 +290,9 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         self._add_window("row_embedding", rows, self.filters // 2)
         self._add_window("column_embedding", columns, self.filters // 2)
 
-    def attended(self, x: Tensor) -> tuple[Any, ...]:
+    def attended(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
         positions = relative_positions(
             ops.convert_to_tensor(self.row_embedding),
             ops.convert_to_tensor(self.column_embedding),
@@ -299,6 +304,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             self._linear(x, "key"),
             self._linear(x, "value"),
             positions,
+            UNCHANGED,
         )
 
 
@@ -401,7 +407,9 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
         self._add_window("psi", self.group.order, rows, columns, self.filters)
         self._add_window("beta", rows, columns, self.filters)
 
-    def attended(self, x: Tensor) -> tuple[Any, ...]:
+    def attended(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
         x = self._linear(x, "input")
         affine = self._affine()
         query = centre_query(x, *affine) * self._scale
@@ -519,7 +527,9 @@ class AffineSelfConv2D(BaseWindowAttention2D):
             self._add_window(f"{name}_psi", order, *size)
             self._add_window(f"{name}_beta", *size)
 
-    def attended(self, x: Tensor) -> tuple[Any, ...]:
+    def attended(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
         kernel, bias = transformed_query(
             ops.convert_to_tensor(self.query_kernel),
             ops.convert_to_tensor(self.query_bias),

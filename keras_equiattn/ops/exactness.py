@@ -139,8 +139,8 @@ def _reversible(axis: _Axis, padding: str, allow_unknown: bool) -> bool:
         # Of windows with gaps between them, the last may end too early.
         gaps = same_padding(*axis)
         return gaps >= 0 and gaps % 2 == 0
-    if axis.strides == 1:  # no window position is left over
-        return True
+    if axis.strides == 1 or axis.size is None:
+        return True  # no window position is left over
     return (axis.size - extent) % axis.strides == 0
 
 

@@ -85,7 +85,10 @@ class FilterWindow:
 
     def output_size(self, size: Shape, padding: str) -> list[int | None]:
         """Height and width of the output for an input without padding."""
-        return [output_size(*axis, padding) for axis in self._axes(size)]
+        return [
+            output_size(length, window, strides, dilation, padding)
+            for length, window, strides, dilation in self._axes(size)
+        ]
 
     def padding(self, size: Shape, padding: str) -> list[tuple[int, int]]:
         """Zeros before and after along both axes, as Keras pads."""

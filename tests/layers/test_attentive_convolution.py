@@ -454,6 +454,7 @@ def test_input_channels_in_groups(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="PyTorch compiles no responses."
 )

@@ -148,7 +148,8 @@ class BaseACmix2D(TwoPaths):
             maps = [self._linear(queries_at(x, self.window), "query")]
             maps += [self._linear(x, name) for name in ("key", "value")]
             convolved = self.convolved(x)
-        attention, weights = self._attend(*maps, return_weights)
+        query, keys, values = maps
+        attention, weights = self._attend(query, keys, values, return_weights)
         return self.sum_of_paths(attention, convolved), weights
 
     def _attend(

@@ -201,7 +201,7 @@ def convolve(
     Outside of the image the linear maps are zero.
     """
     kernel, bias = convolution
-    window = FilterWindow(kernel.shape[:2], (1, 1), dilation_rate)
+    window = FilterWindow(tuple(kernel.shape[:2]), (1, 1), dilation_rate)
     around = window.padding((None, None), "same")
     options = {
         "strides": strides,
@@ -254,7 +254,7 @@ def convolve_maps(
     count = kernel.shape[2]
     x = ops.reshape(x, (*outer, count, size))
     x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, count * size))
-    window = FilterWindow(kernel.shape[:2], (1, 1), dilation_rate)
+    window = FilterWindow(tuple(kernel.shape[:2]), (1, 1), dilation_rate)
     around = window.padding((None, None), "same")
     return conv(
         ops.pad(x, [(0, 0), *around, (0, 0)]),

@@ -28,12 +28,12 @@ class Reduced(NamedTuple):
     Attributes:
         total: their sum `(batch, height, width, filters)`.
         maximum: the largest, likewise.
-        index: of its channel, the first of equal ones, likewise.
+        channel: which it belongs to, the first of equal ones, likewise.
     """
 
     total: Tensor
     maximum: Tensor | None = None
-    index: Tensor | None = None
+    channel: Tensor | None = None
 
 
 def responses(
@@ -204,7 +204,7 @@ def through_attention(
         hits = _hits(responses(window, plan, planes, kernel), floor)
         terms = [ops.cast(hits, _dtype(planes))]
         if of_maxima is not None:
-            at = _is_at(reduced.index, number)
+            at = _is_at(reduced.channel, number)
             terms.append(ops.where(at, of_maxima, 0.0))
         terms = [
             ops.reshape(x, (*ops.shape(x)[:2], -1, filters)) for x in terms

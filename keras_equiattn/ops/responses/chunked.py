@@ -226,7 +226,7 @@ def _chunk_gradients(
         d_total = upstream * gate + d_two[..., 0, :] / planes.shape[0]
         d_maximum = d_two[..., 1, :]
     of_channel = None
-    if form.has_channel:
+    if alpha is not None:
         floor = channels.rounded_down(peaks, planes, kernel)
         d_log, count = channels.through_attention(
             window,
@@ -259,7 +259,7 @@ def _chunk_gradients(
         planes,
         kernel,
         d_total,
-        reduced.index,
+        reduced.channel,
         d_maximum,
         of_channel,
     )

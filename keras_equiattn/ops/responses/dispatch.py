@@ -116,7 +116,8 @@ def _plane_bytes(batch: int | None, size: Shape, like: Tensor) -> int:
     """Bytes of one output channel of the whole batch, in full precision."""
     double = keras.backend.standardize_dtype(like.dtype) == "float64"
     height, width = size
-    known = height is not None and width is not None
-    pixels = height * width if known else ASSUMED_PIXELS
+    pixels = ASSUMED_PIXELS
+    if height is not None and width is not None:
+        pixels = height * width
     images = ASSUMED_BATCH if batch is None else batch
     return max((8 if double else 4) * images * pixels, 1)

@@ -1,0 +1,91 @@
+"""The counts of bytes and kernels, on programs whose traffic is known."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+BACKEND = keras.backend.backend()
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+
+
+def compiled(function, *arguments):
+    import jax
+
+    return jax.jit(function).lower(*arguments).compile().as_text()
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="The programs are written in JAX.")
+class TestXLA:
+    x = np.zeros((64, 128), "float32")
+
+    def test_fusion_moves_what_goes_in_and_out(self):
+        import xla_traffic
+
+        text = compiled(lambda x, y: (2 * x + y) * y, self.x, self.x)
+        assert xla_traffic.count(text) == (3 * self.x.nbytes, 1)
+
+    def test_slices_count_what_they_read(self):
+        import xla_traffic
+
+        text = compiled(lambda x: x[:8] + x[8:16], self.x)
+        assert xla_traffic.count(text) == (3 * 8 * 128 * 4, 1)
+
+    @pytest.mark.parametrize("trips", [3, 7])
+    def test_loops_count_for_each_trip(self, trips):
+        import jax
+        import xla_traffic
+
+        def step(y, _):
+            return y @ y, None
+
+        x = np.zeros((64, 64), "float32")
+        text = compiled(
+            lambda x: jax.lax.scan(step, x, None, length=trips)[0], x
+        )
+        found = xla_traffic.count(text)
+        # Operands and result of a product, at least, and some copies.
+        assert 3 * trips <= found.bytes / x.nbytes <= 5 * trips + 8
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Operators of PyTorch.")
+def test_operators_count_operands_and_results():
+    import torch
+    import traffic
+
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return torch.exp(x.T).sum(0)
+
+    x = torch.zeros(16, 32)
+    found = traffic._torch(Twice(), x)
+    # Of each operator the large tensors: exp 2, its product in the backward
+    # pass 3, the first sum 1; what has 16 numbers is 1/32 of x.
+    large = found["bytes"] / (x.numel() * 4)
+    assert 6 <= large < 9
+    assert found["kernels"] >= 5
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Operators of PyTorch.")
+def test_overlapping_views_count_their_memory_once():
+    import torch
+    import traffic
+
+    windows = torch.zeros(10).as_strided((8, 3), (1, 1))
+    assert traffic._spanned(windows) == 40
+    assert traffic._spanned(torch.zeros(1).expand(7)) == 4
+    assert traffic._spanned(torch.zeros(0, 3)) == 0
+
+
+@pytest.mark.parametrize("name", ["conv2d"])
+def test_families_are_measured(name):
+    import traffic
+
+    found = traffic.measure(name, 1, "float32", False)
+    assert found["moved"] > found["bound"] > 3
+    assert found["kernels"] > 1
