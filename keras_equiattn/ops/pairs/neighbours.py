@@ -23,9 +23,9 @@ from typing import Any
 from keras import ops
 
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import MASKED
-from keras_equiattn.ops.windows import bands as window_bands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +197,20 @@ def _flat(x: Tensor) -> Tensor:
     return ops.reshape(x, (*ops.shape(x)[:3], -1))
 
 
+def _diagonals(
+    x: Float[Tensor, "*outer rows columns"],
+) -> Float[Tensor, "*outer rows more"]:
+    """Entries `(i, i + c)` of matrices, for every `c` that they all have.
+
+    Rows that are one longer start one further along each time.
+    """
+    *outer, rows, columns = ops.shape(x)
+    x = ops.reshape(x, (*outer, rows * columns))
+    x = ops.pad(x, ((0, 0),) * len(outer) + ((0, rows),))
+    x = ops.reshape(x, (*outer, rows, columns + 1))
+    return x[..., : columns - rows + 1]
+
+
 def _within(place: Tensor, limit: Any) -> Tensor:
     return ops.logical_and(place >= 0, place < limit)
 
@@ -241,9 +255,7 @@ class ImageNeighbours:
         scores = ops.transpose(query) @ encoding
         rows, outputs = ops.shape(scores)[:2]
         shape = (rows, outputs, elements, heads, width, 2 * width - 1)
-        scores = ops.flip(
-            window_bands.diagonals(ops.reshape(scores, shape)), axis=-2
-        )
+        scores = ops.flip(_diagonals(ops.reshape(scores, shape)), axis=-2)
         scores = ops.transpose(scores, (0, 5, 1, 2, 3, 4))
         return ops.reshape(scores, (-1, outputs, elements, heads, width))
 

@@ -9,6 +9,7 @@ known. `ops.window_form` says what the functions compute.
 from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_equiattn.ops import backend
@@ -17,6 +18,9 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Neighbour
 
+# Neighbours up to which all are written out: 11 x 11 take a compiler less than
+# 16 s (AMD EPYC, two cores, JAX 0.10.2). Of more, it gets one row.
+WRITTEN_OUT = 121
 # Neighbours that one reduction over the channels is made for: with more, a core
 # has too few registers, with fewer, queries and keys are read again and again.
 TOGETHER = 5
@@ -26,39 +30,64 @@ SHORT = 8
 
 
 def scores(
-    form: Form, x: Tensor, k: Tensor, w: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """The derivative with respect to `a`."""
+    form: Form,
+    x: Float[Tensor, "batch height width elements channels"],
+    k: Float[Tensor, "frames batch rows columns key_elements channels"],
+    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
+    bias: Float[Tensor, "neighbours elements channels"] | None,
+) -> Float[Tensor, "neighbours batch elements heads height width"]:
+    """The derivative of the form with respect to `a`."""
     x, k = _planes(form, x), _planes(form, k)
-    w, bias = _weights(form, w), _weights(form, bias)
-    found = []
-    for some in _some(form):
-        seen = _seen(form, some, k, w, bias, tuple(x.shape[-2:]))
-        found += _channel_sums([x * y for y in seen])
-    return ops.stack(found)
+    size = tuple(ops.shape(x)[-2:])
+
+    def step(some: Form, _: Any, first: Any, *weights: Any) -> Any:
+        found = []
+        for numbers in _some(some):
+            seen = _seen(
+                some, numbers, _rows_from(k, first, some, size), size, *weights
+            )
+            found += _channel_sums([x * y for y in seen])
+        return (), ops.stack(found)
+
+    weights = _weights(form, w), _weights(form, bias)
+    return _over_neighbours(form, step, (), weights, like=x)[1]
 
 
 def weighted_sums(
-    form: Form, a: Tensor, k: Tensor, w: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """The derivative with respect to `x`."""
-    k, w, bias = _planes(form, k), _weights(form, w), _weights(form, bias)
+    form: Form,
+    a: Float[Tensor, "neighbours batch elements heads height width"],
+    k: Float[Tensor, "frames batch rows columns key_elements channels"],
+    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
+    bias: Float[Tensor, "neighbours elements channels"] | None,
+) -> Float[Tensor, "batch height width elements channels"]:
+    """The derivative of the form with respect to `x`."""
+    k = _planes(form, k)
     a = ops.expand_dims(a, axis=4)
-    total: Any = 0.0
-    for some in _some(form):
-        seen = _seen(form, some, k, w, bias, tuple(a.shape[-2:]))
-        for n, y in zip(some, seen, strict=True):
-            total = total + a[n] * y
-    return _pixels(total)
+    size = tuple(ops.shape(a)[-2:])
+
+    def step(
+        some: Form, total: Tensor, first: Any, a: Tensor, *weights: Any
+    ) -> Any:
+        near = _rows_from(k, first, some, size)
+        for numbers in _some(some):
+            seen = _seen(some, numbers, near, size, *weights)
+            for n, y in zip(numbers, seen, strict=True):
+                total = total + a[n] * y
+        return total, ()
+
+    pieces = a, _weights(form, w), _weights(form, bias)
+    elements = ops.shape(a)[1:4], ops.shape(k)[4]
+    nothing = ops.zeros((*elements[0], elements[1], *size), k.dtype)
+    return _pixels(_over_neighbours(form, step, nothing, pieces)[0])
 
 
 def score_gradients(
     form: Form,
-    d: Tensor,
-    x: Tensor,
-    k: Tensor,
-    w: Tensor | None,
-    bias: Tensor | None,
+    d: Float[Tensor, "neighbours batch elements heads height width"],
+    x: Float[Tensor, "batch height width elements channels"],
+    k: Float[Tensor, "frames batch rows columns key_elements channels"],
+    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
+    bias: Float[Tensor, "neighbours elements channels"] | None,
 ) -> tuple[Tensor, ...]:
     """Gradients of `sum(scores * d)`: of x, k, and w and bias if given."""
     return (
@@ -70,11 +99,11 @@ def score_gradients(
 
 def sum_gradients(
     form: Form,
-    d: Tensor,
-    a: Tensor,
-    k: Tensor,
-    w: Tensor | None,
-    bias: Tensor | None,
+    d: Float[Tensor, "batch height width elements channels"],
+    a: Float[Tensor, "neighbours batch elements heads height width"],
+    k: Float[Tensor, "frames batch rows columns key_elements channels"],
+    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
+    bias: Float[Tensor, "neighbours elements channels"] | None,
 ) -> tuple[Tensor, ...]:
     """Gradients of `sum(weighted_sums * d)`: of a, k, w and bias."""
     return (
@@ -84,33 +113,55 @@ def sum_gradients(
     )
 
 
-def spread(form: Form, a: Tensor, x: Tensor, w: Tensor | None) -> Tensor:
-    """The derivative with respect to `k`."""
+def spread(
+    form: Form,
+    a: Float[Tensor, "neighbours batch elements heads height width"],
+    x: Float[Tensor, "batch height width elements channels"],
+    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
+) -> Float[Tensor, "frames batch rows columns key_elements channels"]:
+    """The derivative of the form with respect to `k`."""
     x, w = _planes(form, x), _weights(form, w)
-    down, along = form.reach
-    height, width = x.shape[4] + down, x.shape[5] + along
-    around = ((0, 0),) * 4 + ((down, down), (along, along))
-    a = ops.expand_dims(ops.pad(a, around), axis=4)
-    x = ops.pad(x, around)
-
-    def add(totals: list[Tensor], piece: Any) -> list[Tensor]:
-        a, x, w = piece
-        totals = list(totals)
-        for n, place in enumerate(form.neighbours):
-            i, j = down - place.row, along - place.column
-            rows, columns = slice(i, i + height), slice(j, j + width)
-            term = a[n, ..., rows, columns] * x[..., rows, columns]
-            total = totals[place.frame]
-            totals[place.frame] = total + (term if w is None else term * w[n])
-        return totals
-
     order = 1 if w is None else w.shape[2]
-    shape = (ops.shape(x)[0], order, *x.shape[2:4], height, width)
-    totals = [ops.zeros(shape, x.dtype) for _ in range(form.frames)]
-    if w is not None:
-        w = ops.moveaxis(w, 1, 0)
-    pieces = _elements(a, 2), _elements(x, 1), w
-    return _pixels(ops.stack(_loop(add, totals, pieces)))
+    batch, _, *channels, height, width = ops.shape(x)
+    _, along = form.reach
+
+    def step(some: Form, totals: Any, first: Any, a: Any, w: Any) -> Any:
+        down = some.reach[0]
+        around = ((down, down), (along, along))
+        size = height + down, width + along
+        a = ops.pad(ops.expand_dims(a, 4), ((0, 0),) * 5 + around)
+        queries = ops.pad(x, ((0, 0),) * 4 + around)
+
+        def add(found: list[Tensor], piece: Any) -> list[Tensor]:
+            a, x, w = piece
+            found = list(found)
+            for n, place in enumerate(some.neighbours):
+                i, j = down - place.row, along - place.column
+                rows, columns = slice(i, i + size[0]), slice(j, j + size[1])
+                term = a[n, ..., rows, columns] * x[..., rows, columns]
+                if w is not None:
+                    term = term * w[n]
+                found[place.frame] = found[place.frame] + term
+            return found
+
+        shape = batch, order, *channels, *size
+        nothing = [ops.zeros(shape, x.dtype) for _ in range(form.frames)]
+        pieces: Any = _elements(a, 2), _elements(queries, 1), w
+        if w is not None:
+            pieces = *pieces[:2], ops.moveaxis(w, 1, 0)
+        found = _loop(add, nothing, pieces)
+        if totals is None:
+            return found, ()
+        start = 0, 0, 0, 0, first, 0
+        return [
+            ops.slice_update(total, start, ops.slice(total, start, shape) + y)
+            for total, y in zip(totals, found, strict=True)
+        ], ()
+
+    shape = batch, order, *channels, height + form.reach[0], width + along
+    totals = [ops.zeros(shape, x.dtype)] if _rows(form) else None
+    found, _ = _over_neighbours(form, step, totals, (a, w))
+    return _pixels(ops.stack(found))
 
 
 def correlate(
@@ -129,33 +180,110 @@ def correlate(
     if not weighted and not biased:
         return []
     x, k = _planes(form, x), _planes(form, k)
-    # (batch, elements, heads, 1, height, width) for each neighbour.
-    a = ops.expand_dims(a, axis=4)
+    size = tuple(ops.shape(x)[-2:])
     elements = k.shape[2] if weighted else 0
-    of_w, of_bias = [], []
-    for some in _some(form):
-        terms = []
-        for n in some:
-            product = a[n] * x
-            seen = _window(k, form.neighbours[n], x.shape[-2:])
-            terms += [product * seen[:, None, r] for r in range(elements)]
-            terms += [product] if biased else []
-        sums = [
-            ops.sum(y, axis=(0, 4))
-            for y in backend.sums_together(terms, axis=4)
-        ]
-        while sums:
-            of_w += [sums.pop(0) for _ in range(elements)]
-            of_bias += [sums.pop(0)] if biased else []
-    found = []
-    if weighted:
-        # (neighbours, key elements, elements, heads, channels)
-        of_all = ops.stack(of_w)
-        shape = (len(form.neighbours), elements, *of_all.shape[1:])
-        found.append(ops.swapaxes(ops.reshape(of_all, shape), 1, 2))
-    if biased:
-        found.append(ops.stack(of_bias))
+
+    def step(some: Form, _: Any, first: Any, a: Tensor) -> Any:
+        near = _rows_from(k, first, some, size)
+        # (batch, elements, heads, 1, height, width) for each neighbour.
+        a = ops.expand_dims(a, axis=4)
+        of_w, of_bias = [], []
+        for numbers in _some(some):
+            terms = []
+            for n in numbers:
+                product = a[n] * x
+                seen = _window(near, some.neighbours[n], size)
+                terms += [product * seen[:, None, r] for r in range(elements)]
+                terms += [product] if biased else []
+            sums = [
+                ops.sum(y, axis=(0, 4))
+                for y in backend.sums_together(terms, axis=4)
+            ]
+            while sums:
+                if weighted:
+                    of_w.append(ops.stack(sums[:elements], axis=1))
+                    sums = sums[elements:]
+                of_bias += [sums.pop(0)] if biased else []
+        return (), [ops.stack(found) for found in (of_w, of_bias) if found]
+
+    like = [x] * (weighted + biased)
+    _, found = _over_neighbours(form, step, (), (a,), like)
     return [_channels(w) for w in found]
+
+
+def _over_neighbours(
+    form: Form,
+    step: Callable[..., Any],
+    total: Any,
+    pieces: tuple[Tensor | None, ...],
+    like: Any = (),
+) -> tuple[Any, Any]:
+    """A step for all neighbours, or of a large window for one row at a time.
+
+    Args:
+        form: what is computed.
+        step: takes the form of some neighbours, the total, the row of the keys
+            that they start at, and what there is of each piece for them;
+            returns the total, and a nest of tensors with the neighbours first.
+        total: to start with.
+        pieces: tensors with the neighbours along the first axis, or None.
+        like: a nest of tensors with structure and dtypes of what is found.
+
+    Returns:
+        The last total, and what was found for all neighbours.
+    """
+    rows = _rows(form)
+    if rows is None:
+        return step(form, total, None, *pieces)
+    one, count, dilation = rows
+    numbers = ops.arange(count, dtype="int32") * dilation
+    cut = [
+        None
+        if x is None
+        else ops.reshape(x, (count, len(one.neighbours), *ops.shape(x)[1:]))
+        for x in pieces
+    ]
+
+    def row(total: Any, slices: Any) -> Any:
+        first, *left = slices
+        some = [None if x is None else left.pop(0) for x in pieces]
+        return step(one, total, first, *some)
+
+    given = [numbers, *(x for x in cut if x is not None)]
+    total, found = backend.scan(row, total, given, like)
+    return total, keras.tree.map_structure(
+        lambda x: ops.reshape(x, (len(form.neighbours), *ops.shape(x)[2:])),
+        found,
+    )
+
+
+def _rows(form: Form) -> tuple[Form, int, int] | None:
+    """How a window with many neighbours is cut into rows.
+
+    Returns:
+        The form of one row, how many there are, and how far apart they are;
+        None for a window that is written out as a whole.
+    """
+    if len(form.neighbours) <= WRITTEN_OUT or form.frames > 1:
+        return None
+    rows = sorted({place.row for place in form.neighbours})
+    columns = sorted({place.column for place in form.neighbours})
+    one = tuple(Neighbour(0, 0, column) for column in columns)
+    return form._replace(neighbours=one), len(rows), rows[-1] // (len(rows) - 1)
+
+
+def _rows_from(
+    k: Float[Tensor, "frames batch key_elements heads channels rows columns"],
+    first: Any,
+    form: Form,
+    size: tuple[Any, Any],
+) -> Float[Tensor, "frames batch key_elements heads channels some columns"]:
+    """The rows of the keys that neighbours of this form lie in."""
+    if first is None:
+        return k
+    *outer, _, columns = ops.shape(k)
+    shape = (*outer, size[0] + form.reach[0], columns)
+    return ops.slice(k, (0,) * 5 + (first, 0), shape)
 
 
 def _some(form: Form) -> list[range]:
@@ -171,10 +299,10 @@ def _seen(
     form: Form,
     some: range,
     k: Float[Tensor, "frames batch key_elements heads channels rows columns"],
+    size: tuple[Any, Any],
     w: Float[Tensor, "neighbours elements key_elements heads channels 1 1"]
     | None,
     bias: Float[Tensor, "neighbours elements heads channels 1 1"] | None,
-    size: tuple[int, int],
 ) -> list[Float[Tensor, "batch elements heads channels height width"]]:
     """Some of the neighbours, as the query elements see them."""
     found = []
