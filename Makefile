@@ -76,7 +76,6 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
-	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py profile; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 15; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py profile --repeats 15; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py folding --repeats 15; \

@@ -2,7 +2,6 @@
 
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py time
     KERAS_BACKEND=jax python benchmarks/group_self_attention.py memory
-    KERAS_BACKEND=torch python benchmarks/group_self_attention.py profile
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py angles
 
 "ours" is the rot-MNIST network as it is, "cubic" the same network with
@@ -12,10 +11,7 @@ with the gradient of the backend.
 `time` alternates training steps (`train_on_batch`) of both in one process, two
 at a time, of which the second counts: the first still pays for the memory that
 the other form has given back.
-`profile` times the parts of attention to a tile, as large as the layer takes
-it, each compiled by itself where the backend compiles, beside the whole of it:
-forward and backward pass of all tiles of a batch.
-On one core (`taskset -c 0 python ...`) both say so in the name of their file.
+On one core (`taskset -c 0 python ...`) it says so in the name of its file.
 `memory` (JAX) reads the size of the temporaries of a gradient step off the
 compiler. All of them have dropouts of 0.1 active. `angles` turns a smooth image
 by 45 degrees and compares what a lifting layer with random weights gives at
@@ -33,19 +29,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import timing
-from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.applications import GSANetRotMNIST
 from keras_equiattn.applications import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
-from keras_equiattn.ops import backend
-from keras_equiattn.ops.pairs import dispatch
-from keras_equiattn.ops.pairs import factors as pair_attention
-from keras_equiattn.ops.pairs.api import group_self_attention
-from keras_equiattn.ops.pairs.factors import Positions
-from keras_equiattn.ops.pairs.neighbours import WindowNeighbours
 
 RESULTS = Path(__file__).parent / "results"
 FORMS = ("ours", "cubic")
@@ -146,135 +135,6 @@ def temporaries(model: keras.Model, batch: int) -> float:
     return analysis.temp_size_in_bytes / 2**30
 
 
-def profile(options: argparse.Namespace) -> dict:
-    """Milliseconds of the parts of a tile, and nanoseconds of a pair."""
-    size, heads, channels, elements = 28, 9, 10, 4
-    rng = np.random.default_rng(0)
-    images, encoding, embedding = (
-        ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
-        for shape in (
-            (options.batch, size, size, elements, heads, channels),
-            (options.kernel_size, options.kernel_size, elements, channels // 2),
-            (elements, elements, channels - channels // 2),
-        )
-    )
-    seed = ops.convert_to_tensor([0, 0])
-    together, _ = dispatch.tiles(
-        images, images, encoding, True, dispatch.CPU_TILE
-    )
-    parts, pairs = parts_of_a_tile(
-        size, options.kernel_size, together, channels, elements
-    )
-    counts = dict.fromkeys(parts, pairs)
-    steps = {name: compiled(*part) for name, part in parts.items()}
-    whole = "both passes of all tiles"
-    counts[whole] = pairs * options.batch * heads // together
-    steps[whole] = timing.gradient_step(
-        lambda *tensors: group_self_attention(
-            *tensors, dropout=DROPOUT, seed=seed
-        ),
-        [*(ops.copy(images) for _ in "qkv"), encoding, embedding],
-    )
-    seconds = timing.alternate(steps, options.repeats, warm_up=2)
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    return {
-        "benchmark": "parts of attention to a tile of p4, 28 x 28 pixels in "
-        "heads of 10 channels, each by itself (medians)",
-        "heads of a tile": together,
-        "pairs of a tile, with those of padding": pairs,
-        "parts": {
-            name: {
-                "ms": round(1000 * median, 2),
-                "ns of a pair": round(1e9 * median / counts[name], 2),
-            }
-            for name, median in medians.items()
-        },
-    }
-
-
-def compiled(function: Callable, tensors: tuple) -> Callable:
-    """What runs it and waits, as compiled as within a layer."""
-    run = backend.without_gradient(function)
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        graph = tf.function(lambda: run(*tensors))
-        return lambda: [x.numpy() for x in keras.tree.flatten(graph())]
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return lambda: jax.block_until_ready(run(*tensors))
-    return lambda: run(*tensors)
-
-
-def parts_of_a_tile(
-    size: int, window: int, heads: int, channels: int, elements: int = 4
-) -> tuple[dict[str, tuple[Callable, tuple]], int]:
-    """What attention to a tile consists of, and how many pairs that has.
-
-    Returns:
-        Functions and their arguments by name, and the number of pairs.
-    """
-    windows = WindowNeighbours(window, size, size, 0, size)
-    rng = np.random.default_rng(0)
-
-    def draw(*shape):
-        return ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
-
-    pixels = size * windows.padded_width
-    around = (size + window - 1) * windows.padded_width + window - 1
-    query, upstream = (draw(channels, elements, heads, pixels) for _ in "qu")
-    keys, values = (draw(channels, elements, heads, around) for _ in "kv")
-    positions = Positions(
-        draw(window**2, elements, channels // 2),
-        draw(elements, elements, channels - channels // 2),
-    )
-    found = pair_attention.factors(windows, query, keys, positions, None)
-    weights = pair_attention.pair_weights(found)
-    seed = backend.seed_as_floats(ops.convert_to_tensor([0, 0]))
-
-    def dropout(seed):
-        seed = backend.prepared_seed(seed)
-        return lambda scores: backend.dropout_factors(
-            ops.shape(scores), DROPOUT, seed, (), scores
-        )
-
-    parts = {
-        "scores": (windows.scores, (query, keys)),
-        "both softmaxes": (
-            lambda q, k: pair_attention.factors(windows, q, k, positions, None)[
-                :2
-            ],
-            (query, keys),
-        ),
-        "draws of dropout": (
-            lambda seed: dropout(seed)(found.of_elements),
-            (seed,),
-        ),
-        "pair weights": (
-            lambda a, b: pair_attention.pair_weights(
-                pair_attention.Factors(a, b, a, found.logs)
-            ),
-            found[:2],
-        ),
-        "weighted sums": (windows.sums, (weights, values)),
-        "gradient of the keys": (windows.spread, (weights, query, keys)),
-        "all of the forward pass": (
-            lambda q, k, v, seed: pair_attention.attend(
-                windows, q, k, v, positions, dropout(seed)
-            ),
-            (query, keys, values, seed),
-        ),
-        "all of the backward pass": (
-            lambda q, k, v, d, seed: pair_attention.gradients(
-                windows, q, k, v, positions, dropout(seed), found.logs, d
-            ),
-            (query, keys, values, upstream, seed),
-        ),
-    }
-    return parts, window**2 * elements**2 * heads * pixels
-
-
 def angles(options: argparse.Namespace) -> dict:
     """Change of the output at the centre under 45 degrees, by window."""
     group = groups.get("p8")
@@ -343,14 +203,12 @@ def smooth(size: int, angle: float) -> np.ndarray:
 MEASURES = {
     "time": time,
     "memory": memory,
-    "profile": profile,
     "angles": angles,
 }
 # What each of them looks at.
 SETTINGS = {
     "time": ("group", "kernel_size", "batch", "repeats"),
     "memory": (),
-    "profile": ("kernel_size", "batch", "repeats"),
     "angles": ("seeds",),
 }
 
@@ -378,7 +236,7 @@ def main() -> None:
     print(json.dumps(results, indent=2))
     date = datetime.date.today().isoformat()
     what = options.what
-    if what in ("time", "profile") and hardware["cores"] == 1:
+    if what == "time" and hardware["cores"] == 1:
         what = f"{what}-one_core"
     file = f"group_self_attention-{what}-{name}-{date}.json"
     RESULTS.mkdir(exist_ok=True)

@@ -28,23 +28,6 @@ def test_both_forms_agree(benchmark):
     assert relative_difference(first, second) < 1e-5
 
 
-@pytest.mark.torch_first
-def test_parts_of_a_tile(benchmark, monkeypatch):
-    """The pieces of the forward pass make up the whole."""
-    monkeypatch.setattr(benchmark, "DROPOUT", 0.0)
-    parts, pairs = benchmark.parts_of_a_tile(3, 3, heads=2, channels=4)
-    assert pairs == 9 * 4**2 * 2 * 3 * 5
-    found = {name: part(*tensors) for name, (part, tensors) in parts.items()}
-    output, _ = found["all of the forward pass"]
-    sums = as_array(found["weighted sums"])
-    assert relative_difference(sums, as_array(output)) < 1e-5
-    weights = as_array(found["pair weights"])
-    assert weights.size == pairs
-    np.testing.assert_allclose(weights.sum(axis=(0, 1)), 4, rtol=1e-5)
-    _, positions = found["all of the backward pass"]
-    assert all(np.abs(as_array(x)).max() > 0 for x in positions)
-
-
 @pytest.mark.once
 def test_the_smooth_image_turns(benchmark):
     still = benchmark.smooth(23, 0.0)

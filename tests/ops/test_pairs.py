@@ -1,4 +1,4 @@
-"""Group self-attention in tiles, two softmaxes, against one over all."""
+"""Group self-attention in blocks, two softmaxes, against one over all."""
 
 import inspect
 import re
@@ -12,7 +12,6 @@ from layer_contract import as_array
 from keras_equiattn.ops.pairs import api as module
 from keras_equiattn.ops.pairs import blocks as pair_blocks
 from keras_equiattn.ops.pairs import dispatch
-from keras_equiattn.ops.pairs import tiles as pair_tiles
 from keras_equiattn.ops.pairs.api import group_attention_weights
 from keras_equiattn.ops.pairs.api import group_self_attention
 from keras_equiattn.ops.pairs.api import plain_attention
@@ -79,15 +78,15 @@ def value_and_gradients(function, arrays, cotangent):
 
 
 def check(arrays, local, rtol=RTOL, compiled=False):
-    """Tiled and plain form agree, in the value and all gradients."""
+    """Both forms agree, in the value and all gradients."""
 
-    def tiled(*arrays):
+    def in_blocks(*arrays):
         return group_self_attention(*arrays, local=local)
 
     if compiled and BACKEND == "tensorflow":
         import tensorflow as tf
 
-        tiled = tf.function(tiled)
+        in_blocks = tf.function(in_blocks)
 
     def plain(*arrays):
         return plain_attention(*arrays, local=local)
@@ -95,7 +94,7 @@ def check(arrays, local, rtol=RTOL, compiled=False):
     batch, height, width, _, heads, channels = arrays[0].shape
     order = arrays[3].shape[2]
     cotangent = random(batch, height, width, order, heads, channels, seed=6)
-    value, gradients = value_and_gradients(tiled, arrays, cotangent)
+    value, gradients = value_and_gradients(in_blocks, arrays, cotangent)
     expected, wanted = value_and_gradients(plain, arrays, cotangent)
     assert value.shape == cotangent.shape
     assert relative_difference(value, expected) < rtol
@@ -108,35 +107,13 @@ def check(arrays, local, rtol=RTOL, compiled=False):
 
 @pytest.fixture
 def limited(monkeypatch):
-    """Sets how many scores a tile, or a line of a block, may have."""
+    """Sets how many scores a line of a block may have."""
 
     def limit(scores):
-        for name in ("COMPILED_LINE", "ACCELERATOR_LINE"):
-            monkeypatch.setattr(dispatch, name, scores)
-        for name in ("CPU_TILE", "ACCELERATOR_TILE"):
+        for name in ("COMPILED_LINE", "EAGER_LINE"):
             monkeypatch.setattr(dispatch, name, scores)
 
     return limit
-
-
-# TensorFlow has no kernels for the products of blocks, which XLA compiles: see
-# `test_compiled_as_in_fit`.
-FORMS = ["tiles"] if BACKEND == "tensorflow" else ["blocks", "tiles"]
-
-
-@pytest.fixture(params=FORMS)
-def form(request, monkeypatch):
-    """Each of the two, also where the other would be chosen."""
-
-    def chosen(query, keys, encoding, local):
-        if request.param == "blocks":
-            return dispatch.blocks(
-                query, keys, encoding, local, dispatch.COMPILED_LINE
-            )
-        return dispatch.tiles(query, keys, encoding, local, dispatch.CPU_TILE)
-
-    monkeypatch.setattr(dispatch, "choose", chosen)
-    return request.param
 
 
 CASES = [
@@ -150,7 +127,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_windows(case, form):
+def test_windows(case):
     check(arguments(*case), local=True)
 
 
@@ -164,7 +141,7 @@ def test_windows(case, form):
     ],
     ids=str,
 )
-def test_whole_images(case, form):
+def test_whole_images(case):
     check(arguments(*case), local=False)
 
 
@@ -186,9 +163,7 @@ def test_compiled_as_in_fit(window, elements):
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("elements", [1, 2])
 @pytest.mark.parametrize("limit", [1, 100, 1000, 10**6])
-def test_sizes_of_blocks_and_tiles_change_nothing(
-    local, elements, limit, form, limited
-):
+def test_sizes_of_blocks_change_nothing(local, elements, limit, limited):
     arrays = arguments(3 if local else None, (5, 2), elements, 2, heads=6)
     limited(limit)
     check(arrays, local=local)
@@ -214,38 +189,8 @@ def test_blocks_hold_all_images(batch, limit, heads, rows):
     """The larger a batch, the fewer heads and rows are in a block."""
     query = keras.KerasTensor((batch, 5, 7, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 4, 1))
-    found = dispatch.blocks(query, query, encoding, True, limit)
+    found = dispatch.blocks(query, query, encoding, True, limit, 24)
     assert found == (heads, rows)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("limit", "count", "rows"),
-    [(1, 1, 1), (9 * 8 * 5 * 9 // 2, 1, 3), (2 * 9 * 8 * 5 * 9, 2, 5)],
-)
-def test_tiles_hold_heads_of_any_images(limit, count, rows):
-    query = keras.KerasTensor((2, 5, 7, 2, 6, 3))
-    encoding = keras.KerasTensor((3, 3, 4, 1))
-    found = dispatch.tiles(query, query, encoding, True, limit)
-    assert found == (count, rows)
-
-
-@pytest.mark.every_backend
-def test_what_is_compiled_is_done_in_blocks():
-    query = ops.zeros((2, 5, 7, 2, 6, 3))
-    encoding = ops.zeros((3, 3, 4, 1))
-    arguments = (query, query, encoding, True)
-    found = [dispatch.choose(*arguments)]
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        tf.function(lambda: found.append(dispatch.choose(*arguments)))()
-    expected = {
-        "jax": [dispatch.Blocks],
-        "tensorflow": [dispatch.Tiles, dispatch.Blocks],
-        "torch": [dispatch.Tiles],
-    }
-    assert list(map(type, found)) == expected[BACKEND]
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -255,11 +200,49 @@ def test_numbers_of_heads(heads, local):
     check(arguments(window, (2, 3), 2, 2, heads=heads), local=local)
 
 
-def test_sizes_known_only_at_run_time_are_heads_by_themselves():
+@pytest.mark.once
+def test_sizes_known_only_at_run_time_are_one_block():
     unknown = keras.KerasTensor((None, None, 4, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 2, 1))
-    found = dispatch.tiles(unknown, unknown, encoding, True, 10**6)
+    found = dispatch.blocks(unknown, unknown, encoding, True, 10**6, 24)
     assert found == (1, None)
+    encoding = keras.KerasTensor((7, 7, 2, 1))
+    found = dispatch.blocks(unknown, unknown, encoding, False, 10**6, 24)
+    assert found == (1, 1)
+
+
+@pytest.mark.skipif(
+    BACKEND != "tensorflow",
+    reason="the other backends know sizes whenever they compute",
+)
+@pytest.mark.every_backend
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("local", [True, False])
+def test_sizes_known_only_at_run_time(local, compiled):
+    import tensorflow as tf
+
+    arrays = arguments(3 if local else None, (3, 4), 2, 2)
+    maps, rest = arrays[:3], arrays[3:]
+    image = tf.TensorSpec((2, None, None, *maps[0].shape[3:]), "float64")
+
+    @tf.function(input_signature=3 * [image], jit_compile=compiled)
+    def step(*maps):
+        with tf.GradientTape() as tape:
+            tape.watch(maps)
+            y = group_self_attention(*maps, *rest, local=local)
+            loss = tf.reduce_sum(y**2)
+        return y, *tape.gradient(loss, maps)
+
+    value, *found = step(*maps)
+    cotangent = 2 * as_array(value)
+    expected, wanted = value_and_gradients(
+        lambda *maps: plain_attention(*maps, *rest, local=local),
+        maps,
+        cotangent,
+    )
+    assert relative_difference(as_array(value), expected) < RTOL
+    for gradient, other in zip(found, wanted, strict=True):
+        assert relative_difference(as_array(gradient), other) < 10 * RTOL
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -318,7 +301,7 @@ def with_dropout(arrays, local, seed=SEED):
         pytest.param(None, 2, marks=SLOW),
     ],
 )
-def test_gradients_drop_what_the_value_dropped(window, elements, form):
+def test_gradients_drop_what_the_value_dropped(window, elements):
     """Along random directions, by differences."""
     arrays = arguments(window, (2, 3), elements, 2)
     local = window is not None
@@ -338,7 +321,7 @@ def test_gradients_drop_what_the_value_dropped(window, elements, form):
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_dropout_follows_the_seed(local, form):
+def test_dropout_follows_the_seed(local):
     arrays = arguments(3 if local else None, (2, 3), 2, 2)
     for array in arrays[:3]:
         array[1] = array[0]
@@ -465,10 +448,6 @@ def test_heads_and_back():
         assert found.shape == (6 // heads, 5, 2, 3, 4, 2 * heads)
         back = as_array(pair_blocks._as_images(found, heads))
         np.testing.assert_array_equal(back, x.astype(back.dtype))
-    found = pair_tiles._by_head(tensor)
-    assert found.shape == (12, 2, 5, 3, 4)
-    back = as_array(pair_tiles._as_images(found, 6))
-    np.testing.assert_array_equal(back, x.astype(back.dtype))
 
 
 # --- Errors -----------------------------------------------------------------
@@ -608,7 +587,7 @@ def test_dropout_without_a_seed():
 @pytest.mark.every_backend
 @pytest.mark.parametrize("shape", [(None, 4), (3, None)])
 @pytest.mark.parametrize("local", [True, False])
-def test_what_is_not_tiled_needs_a_known_size(shape, local):
+def test_what_is_not_in_blocks_needs_a_known_size(shape, local):
     import tensorflow as tf
 
     arrays = arguments(3 if local else None, (3, 4), 2, 2)
@@ -619,7 +598,9 @@ def test_what_is_not_tiled_needs_a_known_size(shape, local):
             function(*maps, *rest, local=local, **options)
 
         image = tf.TensorSpec((2, *shape, *query.shape[3:]), "float64")
-        message = r"not computed in tiles \(`recompute=False`, attention maps\)"
+        message = (
+            r"not computed in blocks \(`recompute=False`, attention maps\)"
+        )
         with pytest.raises(ValueError, match=f"{message} needs a height"):
             tf.function(traced).get_concrete_function(*count * [image])
 

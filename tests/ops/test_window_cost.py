@@ -107,21 +107,19 @@ def test_neighbours_of_all_pixels_are_never_held(kernel_size, weighted):
     assert kept[True] < kept[False] / (4 if weighted else 2)
 
 
-@pytest.mark.parametrize("heads", [HEADS, 2 * HEADS])
-def test_operators_grow_with_the_rows_of_large_windows_alone(heads):
-    """And not even with these for heads of enough channels to be tiled."""
+def test_operators_do_not_grow_with_a_window_that_is_tiled():
     counts = []
     for size in ((3, 61), (3, 81), (5, 61)):
         window = Window(size)
         values = random(1, *SIZE, 1, CHANNELS)
-        weights = random(math.prod(size), 1, 1, heads, *SIZE)
+        weights = random(math.prod(size), 1, 1, HEADS, *SIZE)
         y, _, _, forward = watch(
             functools.partial(window_sum, weights, values, window)
         )
         _, _, _, backward = watch(y.sum().backward)
         counts.append((forward, backward))
-    assert counts[0] == counts[1]
-    assert (counts[2] > counts[0]) == (heads > HEADS)
+    totals = list(map(sum, counts))
+    assert max(totals) - min(totals) <= 2  # keys that overlap more often
 
 
 # --- Group self-attention ---------------------------------------------------
@@ -154,7 +152,8 @@ def test_pairs_of_group_elements_are_held_a_block_at_a_time(
     import torch
 
     attend, tensors, pairs = group_attention(window, True)
-    monkeypatch.setattr(dispatch, "CPU_TILE", pairs // 4)
+    monkeypatch.setattr(dispatch, "EAGER_LINE", pairs // 4)
+    monkeypatch.setattr(dispatch, "EAGER_TOGETHER", 1)
     y, kept, largest, _ = watch(attend)
     # Windows have pixels in excess, and are copied for products with channels.
     limit = 6 * pairs / 3

@@ -22,6 +22,7 @@ from keras_equiattn.ops.backend.memory import overlap_add
 from keras_equiattn.ops.backend.memory import overlapping
 from keras_equiattn.ops.backend.memory import own_windows_of
 from keras_equiattn.ops.backend.memory import part_at
+from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
@@ -64,6 +65,7 @@ __all__ = [
     "own_windows_of",
     "part_at",
     "prepared_seed",
+    "product",
     "scan",
     "scan_groups",
     "seed_as_floats",

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.target import in_xla
 
 
 def with_an_image(x: Tensor) -> Tensor:
@@ -53,6 +54,17 @@ def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
     if keras.backend.backend() == "torch":
         return total.addcmul_(x, y)
     return total + x * y
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """`x * y`, of tensors with equal sizes along the first axis.
+
+    TensorFlow's own kernels do not broadcast more than five axes, so it takes
+    one slice of the first axis after the other.
+    """
+    if keras.backend.backend() != "tensorflow" or in_xla():
+        return x * y
+    return ops.stack([x[n] * y[n] for n in range(x.shape[0])])
 
 
 def part_at(x: Tensor, start: tuple[Any, ...], shape: Any) -> Tensor:

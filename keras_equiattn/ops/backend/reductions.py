@@ -7,6 +7,7 @@ with a gradient.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ LOWEST = -3e38
 SHORT = 16
 
 
-def sums_together(terms: Sequence[Tensor], axis: int) -> list[Tensor]:
+def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
     """The sums of several tensors of one shape along the same axis.
 
     XLA gets one reduction of all of them, which reads what they share once. It
@@ -34,10 +35,14 @@ def sums_together(terms: Sequence[Tensor], axis: int) -> list[Tensor]:
     that are written out.
 
     Args:
-        terms: the tensors.
+        terms: the tensors; without a compiler one of them after the other is
+            made and summed.
         axis: the axis, not negative.
     """
-    if not in_xla() or len(terms) == 1:
+    if not in_xla():
+        return [ops.sum(x, axis=axis) for x in terms]
+    terms = tuple(terms)
+    if len(terms) == 1:
         return [ops.sum(x, axis=axis) for x in terms]
 
     def sums(*terms: Tensor) -> Any:

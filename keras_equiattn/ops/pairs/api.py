@@ -9,7 +9,7 @@ offsets `o`, with relative elements in the group,
 
 where `q'` are the first channels of the queries, as many as positions are
 encoded with, and `q''` the others. Lifting has one query and key element, and
-no embedding. `ops.pairs.factors` says how this is computed without all three
+no embedding. `ops.pairs.fused` says how this is computed without all three
 elements at once.
 """
 
@@ -32,7 +32,6 @@ from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs.blocks import attend_in_blocks
 from keras_equiattn.ops.pairs.blocks import Plan
-from keras_equiattn.ops.pairs.tiles import attend_in_tiles
 
 # What numbers of a seed are below.
 SEEDS = 2**31
@@ -67,7 +66,7 @@ def group_self_attention(
         seed: two whole numbers from 0 to below 2**31; needed with dropout.
         recompute: the backward pass keeps the arguments, and a number for each
             pixel, head and pair of elements, and computes everything else
-            anew, as does the forward pass, one tile at a time.
+            anew, as does the forward pass, one block at a time.
             False is `plain_attention`: for tests, and to be differentiated
             twice.
 
@@ -103,15 +102,14 @@ def group_self_attention(
     if not recompute:
         y = plain_attention(*tensors, local, dropout)
     else:
-        how = dispatch.choose(query, keys, encoding, local)
-        if isinstance(how, dispatch.Tiles):
-            y = attend_in_tiles(*tensors, local, dropout, *how)
-        else:
-            size = encoding.shape[0] if local else None
-            image = tuple(query.shape[1:3])
-            rate = 0.0 if seed is None else dropout
-            plan = Plan(size, image, *how, rate, embedding is not None)
-            y = attend_in_blocks(plan, *tensors)
+        size = encoding.shape[0] if local else None
+        height, width = (
+            n if isinstance(n, int) else None for n in query.shape[1:3]
+        )
+        blocks = dispatch.choose(query, keys, encoding, local)
+        rate = 0.0 if seed is None else dropout
+        plan = Plan(size, (height, width), *blocks, rate, embedding is not None)
+        y = attend_in_blocks(plan, *tensors)
     return ops.cast(y if count != 0 else y[:0], dtype)
 
 
@@ -181,7 +179,7 @@ def group_attention_weights(
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
-    # The same two factors as in `ops.pairs.factors`.
+    # The same two factors as in `ops.pairs.fused`.
     of_elements = softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
     of_neighbours = softmax(logits, (-1,))
@@ -224,7 +222,7 @@ def neighbourhood(
     """
     if not all(isinstance(n, int) for n in size):
         raise ValueError(
-            "Attention that is not computed in tiles (`recompute=False`, "
+            "Attention that is not computed in blocks (`recompute=False`, "
             "attention maps) needs a height and width that are known before "
             "run time."
         )

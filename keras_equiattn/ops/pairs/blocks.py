@@ -1,4 +1,4 @@
-"""Group self-attention of one block after the other, for compilers.
+"""Group self-attention of one block after the other.
 
 A block is some rows of all images, in some of the heads: its size is chosen
 by what a step of the loop holds. All images of a batch are in every block, so
@@ -19,7 +19,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.pairs import fused
-from keras_equiattn.ops.pairs.factors import Positions
+from keras_equiattn.ops.pairs.fused import Positions
 from keras_equiattn.ops.pairs.lines import ImageLines
 from keras_equiattn.ops.pairs.lines import WindowLines
 
@@ -29,17 +29,18 @@ class Plan(NamedTuple):
 
     Attributes:
         size: rows and columns of the windows; None for the whole image.
-        image: height and width of the images.
+        image: height and width of the images; None for what is known only at
+            run time.
         heads: in a block.
-        rows: of a block.
+        rows: of a block; None for all.
         rate: of dropout; zero for none.
         embedded: whether there is an embedding of relative elements.
     """
 
     size: int | None
-    image: tuple[int, int]
+    image: tuple[int | None, int | None]
     heads: int
-    rows: int
+    rows: int | None
     rate: float
     embedded: bool
 
@@ -54,8 +55,8 @@ def attend_in_blocks(
     seed: Float[Tensor, "4"] | None,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`ops.group_self_attention`, see there."""
-    height = plan.image[0]
-    missing = -height % plan.rows
+    height = ops.shape(query)[1]
+    missing = 0 if plan.rows in (None, 1) else -height % plan.rows
     reach = 0 if plan.size is None else plan.size // 2
     around = [(0, 0), (reach, reach + missing), (reach, reach)]
     rest = [(0, 0)] * 3
@@ -115,6 +116,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
 
     def forward(*tensors: Tensor) -> Any:
         positions, seed = _unpacked(plan, tensors[3:])
+        image = _image(plan, tensors[0])
 
         def step(_: Any, piece: Any) -> Any:
             query, keys, values, head = piece
@@ -123,7 +125,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                 query, number = piece
                 query = in_full_precision(query)
                 y, logs = fused.attend(
-                    _lines(plan, number),
+                    _lines(plan, image, number),
                     query,
                     keys,
                     values,
@@ -145,6 +147,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
     ) -> tuple[Tensor, ...]:
         positions, seed = _unpacked(plan, tensors[3:])
+        image = _image(plan, tensors[0])
         with_embedding = positions.embedding is not None
 
         def step(totals: Any, piece: Any) -> Any:
@@ -155,7 +158,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                 *totals, d_embedding = totals
                 query = in_full_precision(query)
                 d_query, totals, found = fused.gradients(
-                    _lines(plan, number),
+                    _lines(plan, image, number),
                     query,
                     keys,
                     values,
@@ -216,12 +219,27 @@ def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:
     return Positions(in_full_precision(encoding), embedding), seed
 
 
-def _lines(plan: Plan, block: Any) -> WindowLines | ImageLines:
+def _image(
+    plan: Plan, query: Float[Tensor, "steps channels order rows columns images"]
+) -> tuple[Any, Any]:
+    """Height and width; the rows of queries may be more, to fill a block."""
+    rows, columns = plan.image
+    height, width = ops.shape(query)[3:5]
+    return (
+        height if rows is None else rows,
+        width if columns is None else columns,
+    )
+
+
+def _lines(
+    plan: Plan, image: tuple[Any, Any], block: Any
+) -> WindowLines | ImageLines:
     """What the pixels of a block see."""
-    first = block * plan.rows
     if plan.size is None:
-        return ImageLines(first, plan.image)
-    return WindowLines(plan.size, plan.rows, first, plan.image)
+        return ImageLines(block, image)
+    if plan.rows is None:
+        return WindowLines(plan.size, image[0], 0, image)
+    return WindowLines(plan.size, plan.rows, block * plan.rows, image)
 
 
 def _dropout(
@@ -240,8 +258,9 @@ def _blocks(
 ) -> tuple[Float[Tensor, "blocks channels order rows width images"], Tensor]:
     """The blocks of all rows, and their numbers."""
     *outer, height, width, images = ops.shape(x)
-    count = height // plan.rows
-    x = ops.reshape(x, (*outer, count, plan.rows, width, images))
+    rows = height if plan.rows is None else plan.rows
+    count = height // rows
+    x = ops.reshape(x, (*outer, count, rows, width, images))
     return ops.moveaxis(x, 2, 0), backend.steps(count)
 
 

@@ -1,10 +1,29 @@
-"""Attention of a block as compilers like it.
+"""Attention of a block.
 
-One line of neighbours after the other, see `ops.pairs.lines`; what is
+Scores of group self-attention have two parts, for output elements `v`, query
+elements `g`, key elements `m` and neighbours `o`:
+
+    S(v, g, m, o) = s(g, m, o) + p(v, g, o)
+
+content and group first, position second. So their softmax over `m` and `o`
+is a product of two, and neither holds all three elements:
+
+    softmax(S) = softmax_o(p + l)(v, g, o) softmax_m(s)(g, m, o)
+    l(g, o) = log sum_m exp s(g, m, o)
+
+This is exact, and safe: both factors are softmaxes of scores. What is weighted
+needs the sum over `g` alone,
+
+    W(m, v, o) = sum_g softmax_m(s)(g, m, o) softmax_o(p + l)(v, g, o)
+    y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
+
+One line of neighbours comes after the other, see `ops.pairs.lines`; what is
 computed for one is elementwise, or the sum of products along short axes, so a
 compiler makes few loops of it. The first pass over the lines finds the sum
 that the softmax is divided by, the second what is weighted. Gradients take two
-passes as well. `ops.pairs.factors` has the mathematics.
+passes as well. With the attention `a(v, g, m, o)` after dropout and the
+gradient `d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a d` is the same
+for both parts: the gradient of `S` is `a d - softmax(S) mean`.
 """
 
 from collections.abc import Callable
@@ -17,12 +36,25 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import MASKED
-from keras_equiattn.ops.pairs.factors import Positions
 from keras_equiattn.ops.pairs.lines import ImageLines
 from keras_equiattn.ops.pairs.lines import WindowLines
 
 Lines = WindowLines | ImageLines
 Dropout = Callable[[Any, Any], Tensor] | None
+
+
+class Positions(NamedTuple):
+    """What scores know of positions and group elements.
+
+    Attributes:
+        encoding: of the offsets, in the form that the lines take; meets the
+            first channels of the queries.
+        embedding: `(query elements, key elements, channels)` of the relative
+            elements, meets the other channels; None for none.
+    """
+
+    encoding: Tensor
+    embedding: Tensor | None = None
 
 
 class _Block(NamedTuple):
@@ -237,13 +269,12 @@ def _block(
 
 
 def _line(block: _Block, number: Any) -> _Line:
-    terms = []
-    for x in block.lines.seen(block.keys, number):
-        x = x[:, :, None]
-        if block.embedded is not None:
-            x = x + block.embedded
-        terms.append(block.query[:, None] * x)
-    scores = backend.sums_together(terms, 0)
+    seen = (x[:, :, None] for x in block.lines.seen(block.keys, number))
+    if block.embedded is not None:
+        embedded = block.embedded
+        seen = (x + embedded for x in seen)
+    query = block.query[:, None]
+    scores = backend.sums_together((backend.product(query, x) for x in seen), 0)
     top = [_highest(x) for x in scores]
     found = [ops.exp(x - y) for x, y in zip(scores, top, strict=True)]
     kept = found
@@ -275,26 +306,21 @@ def _of_neighbours(
 
 def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
     """`(key elements, order, ...)`: of the values."""
-    return backend.sums_together(
-        [
-            e[:, None] * f[None]
-            for e, f in zip(kept, of_neighbours, strict=True)
-        ],
-        2,
+    terms = (
+        e[:, None] * f[None] for e, f in zip(kept, of_neighbours, strict=True)
     )
+    return backend.sums_together(terms, 2)
 
 
 def _weight_gradients(
     block: _Block, number: Any, values: Tensor, upstream: Tensor
 ) -> list[Tensor]:
     """`(key elements, order, ...)`."""
-    return backend.sums_together(
-        [
-            upstream[:, None] * x[:, :, None]
-            for x in block.lines.seen(values, number)
-        ],
-        0,
+    terms = (
+        backend.product(upstream[:, None], x[:, :, None])
+        for x in block.lines.seen(values, number)
     )
+    return backend.sums_together(terms, 0)
 
 
 def _added(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class WindowLines:
     """
 
     size: int
-    rows: int
+    rows: Any
     first: Any
     image: tuple[Any, Any]
 
@@ -276,7 +276,9 @@ class ImageLines:
 
     def _parts(self, x: Tensor, axis: int) -> list[Tensor]:
         """Halves of the neighbours, of which XLA makes sums together."""
-        return [x] if self.image[1] % 2 else ops.split(x, 2, axis=axis)
+        width = self.image[1]
+        even = isinstance(width, int) and width % 2 == 0
+        return ops.split(x, 2, axis=axis) if even else [x]
 
     def _offset(self, line: Any) -> Any:
         return line - self.row + self.image[0] - 1
