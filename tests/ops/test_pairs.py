@@ -262,6 +262,19 @@ def test_scores_far_apart(local):
     check(arrays, local=local, rtol=1e-9 if FLOAT64 else 1e-2)
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_attention_to_one_place_is_one(local):
+    """Though in float32 a score of this size has an error of about one."""
+    arrays = arguments(3 if local else None, (3, 3), 2, 2)
+    arrays[0] *= 1e7
+    ones = np.ones_like(arrays[2])
+    tensors = [ops.convert_to_tensor(a, "float32") for a in arrays]
+    tensors[2] = ops.convert_to_tensor(ones, "float32")
+    y = as_array(group_self_attention(*tensors, local=local))
+    # One for each query element.
+    np.testing.assert_allclose(y, 2, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_counts_in_float32(dtype):
     arrays = arguments(3, (3, 4), 2, 3)
