@@ -560,13 +560,15 @@ def test_compiled_code_can_be_kept_in_a_file():
 def test_when_the_convolution_is_grouped(
     expected, channels, options, monkeypatch
 ):
-    monkeypatch.setattr(backend, "step_by_step_on_cpu", lambda: True)
+    target = backend.Target("cpu", None)
+    monkeypatch.setattr(backend, "find_target", lambda *_: target)
     layer = ACmix2D(16, **options)
     order = layer.group.order
     x = keras.KerasTensor((None, 5, 5, order, channels))
     assert layer.shares_maps(x) == expected
     assert not FoldedACmix2D(16).shares_maps(x)
-    monkeypatch.setattr(backend, "step_by_step_on_cpu", lambda: False)
+    target = backend.Target("cpu", "graph")
+    monkeypatch.setattr(backend, "find_target", lambda *_: target)
     assert not layer.shares_maps(x)
 
 

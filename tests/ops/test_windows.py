@@ -210,6 +210,7 @@ def realisation(request, monkeypatch):
         (None, 2, False, window_tiles),
         (None, 4, False, window_products),
         (None, 2, True, window_products),
+        ("graph", 2, False, window_products),
     ],
 )
 def test_choice(compiler, heads, weighted, expected, monkeypatch):
@@ -312,13 +313,17 @@ def test_empty_batches(weighted, realisation):
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize(
-    ("on_cpu", "compiles", "expected"),
-    [(True, False, [2, 2, 1]), (False, False, [5]), (True, True, [5])],
+    ("device", "compiler", "expected"),
+    [
+        ("cpu", None, [2, 2, 1]),
+        ("accelerator", None, [5]),
+        ("cpu", "graph", [5]),
+    ],
 )
-def test_few_images_at_a_time(on_cpu, compiles, expected, monkeypatch):
+def test_few_images_at_a_time(device, compiler, expected, monkeypatch):
     """Where there is a cache to fill, and no compiler that sees to it."""
-    monkeypatch.setattr(backend.target, "on_cpu", lambda: on_cpu)
-    monkeypatch.setattr(backend.target, "compiles", lambda: compiles)
+    target = backend.Target(device, compiler)
+    monkeypatch.setattr(backend, "find_target", lambda *_: target)
     x, found = np.arange(10.0).reshape(5, 2), []
 
     def double(x):

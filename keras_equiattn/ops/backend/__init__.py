@@ -15,7 +15,6 @@ from keras_equiattn.ops.backend.memory import add_at
 from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import add_product_at
 from keras_equiattn.ops.backend.memory import at_strides
-from keras_equiattn.ops.backend.memory import contiguous
 from keras_equiattn.ops.backend.memory import laid_out
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import overlap_add
@@ -33,14 +32,8 @@ from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import log_sum_exp
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
-from keras_equiattn.ops.backend.target import compiles
 from keras_equiattn.ops.backend.target import find_target
-from keras_equiattn.ops.backend.target import in_xla
-from keras_equiattn.ops.backend.target import on_cpu
-from keras_equiattn.ops.backend.target import step_by_step_on_cpu
 from keras_equiattn.ops.backend.target import Target
-from keras_equiattn.ops.backend.target import will_compile
-from keras_equiattn.ops.backend.target import xla_on_cpu
 
 __all__ = [
     "Target",
@@ -49,16 +42,12 @@ __all__ = [
     "add_product_at",
     "at_strides",
     "by_parts",
-    "compiles",
-    "contiguous",
     "custom_vjp",
     "dropout_factors",
     "find_target",
-    "in_xla",
     "laid_out",
     "log_sum_exp",
     "maximum",
-    "on_cpu",
     "one_by_one",
     "overlap_add",
     "overlapping",
@@ -69,16 +58,13 @@ __all__ = [
     "scan",
     "scan_groups",
     "seed_as_floats",
-    "step_by_step_on_cpu",
     "steps",
     "strided",
     "sum_and_maximum",
     "sums_together",
     "update",
     "vjp",
-    "will_compile",
     "windows_of",
     "with_an_image",
     "without_gradient",
-    "xla_on_cpu",
 ]

@@ -8,7 +8,6 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
-from keras_equiattn.ops.backend.target import will_compile
 
 Function = Callable[..., Any]
 
@@ -150,7 +149,7 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     eager._omit_frequent_tracing_warning = True
 
     def function(*arguments: Tensor) -> Any:
-        return (in_graph if will_compile() else eager)(*arguments)
+        return (in_graph if tf.inside_function() else eager)(*arguments)
 
     return function
 

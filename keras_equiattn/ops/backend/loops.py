@@ -7,7 +7,6 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import compiles
 from keras_equiattn.ops.backend.target import find_target
 
 Function = Callable[..., Any]
@@ -48,13 +47,13 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
 
 
 def steps(count: Any) -> Any:
-    """Numbers of as many steps, for `scan`: integers without a compiler.
+    """Numbers of as many steps, for `scan`: integers under PyTorch.
 
     Where a part starts at an integer, PyTorch takes it without a copy.
     """
-    if compiles():
-        return ops.arange(count, dtype="int32")
-    return range(count)
+    if keras.backend.backend() == "torch":
+        return range(count)
+    return ops.arange(count, dtype="int32")
 
 
 def scan_groups(

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import in_xla
+from keras_equiattn.ops.backend.target import find_target
 
 
 def with_an_image(x: Tensor) -> Tensor:
@@ -29,14 +29,6 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
 
         return torch.maximum(x, y)
     return ops.maximum(x, y)
-
-
-def contiguous(x: Tensor) -> Tensor:
-    """The same, in PyTorch's memory as its axes say.
-
-    It multiplies matrices one by one that are not.
-    """
-    return x.contiguous() if keras.backend.backend() == "torch" else x
 
 
 def update(name: str, x: Tensor, *others: Tensor) -> Tensor:
@@ -62,7 +54,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     TensorFlow's own kernels do not broadcast more than five axes, so it takes
     one slice of the first axis after the other.
     """
-    if keras.backend.backend() != "tensorflow" or in_xla():
+    if keras.backend.backend() != "tensorflow" or find_target(x, y).xla:
         return x * y
     return ops.stack([x[n] * y[n] for n in range(x.shape[0])])
 

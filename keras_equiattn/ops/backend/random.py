@@ -10,7 +10,7 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import in_xla
+from keras_equiattn.ops.backend.target import find_target
 
 
 def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
@@ -115,7 +115,7 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
     import tensorflow as tf
 
     # XLA is slow at Philox on CPUs, and alone knows the other one.
-    algorithm = "threefry" if in_xla() else "auto_select"
+    algorithm = "threefry" if find_target().xla else "auto_select"
     for number in place:
         seed = tf.random.experimental.stateless_fold_in(
             seed, number, alg=algorithm

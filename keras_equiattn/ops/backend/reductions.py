@@ -17,7 +17,6 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import find_target
-from keras_equiattn.ops.backend.target import in_xla
 
 # Below every score, masked ones too, and finite in float32.
 LOWEST = -3e38
@@ -39,7 +38,7 @@ def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
             made and summed.
         axis: the axis, not negative.
     """
-    if not in_xla():
+    if not find_target().xla:
         return [ops.sum(x, axis=axis) for x in terms]
     terms = tuple(terms)
     if len(terms) == 1:
@@ -65,7 +64,7 @@ def log_sum_exp(x: Tensor, axis: int) -> Tensor:
         x: a tensor of finite values.
         axis: the axis, not negative.
     """
-    if not in_xla():
+    if not find_target(x).xla:
         return ops.logsumexp(x, axis=axis, keepdims=True)
 
     def found(x: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def sum_and_maximum(
         axis: the axis, not negative.
         where: whether to return the index, of dtype int32.
     """
-    if not in_xla():
+    if not find_target(x).xla:
         found = ops.sum(x, axis=axis), ops.max(x, axis=axis)
         if not where:
             return found

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 
@@ -23,24 +22,25 @@ class Target:
 
     Attributes:
         device: "cpu" or "accelerator".
-        compiler: "xla", "inductor", or None where operators run one by one.
+        compiler: "xla", "inductor", "graph" where TensorFlow runs the
+            operators of a graph, or None where operators run one by one.
     """
 
     device: str
     compiler: str | None
 
     @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
-
-    @property
     def eager_on_cpu(self) -> bool:
         """Whether a CPU runs one operator after the other."""
-        return self.on_cpu and self.compiler is None
+        return self.device == "cpu" and self.compiler is None
+
+    @property
+    def xla(self) -> bool:
+        return self.compiler == "xla"
 
     @property
     def xla_on_cpu(self) -> bool:
-        return self.on_cpu and self.compiler == "xla"
+        return self.device == "cpu" and self.xla
 
 
 def find_target(*tensors: Tensor) -> Target:
@@ -80,7 +80,8 @@ def _compiler(backend: str) -> str | None:
         # Also where a person compiles a model that holds our layers.
         compiled = torch.compiler.is_compiling() or _tracing_for.get()
         return "inductor" if compiled else None
-    return _tracing_for.get()
+    # A `custom_vjp` is a graph also where a person calls it by hand.
+    return _tracing_for.get() or "graph"
 
 
 def _device_jax(tensors: tuple[Any, ...]) -> str:
@@ -113,42 +114,3 @@ def _device_torch(tensors: tuple[Any, ...]) -> str:
         if device is not None:
             return "cpu" if device.type in ("cpu", "meta") else "accelerator"
     return "cpu"
-
-
-def compiles() -> bool:
-    """Whether loops are compiled, so that short steps cost nothing extra."""
-    return keras.backend.backend() in ("jax", "tensorflow")
-
-
-def in_xla() -> bool:
-    """Whether what runs now is compiled by XLA."""
-    return _compiler(keras.backend.backend()) == "xla"
-
-
-def will_compile() -> bool:
-    """Whether XLA compiles a `custom_vjp` that is called now."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return bool(tf.inside_function())
-    return keras.backend.backend() == "jax"
-
-
-def on_cpu() -> bool:
-    """Whether the backend takes a CPU, without an accelerator or told to."""
-    if keras.backend.backend() == "torch":
-        return find_target(ops.convert_to_tensor(0.0)).on_cpu
-    return find_target().on_cpu
-
-
-def step_by_step_on_cpu() -> bool:
-    """Whether a CPU runs one operator after the other, without a compiler."""
-    return on_cpu() and not compiles()
-
-
-def xla_on_cpu() -> bool:
-    """Whether what runs now is compiled by XLA for a CPU.
-
-    It turns a long sum of products into one loop.
-    """
-    return in_xla() and on_cpu()

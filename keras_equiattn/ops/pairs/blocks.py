@@ -3,7 +3,7 @@
 A block is some rows of all images, in some of the heads: its size is chosen
 by what a step of the loop holds. All images of a batch are in every block, so
 a batch that lies on several devices stays where it is. The backward pass keeps
-queries, keys, values and the statistics of the softmax of a pixel, and
+queries, keys, values and one number for all neighbours of a pixel, and
 computes each block anew.
 """
 
@@ -20,7 +20,6 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.pairs import fused
 from keras_equiattn.ops.pairs.fused import Positions
-from keras_equiattn.ops.pairs.fused import Statistics
 from keras_equiattn.ops.pairs.lines import ImageLines
 from keras_equiattn.ops.pairs.lines import WindowLines
 
@@ -125,7 +124,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
             def block(_: Any, piece: Any) -> Any:
                 query, number = piece
                 query = in_full_precision(query)
-                y, statistics = fused.attend(
+                y, logs = fused.attend(
                     _lines(plan, image, number),
                     query,
                     keys,
@@ -133,29 +132,29 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                     positions,
                     _dropout(plan, seed, query, (head, number)),
                 )
-                return (), (ops.cast(y, values.dtype), statistics)
+                return (), (ops.cast(y, values.dtype), logs)
 
             pieces = _blocks(plan, query)
-            like = _like(values, in_full_precision(query))
-            y, statistics = backend.scan(block, (), pieces, like=like)[1]
-            return (), (_joined(y), statistics)
+            like = (values, in_full_precision(query))
+            y, logs = backend.scan(block, (), pieces, like=like)[1]
+            return (), (_joined(y), logs)
 
         heads = backend.steps(ops.shape(tensors[0])[0])
-        like = _like(tensors[2], in_full_precision(tensors[0]))
+        like = (tensors[2], in_full_precision(tensors[0]))
         return backend.scan(step, (), (*tensors[:3], heads), like=like)[1]
 
     def backward(
-        tensors: tuple[Tensor, ...], statistics: Statistics, upstream: Tensor
+        tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
     ) -> tuple[Tensor, ...]:
         positions, seed = _unpacked(plan, tensors[3:])
         image = _image(plan, tensors[0])
         with_embedding = positions.embedding is not None
 
         def step(totals: Any, piece: Any) -> Any:
-            query, keys, values, head, statistics, upstream = piece
+            query, keys, values, head, logs, upstream = piece
 
             def block(totals: Any, piece: Any) -> Any:
-                query, number, upstream, statistics = piece
+                query, number, upstream, logs = piece
                 *totals, d_embedding = totals
                 query = in_full_precision(query)
                 d_query, totals, found = fused.gradients(
@@ -165,7 +164,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                     values,
                     positions,
                     _dropout(plan, seed, query, (head, number)),
-                    statistics,
+                    logs,
                     in_full_precision(upstream),
                     tuple(totals),
                 )
@@ -173,17 +172,16 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                     d_embedding = d_embedding + found
                 return (*totals, d_embedding), d_query
 
-            full = statistics.highest
             start = tuple(
-                ops.zeros(ops.shape(x), full.dtype) for x in (keys, values)
+                ops.zeros(ops.shape(x), logs.dtype) for x in (keys, values)
             )
             pieces = (
                 *_blocks(plan, query),
                 _blocks(plan, upstream)[0],
-                statistics,
+                logs,
             )
             (d_keys, d_values, *totals), d_query = backend.scan(
-                block, (*start, *totals), pieces, like=full
+                block, (*start, *totals), pieces, like=logs
             )
             gradients = (_joined(d_query), d_keys, d_values)
             return tuple(totals), tuple(
@@ -199,7 +197,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         (d_encoding, d_embedding), gradients = backend.scan(
             step,
             start,
-            (*tensors[:3], heads, statistics, upstream),
+            (*tensors[:3], heads, logs, upstream),
             like=tensors[:3],
         )
         found = [d_encoding, d_embedding] if with_embedding else [d_encoding]
@@ -211,11 +209,6 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         return (*gradients, *found, *of_seed)
 
     return backend.custom_vjp(forward, backward, "recompute=False")
-
-
-def _like(y: Tensor, x: Tensor) -> tuple[Tensor, Statistics]:
-    """Structure and dtypes of an output and its statistics."""
-    return y, Statistics(x, x)
 
 
 def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:

@@ -19,12 +19,12 @@ needs the sum over `g` alone,
 
 One line of neighbours comes after the other, see `ops.pairs.lines`; what is
 computed for one is elementwise, or the sum of products along short axes, so a
-compiler makes few loops of it. The first pass over the lines finds the
-statistics of the softmax, the second what is weighted. Gradients take two
-passes as well. Of large scores only differences are taken, so attention that
-falls on a single neighbour is one, whatever rounding made of its score. With
-the attention `a(v, g, m, o)` after dropout and the gradient `d(m, v, o)` of the
-weights, `mean(v, g) = sum_(m, o) a d` is the same for both
+compiler makes few loops of it. The first pass over the lines finds the highest
+score and the sum that the softmax is divided by, the second what is weighted.
+Gradients take two passes as well. Of large scores only differences are taken,
+so attention that falls on a single neighbour is one, whatever rounding made of
+its score. With the attention `a(v, g, m, o)` after dropout and the gradient
+`d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a d` is the same for both
 parts: the gradient of `S` is `a d - softmax(S) mean`.
 """
 
@@ -57,18 +57,6 @@ class Positions(NamedTuple):
 
     encoding: Tensor
     embedding: Tensor | None = None
-
-
-class Statistics(NamedTuple):
-    """Of the softmax, `(order, query_elements, rows, columns, images)`.
-
-    Attributes:
-        highest: the highest score of all neighbours.
-        inverse: one over the sum of `exp(score - highest)`.
-    """
-
-    highest: Tensor
-    inverse: Tensor
 
 
 class _Block(NamedTuple):
@@ -116,8 +104,12 @@ def attend(
     values: Float[Tensor, "channels key_elements key_rows key_columns images"],
     positions: Positions,
     dropout: Dropout,
-) -> tuple[Float[Tensor, "channels order rows columns images"], Statistics]:
-    """The output of a block, and the statistics that `gradients` takes.
+) -> tuple[
+    Float[Tensor, "channels order rows columns images"],
+    Float[Tensor, "order query_elements rows columns images"],
+]:
+    """The output of a block, and the logarithm of what its softmax is divided
+    by, which `gradients` takes.
 
     Args:
         lines: what the pixels of the block see.
@@ -153,17 +145,20 @@ def attend(
         (lowest, ops.zeros(shape, query.dtype)),
         backend.steps(lines.count),
     )
-    statistics = Statistics(highest, 1 / total)
+    inverse = 1 / total
 
     def add_values(y: Tensor, number: Any) -> Any:
         line = _line(block, number)
-        of_neighbours = _of_neighbours(block, number, line.top, statistics)
+        of_neighbours = [
+            x * inverse
+            for x in _of_neighbours(block, number, line.top, highest)
+        ]
         weights = _weights(line.kept, of_neighbours)
         return y + lines.sums(weights, lines.seen(values, number)), ()
 
     nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), query.dtype)
     y = backend.scan(add_values, nothing, backend.steps(lines.count))[0]
-    return y, statistics
+    return y, highest + ops.log(total)
 
 
 def gradients(
@@ -173,7 +168,7 @@ def gradients(
     values: Tensor,
     positions: Positions,
     dropout: Dropout,
-    statistics: Statistics,
+    logs: Tensor,
     upstream: Tensor,
     totals: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
@@ -190,7 +185,7 @@ def gradients(
 
     def add_means(mean: Tensor, number: Any) -> Any:
         line = _line(block, number)
-        of_neighbours = _of_neighbours(block, number, line.top, statistics)
+        of_neighbours = _of_neighbours(block, number, line.top, logs)
         d_weights = _weight_gradients(block, number, values, upstream)
         means = lines.products(
             [f[None] for f in of_neighbours],
@@ -201,14 +196,14 @@ def gradients(
 
     mean = backend.scan(
         add_means,
-        ops.zeros_like(statistics.highest),
+        ops.zeros_like(logs),
         backend.steps(lines.count),
     )[0]
 
     def add_gradients(totals: Any, number: Any) -> Any:
         d_query, d_first, d_keys, d_values, d_encoding, d_group = totals
         line = _line(block, number)
-        of_neighbours = _of_neighbours(block, number, line.top, statistics)
+        of_neighbours = _of_neighbours(block, number, line.top, logs)
         weights = _weights(line.kept, of_neighbours)
         d_weights = _weight_gradients(block, number, values, upstream)
         d_values = lines.spread(d_values, number, weights, upstream)
@@ -307,11 +302,11 @@ def _position_scores(block: _Block, number: Any) -> list[Tensor]:
 
 
 def _of_neighbours(
-    block: _Block, number: Any, top: list[Tensor], statistics: Statistics
+    block: _Block, number: Any, top: list[Tensor], logs: Tensor
 ) -> list[Tensor]:
-    highest, inverse = statistics
+    """Exponentials of the highest scores of key elements, above `logs`."""
     return [
-        ops.exp((p + x) - highest) * inverse
+        ops.exp((p + x) - logs)
         for p, x in zip(_position_scores(block, number), top, strict=True)
     ]
 

@@ -231,7 +231,7 @@ def in_groups(group: str | Group, channels: int, maps: int) -> bool:
     """
     plane = groups.get(group).order == 1
     enough = max(GROUPED_CHANNELS, GROUPED_CHANNELS_OF_A_MAP * maps)
-    return plane and channels >= enough and backend.step_by_step_on_cpu()
+    return plane and channels >= enough and backend.find_target().eager_on_cpu
 
 
 def convolve_maps(

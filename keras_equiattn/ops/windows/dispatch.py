@@ -32,6 +32,6 @@ def choose(form: Form, x: Tensor, k: Tensor, weighted: bool) -> ModuleType:
     if target.compiler == "inductor":
         return views
     channels = k.shape[-1] // form.heads
-    if backend.compiles() or weighted or channels < TILED_CHANNELS:
-        return products
-    return tiles
+    if target.compiler is None and not weighted and channels >= TILED_CHANNELS:
+        return tiles
+    return products

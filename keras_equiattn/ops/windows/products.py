@@ -320,8 +320,8 @@ def over_images(
     """
     first, axis = tensors[0]
     images = first.shape[axis]
-    tiles = backend.step_by_step_on_cpu()
-    if not tiles or images is None or size is None or images <= size:
+    cached = backend.find_target(first).eager_on_cpu
+    if not cached or images is None or size is None or images <= size:
         return function(*(x for x, _ in tensors))
     parts = [
         function(
