@@ -1,6 +1,5 @@
 """What layers with attention share: the maps that they can return."""
 
-import functools
 from typing import Any
 
 import keras
@@ -50,12 +49,12 @@ class AttentionLayer(GroupLayer):
                     "`query` selects an attention map and needs "
                     f"`return_attention_maps=True`. Received: query={query}"
                 )
-            function = functools.partial(self.call_channels_last, **options)
-            return self.on_channels_last(function, inputs)
-        function = functools.partial(
-            self.attend_channels_last, query=query, **options
+            return self.on_channels_last(
+                "call_channels_last", inputs, **options
+            )
+        return self.on_channels_last(
+            "attend_channels_last", inputs, query=query, **options
         )
-        return self.on_channels_last(function, inputs)
 
     def compute_output_spec(
         self,

@@ -1,6 +1,5 @@
 """What all layers share: the group, the data format and exactness."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,6 +7,7 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.exactness import require_exact
@@ -48,6 +48,7 @@ class GroupLayer(keras.layers.Layer):
         super().__init__(**kwargs)
         self.group = groups.get(group)
         self.data_format = _checks.data_format(data_format)
+        backend.remember(self)
 
     def add_weight(
         self, shape: Any = None, *arguments: Any, **options: Any
@@ -65,15 +66,30 @@ class GroupLayer(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor) -> Any:
-        return self.on_channels_last(self.call_channels_last, inputs)
+        return self.on_channels_last("call_channels_last", inputs)
 
     def on_channels_last(
-        self, function: Callable[[Tensor], Any], inputs: Tensor
+        self, method: str, inputs: Tensor, **options: Any
     ) -> Any:
-        """Applies a function of channels-last tensors to any accepted input.
+        """Applies a method for channels-last tensors to any accepted input.
 
-        What the function returns after a feature map is left as it is.
+        What the method returns after a feature map is left as it is. While
+        `torch.compile` traces a model, it takes the layer as one operation.
+
+        Args:
+            method: its name.
+            inputs: of the layer.
+            **options: of the method.
         """
+        if backend.is_in_dynamo():
+            return backend.in_one_piece(
+                self, "_on_channels_last", method, inputs, options
+            )
+        return self._on_channels_last(method, inputs, options)
+
+    def _on_channels_last(
+        self, method: str, inputs: Tensor, options: dict[str, Any]
+    ) -> Any:
         shape = self.check_shape(inputs.shape)
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)
@@ -82,7 +98,7 @@ class GroupLayer(keras.layers.Layer):
         x = _to_channels_last(inputs) if self._first else inputs
         if planar:
             x = ops.expand_dims(x, axis=3)
-        y = function(x)
+        y = getattr(self, method)(x, **options)
         y, *others = y if isinstance(y, tuple) else (y,)
         if planar:
             y = ops.squeeze(y, axis=3)

@@ -6,6 +6,9 @@ Everything else in this package is `keras.ops`.
 from keras_equiattn.ops.backend.autodiff import custom_vjp
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.autodiff import without_gradient
+from keras_equiattn.ops.backend.dynamo import in_one_piece
+from keras_equiattn.ops.backend.dynamo import is_in_dynamo
+from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
@@ -45,6 +48,8 @@ __all__ = [
     "custom_vjp",
     "dropout_factors",
     "find_target",
+    "in_one_piece",
+    "is_in_dynamo",
     "laid_out",
     "log_sum_exp",
     "maximum",
@@ -55,6 +60,7 @@ __all__ = [
     "part_at",
     "prepared_seed",
     "product",
+    "remember",
     "scan",
     "scan_groups",
     "seed_as_floats",

@@ -1,0 +1,83 @@
+"""Layers within `torch.compile(model)`.
+
+Dynamo, which traces a model for Inductor, follows every line of Python. Of our
+layers most of these lines check arguments and make NumPy tables; Dynamo takes
+the tables for tensors, gives up on some of their functions, and goes on with
+pieces: 34 graphs for two convolutions. So it gets each layer as one operation,
+whose tensors are traced afterwards, when Python runs as ever.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_equiattn.ops._types import Tensor
+
+# Layers by `id`: an operation takes tensors, numbers and names alone.
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# Made with the first layer, since Dynamo must find them made.
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+def remember(layer: Any) -> None:
+    """Makes a layer known to `in_one_piece`, before anything is compiled."""
+    if keras.backend.backend() != "torch":
+        return
+    _layers[id(layer)] = layer
+    if not _functions:
+        import torch
+
+        _functions["opaque"] = torch._dynamo.nonstrict_trace(_run)
+        _functions["uncompiled"] = torch.compiler.disable(_run_as_it_is)
+
+
+def is_in_dynamo() -> bool:
+    """Whether Dynamo follows this very line."""
+    if keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    return bool(torch.compiler.is_dynamo_compiling())
+
+
+def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
+    """A method of a layer, which Dynamo does not look into.
+
+    If the layer may draw random numbers, its operators run one by one, as in
+    Keras' own dropout: PyTorch's generators cannot be compiled.
+
+    Args:
+        layer: a layer that is remembered.
+        method: name of a method.
+        *arguments: nests of tensors, numbers and strings.
+    """
+    # Seeds are variables, but no weights.
+    if len(layer.variables) != len(layer.weights):
+        return _functions["uncompiled"](layer, method, *arguments)
+    values = [v.value for v in layer.variables]
+    found, changed = _functions["opaque"](id(layer), method, values, *arguments)
+    for number, value in changed.items():
+        layer.variables[number].assign(value)
+    return found
+
+
+def _run(
+    number: int, method: str, values: list[Tensor], *arguments: Any
+) -> tuple[Any, dict[int, Tensor]]:
+    """What the method returns, and new values of the variables it changes."""
+    layer = _layers[number]
+    pairs = list(zip(layer.variables, values, strict=True))
+    with keras.StatelessScope(state_mapping=pairs) as scope:
+        found = getattr(layer, method)(*arguments)
+        now = [scope.get_current_value(v) for v in layer.variables]
+    return found, {
+        n: new
+        for n, (new, old) in enumerate(zip(now, values, strict=True))
+        if new is not old
+    }
+
+
+def _run_as_it_is(layer: Any, method: str, *arguments: Any) -> Any:
+    return getattr(layer, method)(*arguments)
