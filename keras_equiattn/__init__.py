@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from keras_equiattn import config
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
@@ -10,4 +11,12 @@ from keras_equiattn import testing
 from keras_equiattn import visualization
 
 __version__ = version("keras-equiattn")
-__all__ = ["convert", "groups", "layers", "ops", "testing", "visualization"]
+__all__ = [
+    "config",
+    "convert",
+    "groups",
+    "layers",
+    "ops",
+    "testing",
+    "visualization",
+]

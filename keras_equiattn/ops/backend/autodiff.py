@@ -173,6 +173,9 @@ def _not_differentiable(x: Tensor, alternative: str) -> Tensor:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        message = f"Pass `{alternative}` to differentiate twice."
+        message = (
+            f"Pass `{alternative}` to differentiate twice, or call "
+            "`keras_equiattn.config.disable_recompute()` for all layers."
+        )
         return tf.raw_ops.PreventGradient(input=x, message=message)
     return x

@@ -101,5 +101,6 @@ def _refuse_second_derivative(alternative: str) -> None:
     if torch.is_grad_enabled():
         raise NotImplementedError(
             "This gradient cannot be differentiated (create_graph=True). "
-            f"Pass `{alternative}` to differentiate twice."
+            f"Pass `{alternative}` to differentiate twice, or call "
+            "`keras_equiattn.config.disable_recompute()` for all layers."
         )

@@ -21,6 +21,7 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn import config
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
@@ -99,7 +100,7 @@ def group_self_attention(
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
     tensors = (query, keys, values, encoding, embedding, seed)
-    if not recompute:
+    if not (recompute and config.is_recompute_enabled()):
         y = plain_attention(*tensors, local, dropout)
     else:
         size = encoding.shape[0] if local else None

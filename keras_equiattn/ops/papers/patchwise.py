@@ -14,6 +14,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_equiattn import config
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
@@ -123,7 +124,7 @@ def patch_features(
         for x in (scale, shift, kernel)
     ]
     frames = ops.squeeze(window.frames(keys), axis=4)
-    if recompute:
+    if recompute and config.is_recompute_enabled():
         shapes = tuple(tuple(x.shape) for x in (frames, *by_row))
         return of_query + _of_keys(window, shapes)(frames, *by_row)
     strips = _strips(window, frames)

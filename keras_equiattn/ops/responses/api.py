@@ -14,6 +14,7 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn import config
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._arguments import checked
@@ -176,7 +177,7 @@ def attended_sum(
     # From `x`: what was compiled for several sizes has forgotten them.
     known = window.output_size(tuple(x.shape)[1:3], padding)
     filters = weights["kernel"].shape[-1]
-    if chunk_size is None:
+    if chunk_size is None or not config.is_recompute_enabled():
         y = responses_held(form, planes, weights)
     else:
         chunk = dispatch.chunk_size(chunk_size, filters, known, planes)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn import config
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
@@ -79,6 +80,7 @@ def window_scores(
     side, seen = _side(keys, window, num_heads, weight, bias)
     query = _elements(side, _tensor(query))
     tensors = (query, *seen)
+    recompute = recompute and config.is_recompute_enabled()
     found = gradients.scores(side, recompute, _shapes(tensors))(*tensors)
     return _elements_of(found, order, num_heads)
 
@@ -167,6 +169,7 @@ def window_sum(
         _tensor(weights), order * heads // side.heads, side.heads
     )
     tensors = (weights, *seen)
+    recompute = recompute and config.is_recompute_enabled()
     y = gradients.sums(side, recompute, _shapes(tensors))(*tensors)
     y = ops.reshape(y, (batch, height, width, order, values.shape[-1]))
     return ops.cast(y, values.dtype)
@@ -371,6 +374,7 @@ def window_attention(
     if masked:
         size = tuple(ops.shape(keys)[1:3])
         tensors = (*tensors, _mask(window, size, seen[0]))
+    recompute = recompute and config.is_recompute_enabled()
     attend = gradients.attention(
         keys_side,
         values_side,
