@@ -79,8 +79,9 @@ class GroupLayer(keras.layers.Layer):
         Args:
             method: its name.
             inputs: of the layer.
-            **options: of the method.
+            **options: of the method, which takes None for what is None.
         """
+        options = {k: v for k, v in options.items() if v is not None}
         if backend.is_in_dynamo():
             return backend.in_one_piece(
                 self, "_on_channels_last", method, inputs, options
