@@ -1,0 +1,136 @@
+"""Layers within what a user compiles: the same numbers as without."""
+
+import keras
+import numpy as np
+import pytest
+from families import build
+from families import FAMILIES
+from families import images
+from layer_contract import as_array
+
+from keras_equiattn import layers
+
+BACKEND = keras.backend.backend()
+# Compiled for some seconds, with Inductor for a minute: the rest is swept.
+FAST = "squeeze" if BACKEND == "torch" else "asc"
+SWEPT = (pytest.mark.slow, pytest.mark.every_backend)
+NAMES = [
+    pytest.param(name, marks=() if name == FAST else SWEPT) for name in FAMILIES
+]
+
+
+def network(name, **options):
+    """A classifier with one layer of the family, compiled for training."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input(FAMILIES[name][1])
+    x = build(name)(inputs)
+    x = keras.layers.Dense(3)(keras.layers.Flatten()(x))
+    model = keras.Model(inputs, x)
+    model.compile(keras.optimizers.SGD(0.01), "mse", **options)
+    return model
+
+
+def trained(model, x, y, **options):
+    """The losses of two epochs, and what is predicted afterwards."""
+    history = model.fit(
+        x, y, batch_size=2, epochs=2, shuffle=False, verbose=0, **options
+    )
+    return history.history["loss"], model.predict(x, verbose=0)
+
+
+@pytest.fixture
+def with_dynamo():
+    """All other tests have it turned off."""
+    if BACKEND != "torch":
+        yield
+        return
+    import torch
+
+    with torch._dynamo.config.patch(disable=False):
+        yield
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(
+            {"jit_compile": True}, marks=SWEPT if BACKEND == "torch" else ()
+        ),
+        {"steps_per_execution": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("with_dynamo")
+def test_training_is_the_same(name, options):
+    """Under PyTorch `jit_compile` is `torch.compile`, which takes a minute."""
+    if BACKEND == "torch" and (name != FAST or "jit_compile" not in options):
+        pytest.skip("Keras has no such steps, or test_torch_compile says it.")
+    x = images(name, 4)
+    y = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
+    alone = trained(network(name, jit_compile=False), x, y)
+    together = trained(network(name, **{"jit_compile": False, **options}), x, y)
+    np.testing.assert_allclose(together[1], alone[1], rtol=1e-4, atol=1e-5)
+    # With several steps in one Keras reports the loss of the last of them.
+    if "jit_compile" in options:
+        np.testing.assert_allclose(together[0], alone[0], rtol=1e-4)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("with_dynamo")
+def test_torch_compile(name):
+    """The model is one graph, with the same output and gradients."""
+    import torch
+
+    model = network(name)
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.tensor(images(name, 2), requires_grad=True)
+    found = []
+    for function in (model, compiled):
+        y = function(x)
+        tensors = (x, *(v.value for v in model.trainable_variables))
+        found.append((y, *torch.autograd.grad((y**2).sum(), tensors)))
+    for ours, other in zip(*found, strict=True):
+        np.testing.assert_allclose(
+            as_array(other), as_array(ours), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_each_image_by_jax(name):
+    """`jax.vmap` of `jax.grad`, compiled, against one image at a time."""
+    import jax
+
+    layer = build(name)
+    values = [v.value for v in layer.trainable_variables]
+    others = [v.value for v in layer.non_trainable_variables]
+    x = jax.numpy.asarray(images(name, 3))
+
+    def loss(values, image):
+        y, _ = layer.stateless_call(values, others, image[None])
+        return (y**2).sum()
+
+    each = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(values, x)
+    for n, image in enumerate(x):
+        alone = jax.grad(loss)(values, image)
+        for ours, other in zip(each, alone, strict=True):
+            np.testing.assert_allclose(ours[n], other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
+@pytest.mark.every_backend
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_dynamo")
+def test_networks_of_several_layers_by_torch_compile():
+    import torch
+
+    inputs = keras.Input((8, 8, 2))
+    x = layers.LiftingConv2D(4, 3, group="p4")(inputs)
+    x = layers.GroupConv2D(4, 3, group="p4")(keras.layers.ReLU()(x))
+    model = keras.Model(inputs, layers.GroupPooling()(x))
+    x = torch.tensor(np.random.default_rng(0).normal(size=(2, 8, 8, 2)))
+    x = x.float()
+    y = torch.compile(model, fullgraph=True)(x)
+    np.testing.assert_allclose(as_array(y), as_array(model(x)), 1e-4, 1e-5)
