@@ -87,8 +87,8 @@ def attention_maps(
         >>> maps = attention_maps(model, images)
         >>> len(maps)
         7
-        >>> maps["conv2"]["effective"].shape
-        (1, 26, 26, 4, 1)
+        >>> {name: found.shape for name, found in maps["conv2"].items()}
+        {'effective': (1, 26, 26, 4, 1)}
     """
     sites = attention_sites.select(attention_sites.find(model), layers)
     found = attention_sites.read(model, images, sites, query)
