@@ -88,7 +88,7 @@ def attention_maps(
         >>> len(maps)
         7
         >>> {name: found.shape for name, found in maps["conv2"].items()}
-        {'effective': (1, 26, 26, 4, 1)}
+        {'spatial': (1, 26, 26, 4), 'effective': (1, 26, 26, 4, 1)}
     """
     sites = attention_sites.select(attention_sites.find(model), layers)
     found = attention_sites.read(model, images, sites, query)
