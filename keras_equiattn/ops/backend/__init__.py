@@ -25,6 +25,7 @@ from keras_equiattn.ops.backend.memory import overlapping
 from keras_equiattn.ops.backend.memory import own_windows_of
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
+from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
@@ -60,6 +61,7 @@ __all__ = [
     "part_at",
     "prepared_seed",
     "product",
+    "put_at",
     "remember",
     "scan",
     "scan_groups",

@@ -7,6 +7,8 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.memory import part_at
+from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.target import find_target
 
 Function = Callable[..., Any]
@@ -111,7 +113,7 @@ def by_parts(function: Function, x: Tensor, axis: int, joined: int) -> Tensor:
     def part(_: Any, number: Tensor) -> Any:
         start: list[Any] = [0] * len(shape)
         start[axis] = number * shape[axis]
-        return (), function(ops.slice(x, start, shape))
+        return (), function(part_at(x, tuple(start), shape))
 
     _, parts = scan(part, (), ops.arange(count, dtype="int32"), like=x)
     parts = ops.moveaxis(parts, 0, joined)
@@ -138,7 +140,7 @@ def one_by_one(function: Function, x: Tensor, *others: Tensor) -> Tensor:
         number, *slices = piece
         found = function(x[number], *slices)
         start = (number, *[0] * (len(x.shape) - 1))
-        return ops.slice_update(x, start, found[None]), ()
+        return put_at(x, start, found[None]), ()
 
     pieces = (ops.arange(ops.shape(x)[0], dtype="int32"), *others)
     return scan(step, x, pieces)[0]

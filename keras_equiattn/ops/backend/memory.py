@@ -65,7 +65,7 @@ def part_at(x: Tensor, start: tuple[Any, ...], shape: Any) -> Tensor:
     Starts that are tensors cannot be exported.
     """
     if keras.backend.backend() != "torch":
-        return ops.slice(x, start, shape)
+        return ops.slice(x, _as_int32(start), shape)
     for axis, (first, length) in enumerate(zip(start, shape, strict=True)):
         x = x.narrow(axis, first, length)
     return x
@@ -82,8 +82,21 @@ def add_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
     if keras.backend.backend() == "torch":
         part_at(total, start, part.shape).add_(part)
         return total
-    before = ops.slice(total, start, ops.shape(part))
-    return ops.slice_update(total, start, before + part)
+    return put_at(total, start, part_at(total, start, ops.shape(part)) + part)
+
+
+def put_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
+    """`ops.slice_update`: the tensor with other entries from `start` on."""
+    return ops.slice_update(total, _as_int32(start), part)
+
+
+def _as_int32(start: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Places of one dtype, which JAX asks for: with 64 bits, integers have 64,
+    but those of loops 32.
+    """
+    if keras.backend.backend() != "jax":
+        return start
+    return tuple(ops.cast(n, "int32") for n in start)
 
 
 def add_product_at(

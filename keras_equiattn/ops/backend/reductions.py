@@ -48,8 +48,8 @@ def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
         starts = [0.0] * len(terms)
         return tuple(_reduce(terms, starts, _add, axis))
 
-    def tangents(terms: Any, tangents: Any) -> Any:
-        return sums(*terms), tuple(ops.sum(x, axis=axis) for x in tangents)
+    def tangents(_: Any, *pairs: tuple[Tensor, Tensor]) -> Any:
+        return tuple(ops.sum(dx, axis=axis) for _, dx in pairs)
 
     return list(_with_tangents(sums, tangents)(*terms))
 
@@ -72,11 +72,11 @@ def log_sum_exp(x: Tensor, axis: int) -> Tensor:
         top, total = _reduce(both, [LOWEST, 0.0], _join, axis)
         return top + ops.log(total)
 
-    def tangents(values: Any, tangents: Any) -> Any:
-        (x,), (dx,) = values, tangents
-        return found(x), ops.sum(ops.softmax(x, axis=axis) * dx, axis=axis)
+    def tangent(_: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
+        x, dx = pair
+        return ops.sum(ops.softmax(x, axis=axis) * dx, axis=axis)
 
-    return ops.expand_dims(_with_tangents(found, tangents)(x), axis)
+    return ops.expand_dims(_with_tangents(found, tangent)(x), axis)
 
 
 def sum_and_maximum(
@@ -106,15 +106,14 @@ def sum_and_maximum(
         lowest = float(np.finfo(keras.backend.standardize_dtype(x.dtype)).min)
         return tuple(_reduce((x, x, index), [0.0, lowest, 0], _best, axis))
 
-    def tangents(values: Any, tangents: Any) -> Any:
+    def tangents(found: Any, pair: tuple[Tensor, Tensor]) -> Any:
         import jax
 
-        (x,), (dx,) = values, tangents
-        found = reduced(x)
+        _, dx = pair
         index = ops.expand_dims(found[2], axis)
         at = ops.squeeze(ops.take_along_axis(dx, index, axis), axis)
         none = np.zeros(found[2].shape, jax.dtypes.float0)
-        return found, (ops.sum(dx, axis=axis), at, none)
+        return ops.sum(dx, axis=axis), at, none
 
     return tuple(_with_tangents(reduced, tangents)(x)[: 2 + where])
 
@@ -204,11 +203,24 @@ def _reduce(
 def _with_tangents(
     function: Callable[..., Any], tangents: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The function, for which JAX would find no derivative."""
+    """The function, for which JAX would find no derivative.
+
+    Args:
+        function: from tensors to a result.
+        tangents: from the result and, for each of the tensors, its value and
+            its tangent, to the tangent of the result.
+    """
     if keras.backend.backend() != "jax":
         return function
     import jax
 
     differentiable = jax.custom_jvp(function)
-    differentiable.defjvp(tangents)
+
+    def rule(values: Any, directions: Any) -> Any:
+        # Not `function`: the result may be differentiated once more.
+        found = differentiable(*values)
+        pairs = zip(values, directions, strict=True)
+        return found, tangents(found, *pairs)
+
+    differentiable.defjvp(rule)
     return differentiable

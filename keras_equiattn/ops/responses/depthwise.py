@@ -147,7 +147,7 @@ def _kernel_gradient(
         def part(x: Tensor, height: int) -> Tensor:
             shape = (batch, height, *ops.shape(x)[2:])
             zeros = (0,) * (len(x.shape) - 2)
-            return ops.slice(x, (0, start, *zeros), shape)
+            return backend.part_at(x, (0, start, *zeros), shape)
 
         seen, d = part(x, lines - 1 + high), part(upstream, lines)
         for first in range(0, tiles * tile, tile):

@@ -154,7 +154,7 @@ def spread(
             return found, ()
         start = 0, 0, 0, 0, first, 0
         return [
-            ops.slice_update(total, start, ops.slice(total, start, shape) + y)
+            backend.add_at(total, start, y)
             for total, y in zip(totals, found, strict=True)
         ], ()
 
@@ -283,7 +283,7 @@ def _rows_from(
         return k
     *outer, _, columns = ops.shape(k)
     shape = (*outer, size[0] + form.reach[0], columns)
-    return ops.slice(k, (0,) * 5 + (first, 0), shape)
+    return backend.part_at(k, (0,) * 5 + (first, 0), shape)
 
 
 def _some(form: Form) -> list[range]:
