@@ -13,8 +13,13 @@ MASKED = -1e30
 
 def in_full_precision(x: Tensor) -> Tensor:
     """Half precision as float32, the rest as it is."""
+    return ops.cast(x, dtype_of_sums(x))
+
+
+def dtype_of_sums(x: Tensor) -> str:
+    """What numbers like these are added up in: single precision at least."""
     dtype = keras.backend.standardize_dtype(x.dtype)
-    return ops.cast(x, "float32") if dtype in ("float16", "bfloat16") else x
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:

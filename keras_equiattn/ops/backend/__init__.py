@@ -33,7 +33,8 @@ from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
-from keras_equiattn.ops.backend.reductions import log_sum_exp
+from keras_equiattn.ops.backend.reductions import softmax
+from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
@@ -52,7 +53,6 @@ __all__ = [
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",
-    "log_sum_exp",
     "maximum",
     "one_by_one",
     "overlap_add",
@@ -66,6 +66,8 @@ __all__ = [
     "scan",
     "scan_groups",
     "seed_as_floats",
+    "softmax",
+    "softmax_gradient",
     "steps",
     "strided",
     "sum_and_maximum",

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.numerics import dtype_of_sums
 
 
 def with_an_image(x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def add_product(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """`total + x * y`, in place under PyTorch: `total` must be ours alone."""
     if keras.backend.backend() == "torch":
         return total.addcmul_(x, y)
-    return total + x * y
+    return total + ops.cast(x * y, total.dtype)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
@@ -122,7 +123,8 @@ def add_product_at(
         return total
     around = [(n, extra - n) for n, extra in zip(place, room, strict=True)]
     rest = ((0, 0),) * (len(total.shape) - 3)
-    return total + ops.pad(x * y, ((0, 0), *around, *rest))
+    product = ops.cast(x * y, total.dtype)
+    return total + ops.pad(product, ((0, 0), *around, *rest))
 
 
 def strided(
@@ -212,7 +214,7 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
     before = (slice(None),) * axis
     outer, inner = sizes[:axis], sizes[axis + 2 :]
     shape = (*outer, count + parts - 1, step, *inner)
-    total = ops.zeros(shape, x.dtype)
+    total = ops.zeros(shape, dtype_of_sums(x))
     for n in range(parts):
         part = x[(*before, slice(None), slice(n * step, (n + 1) * step))]
         length = part.shape[axis + 1]

@@ -16,7 +16,9 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.numerics import in_full_precision
 
 # Below every score, masked ones too, and finite in float32.
 LOWEST = -3e38
@@ -54,18 +56,24 @@ def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
     return list(_with_tangents(sums, tangents)(*terms))
 
 
-def log_sum_exp(x: Tensor, axis: int) -> Tensor:
-    """The logarithm of the sum of exponentials along an axis, which stays.
+def softmax(x: Tensor, axis: int) -> Tensor:
+    """The softmax along an axis, computed in single precision at least.
 
     XLA gets one reduction that reads `x` once. Maximum and sum by themselves
     go to a library on CPUs, which wants each of their arguments in memory.
+    PyTorch has one kernel for all of it.
 
     Args:
         x: a tensor of finite values.
         axis: the axis, not negative.
     """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.softmax(x, axis)
+    x = in_full_precision(x)
     if not find_target(x).xla:
-        return ops.logsumexp(x, axis=axis, keepdims=True)
+        return ops.exp(x - ops.logsumexp(x, axis=axis, keepdims=True))
 
     def found(x: Tensor) -> Tensor:
         both = x, ops.ones_like(x)
@@ -76,7 +84,37 @@ def log_sum_exp(x: Tensor, axis: int) -> Tensor:
         x, dx = pair
         return ops.sum(ops.softmax(x, axis=axis) * dx, axis=axis)
 
-    return ops.expand_dims(_with_tangents(found, tangent)(x), axis)
+    total = ops.expand_dims(_with_tangents(found, tangent)(x), axis)
+    return ops.exp(x - total)
+
+
+def softmax_gradient(
+    d: Tensor, weights: Tensor, mean: Callable[[], Tensor]
+) -> Tensor:
+    """The gradient of what a softmax along the first axis was taken of.
+
+    Args:
+        d: the gradient with respect to the weights.
+        weights: what the softmax gave.
+        mean: finds the mean of `d` under the weights.
+
+    Returns:
+        The gradient, in the dtype of `d`.
+    """
+    target = find_target(d)
+    if keras.backend.backend() == "torch" and target.compiler is None:
+        import torch
+
+        weights = weights.to(d.dtype)
+        one_kernel = torch.ops.aten._softmax_backward_data
+        return one_kernel(d, weights, 0, d.dtype)
+    average = mean()
+
+    def of_scores(d: Tensor, weights: Tensor) -> Tensor:
+        spread = in_full_precision(d) - average
+        return ops.cast(in_full_precision(weights) * spread, d.dtype)
+
+    return one_by_one(of_scores, d, weights)
 
 
 def sum_and_maximum(

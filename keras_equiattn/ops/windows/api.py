@@ -8,15 +8,18 @@ in the forward nor in the backward pass, which computes anew what it needs.
 from typing import Any
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import config
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import softmax
@@ -81,6 +84,7 @@ def window_scores(
     query = _elements(side, _tensor(query))
     tensors = (query, *seen)
     recompute = recompute and config.is_recompute_enabled()
+    tensors = _of_one_dtype(tensors)
     found = gradients.scores(side, recompute, _shapes(tensors))(*tensors)
     return _elements_of(found, order, num_heads)
 
@@ -113,7 +117,7 @@ def window_softmax(
     if window is not None:
         _check_kind(window)
         _check_scores(scores, window, size)
-    scores = _tensor(scores)
+    scores = in_full_precision(ops.convert_to_tensor(scores))
     if window is not None and window.border == "mask":
         if size is None:
             raise ValueError(
@@ -168,7 +172,7 @@ def window_sum(
     weights = _elements_of(
         _tensor(weights), order * heads // side.heads, side.heads
     )
-    tensors = (weights, *seen)
+    tensors = (weights, *_of_one_dtype(seen))
     recompute = recompute and config.is_recompute_enabled()
     y = gradients.sums(side, recompute, _shapes(tensors))(*tensors)
     y = ops.reshape(y, (batch, height, width, order, values.shape[-1]))
@@ -211,8 +215,21 @@ def _elements_of(
     return ops.reshape(a, (count, batch, order, num_heads, height, width))
 
 
-def _shapes(tensors: Any) -> tuple[tuple[int | None, ...], ...]:
-    return tuple(tuple(x.shape) for x in tensors)
+def _of_one_dtype(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors in one dtype: float32 at least where theirs differ."""
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in tensors}
+    if len(dtypes) == 1:
+        return tensors
+    dtype = "float64" if "float64" in dtypes else "float32"
+    return tuple(ops.cast(x, dtype) for x in tensors)
+
+
+def _shapes(tensors: Any) -> tuple[tuple[tuple[int | None, ...], str], ...]:
+    """Shapes and dtypes, for each of which there is one compiled function."""
+    return tuple(
+        (tuple(x.shape), keras.backend.standardize_dtype(x.dtype))
+        for x in tensors
+    )
 
 
 def _by_neighbour(*tensors: Tensor | None) -> list[Tensor]:
@@ -231,8 +248,16 @@ def _as_channels(x: Tensor | None) -> Tensor | None:
 
 
 def _tensor(x: Tensor | None) -> Tensor | None:
-    """What there is as a tensor, at least in single precision."""
-    return None if x is None else in_full_precision(ops.convert_to_tensor(x))
+    """What there is as a tensor that products can be made of."""
+    if x is None:
+        return None
+    x = ops.convert_to_tensor(x)
+    target = backend.find_target(x)
+    float16 = keras.backend.standardize_dtype(x.dtype) == "float16"
+    # PyTorch and TensorFlow multiply matrices of float16 a hundred times as
+    # slowly as those of float32 on a CPU.
+    slow = target.device == "cpu" and not target.xla
+    return in_full_precision(x) if float16 and slow else x
 
 
 def _check_kind(window: Any) -> None:
@@ -369,7 +394,8 @@ def window_attention(
     _check_shape("values", values, expected, window, keys)
     keys_side, seen = _side(keys, window, num_heads, *of_keys)
     values_side, seen_values = _side(values, window, num_heads, *of_values)
-    tensors = (_elements(keys_side, _tensor(query)), *seen, *seen_values)
+    query = _elements(keys_side, _tensor(query))
+    tensors = _of_one_dtype((query, *seen, *seen_values))
     masked = window.border == "mask"
     if masked:
         size = tuple(ops.shape(keys)[1:3])
@@ -397,7 +423,7 @@ def _mask(
 ) -> Float[Tensor, "neighbours 1 1 1 height width"]:
     """What leaves neighbours outside of the image out of a softmax."""
     inside = window.inside(size)[:, None, None, None]
-    return ops.cast(ops.where(inside, 0.0, MASKED), like.dtype)
+    return ops.cast(ops.where(inside, 0.0, MASKED), dtype_of_sums(like))
 
 
 def by_position(

@@ -20,6 +20,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Form
 
@@ -58,9 +59,11 @@ class Side(NamedTuple):
         return how.scores(self.form, query, *parts)
 
     def sums(self, weights: Tensor, *seen: Tensor) -> Tensor:
-        """Weighted sums of the neighbours."""
+        """Weighted sums of the neighbours, in the dtype of the values."""
         how, parts = self._with(weights[0], seen)
-        return how.weighted_sums(self.form, weights, *parts)
+        weights = ops.cast(weights, seen[0].dtype)
+        y = how.weighted_sums(self.form, weights, *parts)
+        return ops.cast(y, seen[0].dtype)
 
     def mean_gradient(
         self,
@@ -70,8 +73,9 @@ class Side(NamedTuple):
         """The mean gradient of the weights, from that of the sums."""
         batch, height, width, elements, channels = ops.shape(y)
         size = channels // self.heads
+        both = in_full_precision(d) * in_full_precision(y)
         both = ops.reshape(
-            d * y, (batch, height, width, elements, self.heads, size)
+            both, (batch, height, width, elements, self.heads, size)
         )
         return ops.transpose(ops.sum(both, axis=-1), (0, 3, 4, 1, 2))
 
@@ -80,18 +84,19 @@ class Side(NamedTuple):
     ) -> tuple[Tensor, ...]:
         """Gradients of the scores: of the query, and of what is seen."""
         how, parts = self._with(query, seen)
-        return self._of_images(
-            how.score_gradients(self.form, d, query, *parts), seen[0]
-        )
+        d = ops.cast(d, query.dtype)
+        found = how.score_gradients(self.form, d, query, *parts)
+        return self._like_arguments(found, (query, *seen))
 
     def sum_gradients(
         self, d: Tensor, weights: Tensor, *seen: Tensor
     ) -> tuple[Tensor, ...]:
         """Gradients of the sums: of the weights, and of what is seen."""
         how, parts = self._with(weights[0], seen)
-        return self._of_images(
-            how.sum_gradients(self.form, d, weights, *parts), seen[0]
-        )
+        dtype = seen[0].dtype
+        d, a = ops.cast(d, dtype), ops.cast(weights, dtype)
+        found = how.sum_gradients(self.form, d, a, *parts)
+        return self._like_arguments(found, (weights, *seen))
 
     def _with(
         self, x: Tensor, seen: tuple[Tensor, ...]
@@ -104,13 +109,17 @@ class Side(NamedTuple):
         how = dispatch.choose(self.form, x, keys, self.weighted)
         return how, (keys, weight, bias)
 
-    def _of_images(
-        self, gradients: tuple[Tensor, ...], image: Tensor
+    def _like_arguments(
+        self, gradients: tuple[Tensor, ...], arguments: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """The same, with that of images in place of that of frames."""
-        first, frames, *rest = gradients
-        size = tuple(ops.shape(image)[1:3])
-        return first, self.window.image_of(frames, size), *rest
+        """Gradients in the dtypes of the arguments: of images, not frames."""
+        found = [
+            ops.cast(gradient, x.dtype)
+            for gradient, x in zip(gradients, arguments, strict=True)
+        ]
+        size = tuple(ops.shape(arguments[1])[1:3])
+        found[1] = self.window.image_of(found[1], size)
+        return tuple(found)
 
 
 @functools.lru_cache(maxsize=512)
@@ -122,7 +131,10 @@ def scores(side: Side, recompute: bool, shapes: Any) -> Callable[..., Tensor]:
     ) -> tuple[Tensor, ...]:
         return side.score_gradients(d, *tensors)
 
-    return _differentiable(side.scores, backward, recompute)
+    def forward(*tensors: Tensor) -> Tensor:
+        return in_full_precision(side.scores(*tensors))
+
+    return _differentiable(forward, backward, recompute)
 
 
 @functools.lru_cache(maxsize=512)
@@ -178,10 +190,13 @@ def attention(
         keys, values, mask = parts(rest)
         found = of_keys.scores(query, *keys)
         if masked:
-            found = found + mask[0]
-        weights = ops.exp(found - backend.log_sum_exp(found, axis=0))
-        y = of_values.sums(_seen_by(of_values, weights), *values)
-        return (y, weights) if return_weights else y, (y, weights)
+            found = in_full_precision(found) + mask[0]
+        weights = backend.softmax(found, axis=0)
+        kept = ops.cast(weights, values[0].dtype)
+        y = of_values.sums(_seen_by(of_values, kept), *values)
+        if return_weights:
+            return (y, in_full_precision(weights)), (y, kept)
+        return y, (y, kept)
 
     def backward(
         tensors: tuple[Tensor, ...],
@@ -197,16 +212,20 @@ def attention(
             d, _seen_by(of_values, weights), *values
         )
         d_weights = ops.reshape(d_weights, ops.shape(weights))
-        # The mean of the gradient over the neighbours, from the sums: that
-        # takes a number for each channel, not for each neighbour.
-        mean = of_values.mean_gradient(d, y)
-        mean = ops.reshape(mean, ops.shape(weights)[1:])
         if upstream is not None:
-            d_weights = d_weights + upstream
-            mean = mean + ops.sum(weights * upstream, axis=0)
-        d_scores = backend.one_by_one(
-            lambda d, w: w * (d - mean), d_weights, weights
-        )
+            d_weights = in_full_precision(d_weights) + upstream
+
+        def mean() -> Tensor:
+            # From the sums: that takes a number for each channel, not for
+            # each neighbour.
+            found = of_values.mean_gradient(d, y)
+            found = ops.reshape(found, ops.shape(weights)[1:])
+            if upstream is None:
+                return found
+            both = in_full_precision(weights) * upstream
+            return found + ops.sum(both, axis=0)
+
+        d_scores = backend.softmax_gradient(d_weights, weights, mean)
         d_query, *d_keys = of_keys.score_gradients(d_scores, query, *keys)
         return (d_query, *d_keys, *d_values, *map(ops.zeros_like, mask))
 

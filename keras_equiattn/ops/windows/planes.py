@@ -15,6 +15,8 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Neighbour
 
@@ -46,11 +48,12 @@ def scores(
             seen = _seen(
                 some, numbers, _rows_from(k, first, some, size), size, *weights
             )
-            found += _channel_sums([x * y for y in seen])
+            queries = in_full_precision(x)
+            found += _channel_sums([queries * y for y in seen])
         return (), ops.stack(found)
 
     weights = _weights(form, w), _weights(form, bias)
-    return _over_neighbours(form, step, (), weights, like=x)[1]
+    return _over_neighbours(form, step, (), weights, in_full_precision(x))[1]
 
 
 def weighted_sums(
@@ -72,12 +75,12 @@ def weighted_sums(
         for numbers in _some(some):
             seen = _seen(some, numbers, near, size, *weights)
             for n, y in zip(numbers, seen, strict=True):
-                total = total + a[n] * y
+                total = total + in_full_precision(a[n]) * y
         return total, ()
 
     pieces = a, _weights(form, w), _weights(form, bias)
     elements = ops.shape(a)[1:4], ops.shape(k)[4]
-    nothing = ops.zeros((*elements[0], elements[1], *size), k.dtype)
+    nothing = ops.zeros((*elements[0], elements[1], *size), dtype_of_sums(k))
     return _pixels(_over_neighbours(form, step, nothing, pieces)[0])
 
 
@@ -138,14 +141,17 @@ def spread(
             for n, place in enumerate(some.neighbours):
                 i, j = down - place.row, along - place.column
                 rows, columns = slice(i, i + size[0]), slice(j, j + size[1])
-                term = a[n, ..., rows, columns] * x[..., rows, columns]
+                term = in_full_precision(a[n, ..., rows, columns])
+                term = term * in_full_precision(x[..., rows, columns])
                 if w is not None:
                     term = term * w[n]
                 found[place.frame] = found[place.frame] + term
             return found
 
         shape = batch, order, *channels, *size
-        nothing = [ops.zeros(shape, x.dtype) for _ in range(form.frames)]
+        nothing = [
+            ops.zeros(shape, dtype_of_sums(x)) for _ in range(form.frames)
+        ]
         pieces: Any = _elements(a, 2), _elements(queries, 1), w
         if w is not None:
             pieces = *pieces[:2], ops.moveaxis(w, 1, 0)
@@ -159,7 +165,7 @@ def spread(
         ], ()
 
     shape = batch, order, *channels, height + form.reach[0], width + along
-    totals = [ops.zeros(shape, x.dtype)] if _rows(form) else None
+    totals = [ops.zeros(shape, dtype_of_sums(x))] if _rows(form) else None
     found, _ = _over_neighbours(form, step, totals, (a, w))
     return _pixels(ops.stack(found))
 
@@ -191,8 +197,9 @@ def correlate(
         for numbers in _some(some):
             terms = []
             for n in numbers:
-                product = a[n] * x
+                product = in_full_precision(a[n]) * in_full_precision(x)
                 seen = _window(near, some.neighbours[n], size)
+                seen = in_full_precision(seen)
                 terms += [product * seen[:, None, r] for r in range(elements)]
                 terms += [product] if biased else []
             sums = [
@@ -206,7 +213,7 @@ def correlate(
                 of_bias += [sums.pop(0)] if biased else []
         return (), [ops.stack(found) for found in (of_w, of_bias) if found]
 
-    like = [x] * (weighted + biased)
+    like = [in_full_precision(x)] * (weighted + biased)
     _, found = _over_neighbours(form, step, (), (a,), like)
     return [_channels(w) for w in found]
 
@@ -307,7 +314,7 @@ def _seen(
     """Some of the neighbours, as the query elements see them."""
     found = []
     for n in some:
-        seen = _window(k, form.neighbours[n], size)[:, None]
+        seen = in_full_precision(_window(k, form.neighbours[n], size)[:, None])
         # A slice for each use: XLA would store one of all key elements.
         parts = [
             seen[:, :, r] if w is None else seen[:, :, r] * w[n, :, r]
@@ -371,6 +378,7 @@ def _weights(form: Form, w: Tensor | None) -> Tensor | None:
     """Channels split into heads, and axes for height and width."""
     if w is None:
         return None
+    w = in_full_precision(w)
     *outer, channels = w.shape
     return ops.reshape(w, (*outer, form.heads, channels // form.heads, 1, 1))
 

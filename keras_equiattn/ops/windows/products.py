@@ -16,6 +16,8 @@ from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Neighbour
 
@@ -74,7 +76,7 @@ def score_gradients(
     def images(d: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         queries = ops.moveaxis(x, 3, 1)
         of_x = _nothing(d, k)
-        of_k = [ops.zeros_like(k[n]) for n in range(form.frames)]
+        of_k = _no_keys(form, k)
         of_w = []
         for n, place in enumerate(form.neighbours):
             seen = _window(k, place, size)
@@ -109,7 +111,7 @@ def sum_gradients(
 
     def images(a: Tensor, d: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         cotangent = ops.moveaxis(d, 3, 1)
-        of_k = [ops.zeros_like(k[n]) for n in range(form.frames)]
+        of_k = _no_keys(form, k)
         of_a, of_w = [], []
         for n, place in enumerate(form.neighbours):
             products = _products(cotangent, _window(k, place, size))
@@ -159,7 +161,7 @@ def _correlation(a: Tensor, products: Tensor) -> Tensor:
     """`(query elements, heads, key elements * channels)`, over the pixels."""
     batch, order, heads, height, width = ops.shape(a)
     a = ops.reshape(a, (batch, order, heads, height * width))
-    return ops.sum(a @ products, axis=0)
+    return ops.sum(in_full_precision(a @ products), axis=0)
 
 
 def _add_to_queries(total: Tensor, weights: Tensor, seen: Tensor) -> Tensor:
@@ -194,7 +196,14 @@ def _stacked(of_a: list[Tensor], size: tuple[Any, Any]) -> Tensor:
 def _nothing(a: Tensor, k: Tensor) -> Tensor:
     """Zeros `(batch, query elements, height, width, channels)`."""
     _, batch, order, _, height, width = ops.shape(a)
-    return ops.zeros((batch, order, height, width, k.shape[5]), k.dtype)
+    shape = batch, order, height, width, k.shape[5]
+    return ops.zeros(shape, dtype_of_sums(k))
+
+
+def _no_keys(form: Form, k: Tensor) -> list[Tensor]:
+    """Zeros like each frame of the keys."""
+    dtype = dtype_of_sums(k)
+    return [ops.zeros_like(k[n], dtype) for n in range(form.frames)]
 
 
 def _weight_gradient(
@@ -231,7 +240,7 @@ def with_bias_sums(
     more = _transposed(_by_head(a)) @ _bias_matrix(form, bias)
     batch, height, width, order, channels = ops.shape(y)
     more = ops.reshape(more, (batch, order, height, width, channels))
-    return y + ops.moveaxis(more, 1, 3)
+    return y + ops.cast(ops.moveaxis(more, 1, 3), y.dtype)
 
 
 def bias_gradient(
@@ -243,7 +252,7 @@ def bias_gradient(
     x = ops.moveaxis(x, 3, 1)
     batch, order, height, width, channels = ops.shape(x)
     x = ops.reshape(x, (batch, order, height * width, channels))
-    found = ops.sum(_by_head(a) @ x, axis=0)
+    found = ops.sum(in_full_precision(_by_head(a) @ x), axis=0)
     shape = (order, len(form.neighbours), form.heads, channels)
     found = ops.swapaxes(ops.reshape(found, shape), 0, 1)
     return (_own_head(form, found),)

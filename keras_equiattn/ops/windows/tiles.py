@@ -17,6 +17,7 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows import products as window_products
 from keras_equiattn.ops.windows.form import Form
 
@@ -263,9 +264,11 @@ def _sums(
     tiles: _Tiles, matrices: list[Tensor], k: Tensor
 ) -> Float[Tensor, "batch height width 1 channels"]:
     (down, along), (rows, columns) = tiles.counts, tiles.size
-    total: Tensor = 0.0
-    for window, matrix in zip(tiles.windows, matrices, strict=True):
-        total = total + matrix @ _keys(tiles, k[window.frame])
+    parts = [
+        matrix @ _keys(tiles, k[window.frame])
+        for window, matrix in zip(tiles.windows, matrices, strict=True)
+    ]
+    total = sum(map(in_full_precision, parts)) if parts[1:] else parts[0]
     heads, channels = tiles.form.heads, total.shape[-1]
     x = ops.reshape(total, (-1, down, along, heads, rows, columns, channels))
     x = ops.transpose(x, (0, 1, 4, 2, 5, 3, 6))

@@ -18,6 +18,7 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows.form import Form
 
 
@@ -29,7 +30,7 @@ def scores(
     bias: Float[Tensor, "neighbours elements channels"] | None,
 ) -> Float[Tensor, "neighbours batch elements heads height width"]:
     """The derivative of the form with respect to `a`."""
-    queries = _planes(form, x)[..., None, None, :, :]
+    queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
     found = []
     for grid in grids(form):
         seen = _affine(
@@ -52,7 +53,7 @@ def weighted_sums(
         seen = _affine(
             form, grid, _seen(form, grid, k, tuple(a.shape[4:])), w, bias
         )
-        weights = _by_row_and_column(grid, a)[:, :, :, None]
+        weights = _by_row_and_column(grid, in_full_precision(a))[:, :, :, None]
         y = y + ops.sum(weights * seen, axis=(4, 5))
     return _pixels(y)
 
@@ -85,7 +86,8 @@ def spread(
             queries, start, grid.size, grid.steps, (height, width)
         )
         # (batch, elements, heads, channels, rows, columns, height, width)
-        both = weights[:, :, :, None] * seen
+        both = in_full_precision(weights[:, :, :, None])
+        both = both * in_full_precision(seen)
         if w is None:
             found = ops.sum(both, axis=(4, 5))
         else:
@@ -137,10 +139,10 @@ def _weight_gradients(
     bias: Float[Tensor, "neighbours elements channels"] | None,
 ) -> list[Tensor]:
     """The derivatives with respect to `w` and `bias`, of those given."""
-    queries = _planes(form, x)[..., None, None, :, :]
+    queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
     of_w, of_bias = [], []
     for grid in grids(form):
-        weights = _by_row_and_column(grid, a)[:, :, :, None]
+        weights = _by_row_and_column(grid, in_full_precision(a))[:, :, :, None]
         # Not one product for both: Inductor would write it to memory.
         if bias is not None:
             found = ops.sum(weights * queries, axis=(0, 6, 7))
@@ -213,7 +215,7 @@ def _seen(
     seen = backend.windows_of(
         _planes(form, k[grid.frame]), grid.start, grid.size, grid.steps, size
     )
-    return seen[:, None]
+    return in_full_precision(seen[:, None])
 
 
 def _affine(
@@ -238,6 +240,7 @@ def _weights(
     w: Float[Tensor, "neighbours *elements all"],
 ) -> Float[Tensor, "*elements heads channels rows columns 1 1"]:
     """The weights, or the bias, of the neighbours in a frame."""
+    w = in_full_precision(w)
     w = ops.moveaxis(_heads(form, _of_grid(form, grid, w)), 0, -1)
     return ops.reshape(w, (*w.shape[:-1], *grid.size, 1, 1))
 
