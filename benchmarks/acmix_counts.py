@@ -87,17 +87,13 @@ def networks() -> dict:
 
 def of_network(model: keras.Model) -> dict[str, int]:
     """Multiply-adds of maps and mixers; norms and the like are left out."""
-    total = dict.fromkeys(("dense", "grouped", "kernels", "taken"), 0)
+    total = dict.fromkeys(("dense", "grouped", "kernels"), 0)
     for layer in model.layers:
         count = of_map(layer)
         counts = {"dense": count, "grouped": count}
         for kind, of_mixer in MIXERS.items():
             if isinstance(layer, kind):
                 counts = of_mixer(layer)
-        shares = isinstance(layer, layers.ACmix2D) and layer.shares_maps(
-            layer.input
-        )
-        counts["taken"] = counts["grouped" if shares else "dense"]
         for form, count in counts.items():
             total[form] += count
     return total

@@ -8,7 +8,6 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
-from keras_equiattn.layers.acmix.convolution_path import full
 from keras_equiattn.layers.acmix.convolution_path import MAPS
 from keras_equiattn.layers.acmix.convolution_path import PATHS
 from keras_equiattn.layers.acmix.convolution_path import times
@@ -20,10 +19,7 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.papers.acmix import Convolution
-from keras_equiattn.ops.papers.acmix import convolve_maps
-from keras_equiattn.ops.papers.acmix import grouped_kernel
 from keras_equiattn.ops.papers.acmix import image_coordinates
-from keras_equiattn.ops.papers.acmix import in_groups
 from keras_equiattn.ops.papers.acmix import position_keys
 from keras_equiattn.ops.papers.acmix import queries_at
 from keras_equiattn.ops.windows.api import window_attention
@@ -126,36 +122,21 @@ class BaseACmix2D(TwoPaths):
         # The windows sit on the first pixel and on each that strides meet.
         self.require_exact(size, window=1, strides=self.strides)
 
-    def shares_maps(self, x: Tensor) -> bool:
-        """Whether `convolved_maps` does in place of `convolved`."""
-        return False
-
-    def convolved_maps(self, maps: list[Tensor]) -> Tensor:
-        """The path of convolution, from queries, keys and values."""
-        raise NotImplementedError(f"{type(self).__name__}.convolved_maps")
-
     def _both_paths(
         self, x: Tensor, return_weights: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """What both paths add up to, and the weights of attention."""
-        if not self.attends:
-            return self.sum_of_paths(None, self.convolved(x)), None
-        if self.shares_maps(x):
-            maps = [self._linear(x, name) for name in MAPS]
-            convolved = self.convolved_maps(maps)
-            maps[0] = queries_at(maps[0], self.window)
-        else:
-            maps = [self._linear(queries_at(x, self.window), "query")]
-            maps += [self._linear(x, name) for name in ("key", "value")]
-            convolved = self.convolved(x)
-        query, keys, values = maps
-        attention, weights = self._attend(query, keys, values, return_weights)
-        return self.sum_of_paths(attention, convolved), weights
+        attention = weights = None
+        if self.attends:
+            attention, weights = self._attend(x, return_weights)
+        return self.join_paths(x, attention), weights
 
     def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, return_weights: bool
+        self, x: Tensor, return_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The path of attention, and its weights if asked for."""
+        query = self._linear(queries_at(x, self.window), "query")
+        keys, values = (self._linear(x, name) for name in ("key", "value"))
         size = self.filters // self.num_heads
         height, width = ops.shape(keys)[1:3]
         coordinates = image_coordinates(height, width, self.compute_dtype)
@@ -229,10 +210,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
     and shifts and `W` of the linear maps.
 
     All of the second path is linear, so the layer computes it as that one
-    convolution, whose kernel it puts together from its weights in each call;
-    or, under PyTorch on a CPU on "z2" from 128 channels on, where that is
-    cheaper, as a grouped convolution of the linear maps, with the same results
-    to rounding.
+    convolution, whose kernel it puts together from its weights in each call.
 
     Args:
         filters: channels of the output and of queries, keys and values;
@@ -401,29 +379,11 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         self._built_for = tuple(input_shape)
         self.finish_build(shape)
 
-    def shares_maps(self, x: Tensor) -> bool:
-        maps = len(MAPS) * self.num_heads
-        return self.convolves and in_groups(self.group, x.shape[-1], maps)
-
-    def convolved_maps(self, maps: list[Tensor]) -> Tensor:
-        size = self.filters // self.num_heads
-        kernel = grouped_kernel(
-            full(self.mixing_kernel), self.shift_seen(), size, self.outputs
-        )
-        return convolve_maps(
-            maps,
-            ops.cast(kernel, self.compute_dtype),
-            size,
-            self.strides,
-            self.dilation_rate,
-        )
-
     def folded(self) -> "FoldedACmix2D":
         """An equal layer in which the path of convolution is one convolution.
 
-        Spares putting the kernel together in each call. The rates are folded
-        in, too. Under PyTorch on a CPU it is the dearer one from 128 channels
-        on, where this layer convolves in groups.
+        This saves putting the kernel together in each call. The rates are
+        folded in, too.
 
         Returns:
             A `FoldedACmix2D` of the same name, built.
