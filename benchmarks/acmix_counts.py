@@ -184,7 +184,7 @@ def of_convolution(layer: keras.layers.Layer, channels: int) -> dict[str, int]:
     before, after = pixels(layer)
     maps, neighbours = layer.mixing_kernel.shape
     filters = layer.filters
-    mixing = maps * neighbours * (filters // layer.outputs) * before
+    mixing = maps * neighbours * layer.convolution_path.size * before
     shifting = neighbours**2 * filters * after
     return {
         "dense": neighbours * channels * filters * after,

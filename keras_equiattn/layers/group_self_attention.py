@@ -10,7 +10,8 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.initializers import with_fan_in
+from keras_equiattn.layers.base.linear_maps import add_linear_map
+from keras_equiattn.layers.base.linear_maps import linear_map
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -92,36 +93,19 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         channels = int(shape[-1] or 0)
         heads = (self.num_heads, self.key_dim)
         for name in ("query", "key", "value"):
-            self._add_linear(name, (channels, *heads), heads, channels)
-        self._add_linear(
-            "output", (*heads, self.filters), (self.filters,), math.prod(heads)
+            add_linear_map(self, name, (channels, *heads), heads, channels)
+        add_linear_map(
+            self,
+            "output",
+            (*heads, self.filters),
+            (self.filters,),
+            math.prod(heads),
         )
         self.positions.build((None, None, 2))
         self.group_embedding = self._add_group_embedding()
         self.scale = 1 / math.sqrt(channels)
         self.fix_input_channels(channels)
         self.built = True
-
-    def _add_linear(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        bias_shape: tuple[int, ...],
-        fan_in: int,
-    ) -> None:
-        kernel = self.add_weight(
-            name=f"{name}_kernel",
-            shape=shape,
-            initializer=with_fan_in(self.kernel_initializer, fan_in),
-            regularizer=self.kernel_regularizer,
-        )
-        bias = self.add_weight(
-            name=f"{name}_bias",
-            shape=bias_shape,
-            initializer=fresh(self.bias_initializer),
-        )
-        setattr(self, f"{name}_kernel", kernel)
-        setattr(self, f"{name}_bias", bias)
 
     def _add_group_embedding(self) -> Any:
         """The weight that embeds relative elements; None for none."""
@@ -200,11 +184,10 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             seed=seed,
             recompute=self.recompute,
         )
-        kernel = ops.convert_to_tensor(self.output_kernel)
+        kernel, bias = linear_map(self, "output")
         channels = self.num_heads * self.key_dim
         y = ops.reshape(y, (*ops.shape(y)[:4], channels))
-        y = y @ ops.reshape(kernel, (channels, self.filters))
-        return y + ops.convert_to_tensor(self.output_bias)
+        return y @ ops.reshape(kernel, (channels, self.filters)) + bias
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:3], self.group.order, self.filters)
@@ -218,10 +201,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         """`(..., heads, key_dim)`."""
-        kernel, bias = (
-            ops.convert_to_tensor(getattr(self, f"{name}_{part}"))
-            for part in ("kernel", "bias")
-        )
+        kernel, bias = linear_map(self, name)
         y = x @ ops.reshape(kernel, (kernel.shape[0], -1))
         return ops.reshape(y, (*ops.shape(y)[:-1], *bias.shape)) + bias
 

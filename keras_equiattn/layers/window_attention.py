@@ -7,9 +7,12 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.group_layer import check_window
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.linear_maps import LinearMapsLayer
+from keras_equiattn.layers.base.linear_maps import add_group_linear_map
+from keras_equiattn.layers.base.linear_maps import group_linear_map
+from keras_equiattn.layers.base.linear_maps import linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
@@ -19,12 +22,11 @@ from keras_equiattn.ops.papers.affine import centre_query
 from keras_equiattn.ops.papers.affine import relative_positions
 from keras_equiattn.ops.papers.affine import transformed_query
 from keras_equiattn.ops.windows.api import AffineMap
-from keras_equiattn.ops.windows.api import by_position
 from keras_equiattn.ops.windows.api import UNCHANGED
 from keras_equiattn.ops.windows.api import window_attention
 
 
-class BaseWindowAttention2D(LinearMapsLayer):
+class BaseWindowAttention2D(AttentionLayer):
     """What the three layers of this module share; see there.
 
     Subclasses create their weights in `build_maps` and say in `attend` what
@@ -89,7 +91,9 @@ class BaseWindowAttention2D(LinearMapsLayer):
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
         self.build_maps(int(shape[-1] or 0))
-        self.output_kernel = self._kernel("output_kernel", self.filters)
+        add_group_linear_map(
+            self, "output", self.filters, self.filters, use_bias=False
+        )
         self.fix_input_channels(shape[-1])
         self.built = True
 
@@ -103,27 +107,18 @@ class BaseWindowAttention2D(LinearMapsLayer):
         raise NotImplementedError(f"{type(self).__name__}.attended")
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        return self._output(self._attend(x, return_weights=False)[0])
+        y, _ = self._attend(x, return_weights=False)
+        return group_linear_map(self, "output", y)
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if query is not None:
-            row, column = self.check_query(query, x.shape[1:3])
         y, weights = self._attend(x)
-        if query is not None:
-            weights = weights[..., row : row + 1, column : column + 1]
-        weights = by_position(weights, self.window)
-        if query is not None:
-            weights = weights[:, 0, 0]
-        return self._output(y), {"window": weights}
+        maps = {"window": self.window_map(weights, self.window, query)}
+        return group_linear_map(self, "output", y), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:-1], self.filters)
-
-    def _output(self, y: Tensor) -> Tensor:
-        kernel = ops.convert_to_tensor(self.output_kernel)
-        return group_linear(y, kernel, None, self.group)
 
     def _attend(
         self, x: Tensor, return_weights: bool = True
@@ -285,7 +280,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
 
     def build_maps(self, channels: int) -> None:
         for name in ("query", "key", "value"):
-            self._add_linear(name, channels)
+            add_group_linear_map(self, name, channels, self.filters)
         rows, columns = self.kernel_size
         self._add_window("row_embedding", rows, self.filters // 2)
         self._add_window("column_embedding", columns, self.filters // 2)
@@ -300,9 +295,9 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             self.group,
         )
         return (
-            self._linear(x, "query") * self._scale,
-            self._linear(x, "key"),
-            self._linear(x, "value"),
+            group_linear_map(self, "query", x) * self._scale,
+            group_linear_map(self, "key", x),
+            group_linear_map(self, "value", x),
             positions,
             UNCHANGED,
         )
@@ -402,7 +397,7 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
     """
 
     def build_maps(self, channels: int) -> None:
-        self._add_linear("input", channels)
+        add_group_linear_map(self, "input", channels, self.filters)
         rows, columns = self.kernel_size
         self._add_window("psi", self.group.order, rows, columns, self.filters)
         self._add_window("beta", rows, columns, self.filters)
@@ -410,7 +405,7 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
     def attended(
         self, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
-        x = self._linear(x, "input")
+        x = group_linear_map(self, "input", x)
         affine = self._affine()
         query = centre_query(x, *affine) * self._scale
         return query, x, x, affine, affine
@@ -520,7 +515,7 @@ class AffineSelfConv2D(BaseWindowAttention2D):
     def build_maps(self, channels: int) -> None:
         order, size = self.group.order, (*self.kernel_size, self.filters)
         for name in ("query", "key", "value"):
-            self._add_linear(name, channels)
+            add_group_linear_map(self, name, channels, self.filters)
         self._add_window("query_psi", order, self.filters)
         self._add_window("query_beta", self.filters)
         for name in ("key", "value"):
@@ -531,16 +526,15 @@ class AffineSelfConv2D(BaseWindowAttention2D):
         self, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
         kernel, bias = transformed_query(
-            ops.convert_to_tensor(self.query_kernel),
-            ops.convert_to_tensor(self.query_bias),
+            *linear_map(self, "query"),
             ops.convert_to_tensor(self.query_psi),
             ops.convert_to_tensor(self.query_beta),
             self.group,
         )
         return (
             self._scale * group_linear(x, kernel, bias, self.group),
-            self._linear(x, "key"),
-            self._linear(x, "value"),
+            group_linear_map(self, "key", x),
+            group_linear_map(self, "value", x),
             self._affine("key_"),
             self._affine("value_"),
         )

@@ -8,16 +8,14 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
-from keras_equiattn.layers.acmix.convolution_path import MAPS
-from keras_equiattn.layers.acmix.convolution_path import PATHS
-from keras_equiattn.layers.acmix.convolution_path import times
-from keras_equiattn.layers.acmix.convolution_path import TwoPaths
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
-from keras_equiattn.layers.base.group_layer import check_window
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.acmix.two_paths import times
+from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.layers.base.linear_maps import group_linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.papers.acmix import Convolution
 from keras_equiattn.ops.papers.acmix import image_coordinates
 from keras_equiattn.ops.papers.acmix import position_keys
@@ -48,26 +46,14 @@ class BaseACmix2D(TwoPaths):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group=group, data_format=data_format, **kwargs)
-        self.filters = _checks.integer(filters, "filters")
-        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
-        self.attention_kernel_size = _checks.pair(
-            attention_kernel_size, "attention_kernel_size"
+        super().__init__(
+            paths=paths, group=group, data_format=data_format, **kwargs
         )
+        self.filters = _checks.integer(filters, "filters")
         self.num_heads = _checks.integer(num_heads, "num_heads")
-        self.strides = _checks.pair(strides, "strides")
-        self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
-        _checks.strides_or_dilation(self.strides, self.dilation_rate)
-        for name in ("kernel_size", "attention_kernel_size"):
-            size = getattr(self, name)
-            check_window(self.group, name, size, self.dilation_rate)
-        self.paths = _checks.choice(paths, "paths", PATHS)
         self.border = _checks.choice(border, "border", BORDERS)
-        self.window = Window(
-            self.attention_kernel_size,
-            self.strides,
-            self.dilation_rate,
-            border,
+        self.set_windows(
+            kernel_size, attention_kernel_size, strides, dilation_rate, border
         )
         if self.filters % self.num_heads:
             raise ValueError(
@@ -108,8 +94,7 @@ class BaseACmix2D(TwoPaths):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.require_attention()
         y, weights = self._both_paths(x)
-        size = y.shape[1:3]
-        maps = {"window": self.window_map(weights, self.window, query, size)}
+        maps = {"window": self.window_map(weights, self.window, query)}
         return self.activation(y), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
@@ -135,8 +120,10 @@ class BaseACmix2D(TwoPaths):
         self, x: Tensor, return_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The path of attention, and its weights if asked for."""
-        query = self._linear(queries_at(x, self.window), "query")
-        keys, values = (self._linear(x, name) for name in ("key", "value"))
+        query = group_linear_map(self, "query", queries_at(x, self.window))
+        keys, values = (
+            group_linear_map(self, name, x) for name in ("key", "value")
+        )
         size = self.filters // self.num_heads
         height, width = ops.shape(keys)[1:3]
         coordinates = image_coordinates(height, width, self.compute_dtype)
@@ -166,7 +153,6 @@ class BaseACmix2D(TwoPaths):
             "num_heads": self.num_heads,
             "strides": self.strides,
             "dilation_rate": self.dilation_rate,
-            "paths": self.paths,
             "border": self.border,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
@@ -176,7 +162,7 @@ class BaseACmix2D(TwoPaths):
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class ACmix2D(ConvolutionPath, BaseACmix2D):
+class ACmix2D(BaseACmix2D):
     """Self-attention and convolution from the same linear maps: ACmix.
 
     With linear maps `q`, `k`, `v` of the input (mixing channels and group
@@ -341,25 +327,32 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            filters,
-            kernel_size,
-            attention_kernel_size,
-            num_heads,
-            strides,
-            dilation_rate,
-            group,
-            paths,
-            border,
-            activation,
-            use_bias,
-            exact,
-            recompute,
-            data_format,
+            filters=filters,
+            kernel_size=kernel_size,
+            attention_kernel_size=attention_kernel_size,
+            num_heads=num_heads,
+            strides=strides,
+            dilation_rate=dilation_rate,
+            group=group,
+            paths=paths,
+            border=border,
+            activation=activation,
+            use_bias=use_bias,
+            exact=exact,
+            recompute=recompute,
+            data_format=data_format,
             **kwargs,
         )
-        self.outputs = self.num_heads
-        self.choose(
-            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        self.convolution_path = ConvolutionPath(
+            size=self.filters // self.num_heads,
+            maps=len(MAPS) * self.num_heads,
+            outputs=self.num_heads,
+            kernel_size=self.kernel_size,
+            paths=self.paths,
+            rates=rates,
+            shift_kernels=shift_kernels,
+            kernel_groups=kernel_groups,
+            mixing_initializer=mixing_initializer,
         )
         self.kernel_initializer = keras.initializers.get(
             kernel_initializer or uniform_by_fan_in()
@@ -369,13 +362,10 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
-        for name in MAPS:
-            self._add_linear(name, int(shape[-1] or 0), self.use_bias)
+        self.add_linear_maps(int(shape[-1] or 0), self.use_bias)
         if self.attends:
             self.add_positions()
-        if self.convolves:
-            self.add_convolution()
-        self.add_rates()
+        self.convolution_path.build(self)
         self._built_for = tuple(input_shape)
         self.finish_build(shape)
 
@@ -405,7 +395,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
                 variable.assign(ops.copy(getattr(self, variable.name)))
         if self.attends and rate is not None:
             # Attention is linear in the values, whose weights add up to one.
-            for variable in layer._map("value"):
+            for variable in (layer.value_kernel, layer.value_bias):
                 if variable is not None:
                     variable.assign(variable * rate)
         if self.convolves:
@@ -419,6 +409,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         initializer = keras.initializers.serialize
         return {
             **super().get_config(),
+            **self.convolution_path.get_config(),
             "kernel_initializer": initializer(self.kernel_initializer),
             "bias_initializer": initializer(self.bias_initializer),
             "kernel_regularizer": keras.regularizers.serialize(
@@ -487,8 +478,7 @@ class FoldedACmix2D(BaseACmix2D):
         shape = self.check_shape(input_shape)
         channels = int(shape[-1] or 0)
         if self.attends:
-            for name in MAPS:
-                self._add_linear(name, channels, self.use_bias)
+            self.add_linear_maps(channels, self.use_bias)
             self.add_positions()
         self.bias_kernel = None
         if self.convolves:
@@ -512,6 +502,3 @@ class FoldedACmix2D(BaseACmix2D):
             ops.convert_to_tensor(self.kernel),
             None if bias is None else ops.convert_to_tensor(bias),
         )
-
-    def rates_of_paths(self) -> tuple[Any, Any]:
-        return None, None
