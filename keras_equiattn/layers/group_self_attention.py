@@ -202,8 +202,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
     def _linear(self, x: Tensor, name: str) -> Tensor:
         """`(..., heads, key_dim)`."""
         kernel, bias = linear_map(self, name)
-        y = x @ ops.reshape(kernel, (kernel.shape[0], -1))
-        return ops.reshape(y, (*ops.shape(y)[:-1], *bias.shape)) + bias
+        channels, *heads = kernel.shape
+        y = x @ ops.reshape(kernel, (channels, -1))
+        return ops.reshape(y, (*ops.shape(y)[:-1], *heads)) + bias
 
     def _encodings(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of all distinct offsets, and of relative elements."""

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import times
@@ -343,12 +342,10 @@ class ACmix2D(BaseACmix2D):
             data_format=data_format,
             **kwargs,
         )
-        self.convolution_path = ConvolutionPath(
+        self.hold_convolution_path(
             size=self.filters // self.num_heads,
             maps=len(MAPS) * self.num_heads,
             outputs=self.num_heads,
-            kernel_size=self.kernel_size,
-            paths=self.paths,
             rates=rates,
             shift_kernels=shift_kernels,
             kernel_groups=kernel_groups,

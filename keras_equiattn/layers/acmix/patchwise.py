@@ -7,7 +7,6 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
 from keras_equiattn.layers.acmix.convolution_path import full
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
@@ -191,12 +190,10 @@ class PatchwiseACmix2D(TwoPaths):
             border="reflect",
         )
         blocks = self.filters // self.key_filters  # of the values
-        self.convolution_path = ConvolutionPath(
+        self.hold_convolution_path(
             size=self.key_filters,
             maps=2 + blocks,
             outputs=blocks,
-            kernel_size=self.kernel_size,
-            paths=self.paths,
             rates=rates,
             shift_kernels=shift_kernels,
             kernel_groups=kernel_groups,

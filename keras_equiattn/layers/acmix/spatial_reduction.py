@@ -189,7 +189,7 @@ class SpatialReductionACmix2D(TransformerACmix):
             self.reduction_kernel = self.add_weight(
                 name="reduction_kernel",
                 shape=(*self.reduction, channels, channels),
-                initializer=fresh(self.convolution_path.mixing_initializer),
+                initializer=fresh(self.mixing_initializer),
                 regularizer=self.kernel_regularizer,
             )
             for name, start in (

@@ -5,7 +5,6 @@ from typing import Any
 import keras
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.layers.base.group_layer import check_window
@@ -24,8 +23,6 @@ class TransformerACmix(TwoPaths):
     """
 
     has_group_argument = False
-    # What pixels attend to lies anywhere in the image.
-    window = None
 
     def __init__(
         self,
@@ -57,12 +54,10 @@ class TransformerACmix(TwoPaths):
             )
         self.kernel_size = _checks.pair(kernel_size, "kernel_size")
         check_window(self.group, "kernel_size", self.kernel_size, (1, 1))
-        self.convolution_path = ConvolutionPath(
+        self.hold_convolution_path(
             size=self.filters // self.num_heads,
             maps=len(MAPS) * self.num_heads,
             outputs=self.num_heads,
-            kernel_size=self.kernel_size,
-            paths=self.paths,
             rates=rates,
             shift_kernels=shift_kernels,
             kernel_groups=kernel_groups,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from keras_equiattn import _checks
+from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.group_layer import check_window
 from keras_equiattn.layers.base.linear_maps import add_group_linear_map
@@ -19,11 +20,16 @@ PATHS = ("both", "attention", "convolution")
 class TwoPaths(AttentionLayer):
     """Base of layers with a path of attention, one of convolution, or both.
 
-    Subclasses set `convolution_path` in `__init__` and build it in `build`.
+    Subclasses call `hold_convolution_path` in `__init__`, and build what it
+    makes in `build`.
     """
 
     # A `ConvolutionPath`; None where there is one convolution from the start.
     convolution_path: Any = None
+    filters: int
+    kernel_size: tuple[int, int]
+    # The `Window` that a pixel attends to; None for all of the image.
+    window: Any = None
     # Of both paths.
     strides: tuple[int, int] = (1, 1)
     dilation_rate: tuple[int, int] = (1, 1)
@@ -57,6 +63,23 @@ class TwoPaths(AttentionLayer):
             self.dilation_rate,
             border,
         )
+
+    def hold_convolution_path(self, **options: Any) -> None:
+        """Makes the path of convolution.
+
+        Args:
+            **options: arguments of `ConvolutionPath` that are not attributes
+                of the layer already.
+        """
+        path = ConvolutionPath(
+            kernel_size=self.kernel_size, paths=self.paths, **options
+        )
+        self.convolution_path = path
+        # As of every layer, its arguments are attributes.
+        self.rates = path.rates
+        self.shift_kernels = path.shift_kernels
+        self.kernel_groups = path.kernel_groups
+        self.mixing_initializer = path.mixing_initializer
 
     def add_linear_maps(self, channels: int, use_bias: bool = True) -> None:
         """Creates queries, keys and values of as many channels as filters."""
