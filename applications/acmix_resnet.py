@@ -58,7 +58,11 @@ def ACmixResNet26(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 2, see
           `ACmixResNet50`.
     """
-    return _network(26, **locals())
+    design = _Design(mixer, stem, num_heads)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(26, design, end, weights, input_shape, normalization, name)
 
 
 def ACmixResNet38(
@@ -98,7 +102,11 @@ def ACmixResNet38(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 2, see
           `ACmixResNet50`.
     """
-    return _network(38, **locals())
+    design = _Design(mixer, stem, num_heads)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(38, design, end, weights, input_shape, normalization, name)
 
 
 def ACmixResNet50(
@@ -179,7 +187,11 @@ def ACmixResNet50(
           the classifier with variance 2 / fan-in. Convolutions outside of the
           mixer, rates and normalisations start the same.
     """
-    return _network(50, **locals())
+    design = _Design(mixer, stem, num_heads)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(50, design, end, weights, input_shape, normalization, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +216,20 @@ class _Design:
 
 
 def _network(
-    depth: int, *, mixer: str, stem: str, num_heads: int, **options: Any
+    depth: int,
+    design: _Design,
+    end: ends.End,
+    weights: str | Path | None,
+    input_shape: tuple[int | None, int | None, int],
+    normalization: ends.Statistics | None,
+    name: str | None,
 ) -> keras.Model:
-    design = _Design(mixer, stem, num_heads)
-    kind = "ACmixResNet" if mixer == "acmix" else "ResNet"
+    kind = "ACmixResNet" if design.mixer == "acmix" else "ResNet"
     stages = functools.partial(_stages, design, BLOCKS[depth])
-    return ends.imagenet_network(f"{kind}{depth}", stages, **options)
+    title = f"{kind}{depth}"
+    return ends.imagenet_network(
+        title, stages, end, weights, input_shape, normalization, name
+    )
 
 
 def _stages(
