@@ -55,7 +55,7 @@ from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications import reporting
 from keras_equiattn.layers.acmix.two_paths import MAPS
-from keras_equiattn.layers.base.linear_maps import group_linear_map
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.linear import group_linear
 from keras_equiattn.ops.papers.acmix import Convolution
@@ -77,7 +77,9 @@ class UnfoldedDenseACmix2D(layers.ACmix2D):
     """The neighbours of all pixels side by side."""
 
     def _attend(self, x, return_weights):
-        query, keys, values = (group_linear_map(self, name, x) for name in MAPS)
+        query, keys, values = (
+            linear_maps.on_group(self, name, x) for name in MAPS
+        )
         return self.attend_to(query, keys, values)
 
     def attend_to(self, query, keys, values):
@@ -117,7 +119,7 @@ class UnfoldedACmix2D(UnfoldedDenseACmix2D):
     """And all mixed maps."""
 
     def _both_paths(self, x, return_weights=True):
-        maps = [group_linear_map(self, name, x) for name in MAPS]
+        maps = [linear_maps.on_group(self, name, x) for name in MAPS]
         attention, weights = self.attend_to(*maps)
         return self.sum_of_paths(attention, self.convolved_maps(maps)), weights
 

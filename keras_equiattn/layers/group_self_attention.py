@@ -8,10 +8,9 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.linear_maps import add_linear_map
-from keras_equiattn.layers.base.linear_maps import linear_map
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -58,9 +57,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             attention_dropout, "attention_dropout"
         )
         self.recompute = _checks.flag(recompute, "recompute")
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        linear_maps.configure(
+            self, kernel_initializer, bias_initializer, kernel_regularizer
+        )
         self.seed = (
             None if seed is None else _checks.integer(seed, "seed", least=0)
         )
@@ -93,8 +92,8 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         channels = int(shape[-1] or 0)
         heads = (self.num_heads, self.key_dim)
         for name in ("query", "key", "value"):
-            add_linear_map(self, name, (channels, *heads), heads, channels)
-        add_linear_map(
+            linear_maps.add(self, name, (channels, *heads), heads, channels)
+        linear_maps.add(
             self,
             "output",
             (*heads, self.filters),
@@ -184,7 +183,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             seed=seed,
             recompute=self.recompute,
         )
-        kernel, bias = linear_map(self, "output")
+        kernel, bias = linear_maps.kernel_and_bias(self, "output")
         channels = self.num_heads * self.key_dim
         y = ops.reshape(y, (*ops.shape(y)[:4], channels))
         return y @ ops.reshape(kernel, (channels, self.filters)) + bias
@@ -201,7 +200,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         """`(..., heads, key_dim)`."""
-        kernel, bias = linear_map(self, name)
+        kernel, bias = linear_maps.kernel_and_bias(self, name)
         channels, *heads = kernel.shape
         y = x @ ops.reshape(kernel, (channels, -1))
         return ops.reshape(y, (*ops.shape(y)[:-1], *heads)) + bias
@@ -225,8 +224,6 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         return self.positions(offsets), embedding
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
-        regularizer = keras.regularizers.serialize
         return {
             **super().get_config(),
             "filters": self.filters,
@@ -236,9 +233,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             "attention_dropout": self.attention_dropout,
             "epsilon": self.epsilon,
             "recompute": self.recompute,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": regularizer(self.kernel_regularizer),
+            **linear_maps.config(self),
             "seed": self.seed,
         }
 

@@ -6,9 +6,8 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
-from keras_equiattn.layers.base.linear_maps import add_linear_map
-from keras_equiattn.layers.base.linear_maps import linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.papers.squeeze_excite import squeeze_excite
@@ -91,9 +90,9 @@ class SqueezeExcite(AttentionLayer):
         self.reduction_ratio = _checks.integer(
             reduction_ratio, "reduction_ratio"
         )
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        linear_maps.configure(
+            self, kernel_initializer, bias_initializer, kernel_regularizer
+        )
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
 
     def build(self, input_shape: Shape) -> None:
@@ -103,7 +102,7 @@ class SqueezeExcite(AttentionLayer):
             ("reduce", channels, hidden),
             ("expand", hidden, channels),
         ):
-            add_linear_map(
+            linear_maps.add(
                 self,
                 name,
                 (inputs, outputs),
@@ -124,7 +123,9 @@ class SqueezeExcite(AttentionLayer):
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         y, channel = squeeze_excite(
-            x, *linear_map(self, "reduce"), *linear_map(self, "expand")
+            x,
+            *linear_maps.kernel_and_bias(self, "reduce"),
+            *linear_maps.kernel_and_bias(self, "expand"),
         )
         return y, {"channel": channel}
 
@@ -132,15 +133,7 @@ class SqueezeExcite(AttentionLayer):
         return {
             **super().get_config(),
             "reduction_ratio": self.reduction_ratio,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-            "bias_initializer": keras.initializers.serialize(
-                self.bias_initializer
-            ),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
             "bias_regularizer": keras.regularizers.serialize(
                 self.bias_regularizer
             ),

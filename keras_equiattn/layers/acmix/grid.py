@@ -11,8 +11,8 @@ from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import times
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.linear_maps import group_linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.papers.acmix import Convolution
@@ -119,9 +119,9 @@ class BaseACmix2D(TwoPaths):
         self, x: Tensor, return_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The path of attention, and its weights if asked for."""
-        query = group_linear_map(self, "query", queries_at(x, self.window))
+        query = linear_maps.on_group(self, "query", queries_at(x, self.window))
         keys, values = (
-            group_linear_map(self, name, x) for name in ("key", "value")
+            linear_maps.on_group(self, name, x) for name in ("key", "value")
         )
         size = self.filters // self.num_heads
         height, width = ops.shape(keys)[1:3]
@@ -351,11 +351,12 @@ class ACmix2D(BaseACmix2D):
             kernel_groups=kernel_groups,
             mixing_initializer=mixing_initializer,
         )
-        self.kernel_initializer = keras.initializers.get(
-            kernel_initializer or uniform_by_fan_in()
+        linear_maps.configure(
+            self,
+            kernel_initializer or uniform_by_fan_in(),
+            bias_initializer,
+            kernel_regularizer,
         )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
@@ -403,15 +404,10 @@ class ACmix2D(BaseACmix2D):
         return layer
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
         return {
             **super().get_config(),
             **self.convolution_path.get_config(),
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
         }
 
 

@@ -11,10 +11,9 @@ from keras_equiattn.layers.acmix.convolution_path import full
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.layers.base.initializers import with_fan_in
-from keras_equiattn.layers.base.linear_maps import add_group_linear_map
-from keras_equiattn.layers.base.linear_maps import group_linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import moments
@@ -201,11 +200,12 @@ class PatchwiseACmix2D(TwoPaths):
         )
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
-        self.kernel_initializer = keras.initializers.get(
-            kernel_initializer or uniform_by_fan_in()
+        linear_maps.configure(
+            self,
+            kernel_initializer or uniform_by_fan_in(),
+            bias_initializer,
+            kernel_regularizer,
         )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recompute = _checks.flag(recompute, "recompute")
         if self.attends:
             self.patch_norm, self.feature_norm = (
@@ -219,7 +219,7 @@ class PatchwiseACmix2D(TwoPaths):
         widths = (self.key_filters, self.key_filters, self.filters)
         for name, width in zip(MAPS, widths, strict=True):
             channels = int(shape[-1] or 0)
-            add_group_linear_map(self, name, channels, width, self.use_bias)
+            linear_maps.add_on_group(self, name, channels, width, self.use_bias)
         if self.attends:
             self._add_weights_of_windows()
         self.convolution_path.build(self)
@@ -287,8 +287,8 @@ class PatchwiseACmix2D(TwoPaths):
         """The path of attention, and its weights."""
         if x.shape[0] == 0:  # an empty batch has no statistics
             training = False
-        query = group_linear_map(self, "query", queries_at(x, self.window))
-        keys = group_linear_map(self, "key", x)
+        query = linear_maps.on_group(self, "query", queries_at(x, self.window))
+        keys = linear_maps.on_group(self, "key", x)
         features = patch_features(
             query,
             keys,
@@ -308,12 +308,11 @@ class PatchwiseACmix2D(TwoPaths):
             ops.convert_to_tensor(self.expand_kernel),
             ops.convert_to_tensor(self.expand_bias),
         )
-        values = group_linear_map(self, "value", x)
+        values = linear_maps.on_group(self, "value", x)
         y = shared_window_sum(weights, values, self.window, self.recompute)
         return y, weights
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
         return {
             **super().get_config(),
             **self.convolution_path.get_config(),
@@ -326,11 +325,7 @@ class PatchwiseACmix2D(TwoPaths):
             "dilation_rate": self.dilation_rate,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
             "recompute": self.recompute,
         }
 

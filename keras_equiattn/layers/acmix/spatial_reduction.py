@@ -8,9 +8,9 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn.layers.acmix.transformer import TransformerACmix
 from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.linear_maps import group_linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.dense import dense_attention
@@ -332,7 +332,8 @@ class SpatialReductionACmix2D(TransformerACmix):
         sources = (x, reduced, reduced)
         query, keys, values = (
             ops.squeeze(
-                group_linear_map(self, name, _in_a_row(f, tokens)), axis=(2, 3)
+                linear_maps.on_group(self, name, _in_a_row(f, tokens)),
+                axis=(2, 3),
             )
             for f, name in zip(sources, MAPS, strict=True)
         )

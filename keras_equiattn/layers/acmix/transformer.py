@@ -7,9 +7,8 @@ import keras
 from keras_equiattn import _checks
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.group_layer import check_window
-from keras_equiattn.layers.base.linear_maps import add_linear_map
-from keras_equiattn.layers.base.linear_maps import linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 
@@ -67,12 +66,13 @@ class TransformerACmix(TwoPaths):
             attention_dropout, "attention_dropout"
         )
         self.dropout = _checks.rate(dropout, "dropout")
-        self.kernel_initializer = keras.initializers.get(
+        linear_maps.configure(
+            self,
             kernel_initializer
-            or keras.initializers.TruncatedNormal(stddev=0.02)
+            or keras.initializers.TruncatedNormal(stddev=0.02),
+            bias_initializer,
+            kernel_regularizer,
         )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.drop_weights = keras.layers.Dropout(
             self.attention_dropout, dtype=self.dtype_policy
         )
@@ -81,7 +81,7 @@ class TransformerACmix(TwoPaths):
     def add_output(self) -> None:
         """Creates the linear map of what attention gives."""
         size = self.filters
-        add_linear_map(self, "output", (size, size), (size,), size)
+        linear_maps.add(self, "output", (size, size), (size,), size)
 
     def finish_build(self, shape: Shape) -> None:
         """Creates the path of convolution and the rates."""
@@ -96,11 +96,10 @@ class TransformerACmix(TwoPaths):
 
     def output_map(self, y: Tensor) -> Tensor:
         """The linear map of what attention gives."""
-        kernel, bias = linear_map(self, "output")
+        kernel, bias = linear_maps.kernel_and_bias(self, "output")
         return y @ kernel + bias
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
         return {
             **super().get_config(),
             **self.convolution_path.get_config(),
@@ -109,9 +108,5 @@ class TransformerACmix(TwoPaths):
             "kernel_size": self.kernel_size,
             "attention_dropout": self.attention_dropout,
             "dropout": self.dropout,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
         }

@@ -4,10 +4,9 @@ from typing import Any
 
 from keras_equiattn import _checks
 from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.group_layer import check_window
-from keras_equiattn.layers.base.linear_maps import add_group_linear_map
-from keras_equiattn.layers.base.linear_maps import linear_map
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.papers.acmix import Convolution
@@ -84,7 +83,9 @@ class TwoPaths(AttentionLayer):
     def add_linear_maps(self, channels: int, use_bias: bool = True) -> None:
         """Creates queries, keys and values of as many channels as filters."""
         for name in MAPS:
-            add_group_linear_map(self, name, channels, self.filters, use_bias)
+            linear_maps.add_on_group(
+                self, name, channels, self.filters, use_bias
+            )
 
     @property
     def attends(self) -> bool:
@@ -103,7 +104,7 @@ class TwoPaths(AttentionLayer):
 
     def linear_map_seen(self, name: str) -> tuple[Tensor, Tensor | None]:
         """A linear map of all that the convolution sees."""
-        return linear_map(self, name)
+        return linear_maps.kernel_and_bias(self, name)
 
     @property
     def learns_rates(self) -> bool:

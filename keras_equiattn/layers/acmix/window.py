@@ -8,8 +8,8 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn.layers.acmix.transformer import TransformerACmix
 from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.linear_maps import group_linear_map
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.dense import in_whole_image
@@ -220,7 +220,7 @@ class WindowACmix2D(TransformerACmix):
         self, x: Tensor, training: bool | None
     ) -> tuple[Tensor, Tensor]:
         query, keys, values = (
-            ops.squeeze(group_linear_map(self, name, x), axis=3)
+            ops.squeeze(linear_maps.on_group(self, name, x), axis=3)
             for name in MAPS
         )
         bias = ops.reshape(

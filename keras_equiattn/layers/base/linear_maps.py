@@ -1,13 +1,13 @@
 """Linear maps of layers: how they are created, and how they are read.
 
 A linear map `name` of a layer is its variables `<name>_kernel` and
-`<name>_bias`, which are attributes of the layer too. The layer says in
-`kernel_initializer`, `bias_initializer` and `kernel_regularizer` how they
-start and what holds them small.
+`<name>_bias`, which are attributes of the layer too. All linear maps of a
+layer start and are regularised the same.
 """
 
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_equiattn.layers.base.group_layer import GroupLayer
@@ -17,7 +17,30 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.linear import group_linear
 
 
-def add_linear_map(
+def configure(
+    layer: GroupLayer,
+    kernel_initializer: Any,
+    bias_initializer: Any,
+    kernel_regularizer: Any,
+) -> None:
+    """Takes the arguments of a layer that its linear maps are made with."""
+    layer.kernel_initializer = keras.initializers.get(kernel_initializer)
+    layer.bias_initializer = keras.initializers.get(bias_initializer)
+    layer.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+
+
+def config(layer: GroupLayer) -> dict[str, Any]:
+    """What `configure` took, for the config of the layer."""
+    initializer = keras.initializers.serialize
+    regularizer = keras.regularizers.serialize
+    return {
+        "kernel_initializer": initializer(layer.kernel_initializer),
+        "bias_initializer": initializer(layer.bias_initializer),
+        "kernel_regularizer": regularizer(layer.kernel_regularizer),
+    }
+
+
+def add(
     layer: GroupLayer,
     name: str,
     shape: tuple[int, ...],
@@ -53,7 +76,7 @@ def add_linear_map(
     setattr(layer, f"{name}_bias", bias)
 
 
-def add_group_linear_map(
+def add_on_group(
     layer: GroupLayer,
     name: str,
     channels: int,
@@ -62,7 +85,7 @@ def add_group_linear_map(
 ) -> None:
     """Creates the variables of a linear map on the group of the layer."""
     order = layer.group.order
-    add_linear_map(
+    add(
         layer,
         name,
         (order, channels, filters),
@@ -71,7 +94,9 @@ def add_group_linear_map(
     )
 
 
-def linear_map(layer: GroupLayer, name: str) -> tuple[Tensor, Tensor | None]:
+def kernel_and_bias(
+    layer: GroupLayer, name: str
+) -> tuple[Tensor, Tensor | None]:
     """The kernel and the bias of a linear map; None for no bias."""
     kernel, bias = (getattr(layer, f"{name}_{x}") for x in ("kernel", "bias"))
     return (
@@ -80,6 +105,6 @@ def linear_map(layer: GroupLayer, name: str) -> tuple[Tensor, Tensor | None]:
     )
 
 
-def group_linear_map(layer: GroupLayer, name: str, x: Tensor) -> Tensor:
+def on_group(layer: GroupLayer, name: str, x: Tensor) -> Tensor:
     """Applies a linear map on the group of the layer."""
-    return group_linear(x, *linear_map(layer, name), layer.group)
+    return group_linear(x, *kernel_and_bias(layer, name), layer.group)
