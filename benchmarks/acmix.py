@@ -77,10 +77,8 @@ class UnfoldedDenseACmix2D(layers.ACmix2D):
     """The neighbours of all pixels side by side."""
 
     def _attend(self, x, return_weights):
-        query, keys, values = (
-            linear_maps.on_group(self, name, x) for name in MAPS
-        )
-        return self.attend_to(query, keys, values)
+        maps = [linear_maps.on_group(self, name, x) for name in MAPS]
+        return self.attend_to(*maps)
 
     def attend_to(self, query, keys, values):
         size = self.filters // self.num_heads

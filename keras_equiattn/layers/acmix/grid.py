@@ -54,10 +54,7 @@ class BaseACmix2D(TwoPaths):
         self.set_windows(
             kernel_size, attention_kernel_size, strides, dilation_rate, border
         )
-        if self.filters % self.num_heads:
-            raise ValueError(
-                f"filters={filters} is not divisible by num_heads={num_heads}."
-            )
+        _checks.divisible(self.filters, self.num_heads, "num_heads")
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
         self.exact = _checks.exactness(exact, "exact")

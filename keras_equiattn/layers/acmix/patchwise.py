@@ -176,10 +176,7 @@ class PatchwiseACmix2D(TwoPaths):
         )
         self.filters = _checks.integer(filters, "filters")
         self.share = _checks.integer(share, "share")
-        if self.filters % self.share:
-            raise ValueError(
-                f"filters={filters} is not divisible by share={share}."
-            )
+        _checks.divisible(self.filters, self.share, "share")
         self.key_filters = _key_filters(key_filters, self.filters)
         self.set_windows(
             kernel_size,

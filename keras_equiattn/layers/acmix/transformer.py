@@ -47,10 +47,7 @@ class TransformerACmix(TwoPaths):
         )
         self.filters = _checks.integer(filters, "filters")
         self.num_heads = _checks.integer(num_heads, "num_heads")
-        if self.filters % self.num_heads:
-            raise ValueError(
-                f"filters={filters} is not divisible by num_heads={num_heads}."
-            )
+        _checks.divisible(self.filters, self.num_heads, "num_heads")
         self.kernel_size = _checks.pair(kernel_size, "kernel_size")
         check_window(self.group, "kernel_size", self.kernel_size, (1, 1))
         self.hold_convolution_path(

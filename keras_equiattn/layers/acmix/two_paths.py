@@ -97,10 +97,8 @@ class TwoPaths(AttentionLayer):
 
     def convolution(self) -> Convolution:
         """The path of convolution as one convolution."""
-        linear_maps = [self.linear_map_seen(name) for name in MAPS]
-        return self.convolution_path.convolution(
-            linear_maps, self.compute_dtype
-        )
+        maps = [self.linear_map_seen(name) for name in MAPS]
+        return self.convolution_path.convolution(maps, self.compute_dtype)
 
     def linear_map_seen(self, name: str) -> tuple[Tensor, Tensor | None]:
         """A linear map of all that the convolution sees."""
