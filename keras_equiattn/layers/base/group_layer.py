@@ -38,6 +38,9 @@ class GroupLayer(keras.layers.Layer):
     # Whether inexact sizes are refused. With "call" a size that is not known
     # yet passes, and is looked at when the layer is called with it.
     exact: bool | str = True
+    # Whether `group` is an argument of the layer, and part of its config.
+    # Planar layers are of group "z2", and say nothing of groups.
+    has_group_argument = True
 
     def __init__(
         self,
@@ -178,11 +181,10 @@ class GroupLayer(keras.layers.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "group": self.group.name,
-            "data_format": self.data_format,
-        }
+        config = {**super().get_config(), "data_format": self.data_format}
+        if self.has_group_argument:
+            config["group"] = self.group.name
+        return config
 
     @property
     def _first(self) -> bool:
