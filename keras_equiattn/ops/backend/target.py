@@ -5,10 +5,15 @@ import contextvars
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from typing import NoReturn
 
 import keras
 
 from keras_equiattn.ops._types import Tensor
+
+# The backends that have gradients. Others, such as OpenVINO, only predict: they
+# take plain `keras.ops` wherever these three have code of their own.
+DIFFERENTIABLE = ("jax", "tensorflow", "torch")
 
 # The compiler that TensorFlow or PyTorch hands what it traces now to, if any.
 _tracing_for: contextvars.ContextVar[str | None] = contextvars.ContextVar(
@@ -22,8 +27,8 @@ class Target:
 
     Attributes:
         device: "cpu" or "accelerator".
-        compiler: "xla", "inductor", "graph" where TensorFlow runs the
-            operators of a graph, or None where operators run one by one.
+        compiler: "xla", "inductor", "graph" where TensorFlow or OpenVINO runs
+            the operators of a graph, or None where operators run one by one.
     """
 
     device: str
@@ -59,6 +64,19 @@ def find_target(*tensors: Tensor) -> Target:
         "torch": _device_torch,
     }.get(backend, lambda _: "cpu")(tensors)
     return Target(device, _compiler(backend))
+
+
+def refuse_to_train(what: str) -> NoReturn:
+    """The error of what a backend that only predicts is asked for.
+
+    Args:
+        what: the subject of its first sentence, in the plural.
+    """
+    raise NotImplementedError(
+        f"{what} are not available with the '{keras.backend.backend()}' "
+        "backend, which only predicts. Train with KERAS_BACKEND set to one of "
+        f"{', '.join(DIFFERENTIABLE)}, and load the saved weights."
+    )
 
 
 @contextlib.contextmanager
