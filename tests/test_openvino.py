@@ -87,7 +87,7 @@ assert "'openvino' backend, which only predicts" in gradient
 assert "KERAS_BACKEND" in gradient
 
 layer = GroupSelfAttention2D(
-    2, num_heads=1, key_dim=2, kernel_size=3, attention_dropout=0.5
+    2, num_heads=1, key_dim=4, kernel_size=3, attention_dropout=0.5
 )
 assert layer(x).shape == (1, 4, 4, 4, 2)
 assert "Random numbers for dropout" in error(layer, x, training=True)

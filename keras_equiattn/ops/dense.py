@@ -160,9 +160,7 @@ def in_whole_image(
     """Weights of windows as what each pixel gives to all of the image."""
     rows, columns = window
     batch, down, along, heads, pixels, _ = ops.shape(weights)
-    weights = ops.reshape(
-        weights, (batch, down * along, heads, pixels, pixels)
-    )
+    weights = ops.reshape(weights, (batch, down * along, heads, pixels, pixels))
     # What a window sees lies in that window.
     same = ops.eye(down * along, dtype=weights.dtype)
     weights = ops.einsum("zwnpq,wv->zwpnvq", weights, same)
