@@ -27,7 +27,7 @@ class Target:
 
     Attributes:
         device: "cpu" or "accelerator".
-        compiler: "xla", "inductor", "graph" where TensorFlow or OpenVINO runs
+        compiler: "xla", "inductor", "openvino", "graph" where TensorFlow runs
             the operators of a graph, or None where operators run one by one.
     """
 
@@ -38,6 +38,11 @@ class Target:
     def eager_on_cpu(self) -> bool:
         """Whether a CPU runs one operator after the other."""
         return self.device == "cpu" and self.compiler is None
+
+    @property
+    def unrolls(self) -> bool:
+        """Whether the compiler gets every step of a loop by itself."""
+        return self.compiler == "openvino"
 
     @property
     def xla(self) -> bool:
@@ -98,6 +103,8 @@ def _compiler(backend: str) -> str | None:
         # Also where a person compiles a model that holds our layers.
         compiled = torch.compiler.is_compiling() or _tracing_for.get()
         return "inductor" if compiled else None
+    if backend == "openvino":
+        return backend
     # A `custom_vjp` is a graph also where a person calls it by hand.
     return _tracing_for.get() or "graph"
 
