@@ -23,10 +23,10 @@ ASSUMED_PIXELS = 64 * 64
 # The batch where the compiler gets every step by itself: that of `predict`.
 PREDICTED_BATCH = 32
 # What the responses of some input channels may take, which are computed at a
-# time. On a CPU they stay in its cache, on an accelerator they fill it. "unrolled"
-# is for a compiler that gets every step by itself: OpenVINO compiled
-# allcnnc_p4_full in 8 s, and not within 400 s with 2**20 and a batch of 128 (AMD
-# EPYC, two cores, OpenVINO 2026.4.1).
+# time. On a CPU they stay in its cache, on an accelerator they fill it.
+# "unrolled" is for a compiler that gets every step by itself: OpenVINO compiled
+# allcnnc_p4_full in 8 s, and not within 400 s with 2**20 and a batch of 128
+# (AMD EPYC, two cores, OpenVINO 2026.4.1).
 RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # Under a compiler, at least how many: fewer make too many steps.
 LEAST_TOGETHER = 2
