@@ -7,6 +7,7 @@ all under OpenVINO, which Keras uses for inference alone.
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,9 +117,10 @@ def cases():
     return found
 
 
-def run_under_openvino(code, *arguments):
+def run_under_openvino(code, *arguments, folder=None):
     process = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=folder,
         env={**os.environ, "KERAS_BACKEND": "openvino"},
         capture_output=True,
         text=True,
@@ -261,3 +263,19 @@ def test_networks(tmp_path):
         }.items()
     }
     assert_predicted(models, tmp_path)
+
+
+@pytest.mark.slow
+def test_guide(tmp_path):
+    """The script of the guide, which sets the precision itself."""
+    page = Path(__file__).parents[1] / "docs" / "guide" / "openvino.md"
+    (script,) = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.M | re.S)
+    model = applications.get_model("rotmnist_p4cnn", weights="rot_mnist")
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    model.save(tmp_path / "runs" / "digits" / "last.keras")
+    x = np.random.default_rng(0).uniform(size=(2, 28, 28, 1))
+    np.save(tmp_path / "images.npy", x.astype("float32"))
+    run_under_openvino(script, folder=tmp_path)
+    found = np.load(tmp_path / "logits.npy")
+    expected = model.predict(x.astype("float32"), verbose=0)
+    assert relative_difference(found, expected) < LIMIT
