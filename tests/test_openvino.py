@@ -117,6 +117,15 @@ def cases():
     return found
 
 
+@pytest.fixture(scope="module")
+def first_cases(cases):
+    """One of them for each layer, by its name."""
+    first = {}
+    for case in cases.values():
+        first.setdefault(case.layer.__name__, case)
+    return first
+
+
 def run_under_openvino(code, *arguments, folder=None):
     process = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -190,12 +199,9 @@ def takes(case, name):
     return name in inspect.signature(case.layer.call).parameters
 
 
-def test_every_public_layer(cases, tmp_path):
-    first = {}
-    for case in cases.values():
-        first.setdefault(case.layer.__name__, case)
-    assert set(first) == set(layers.__all__)
-    models = {name: with_layer(case) for name, case in first.items()}
+def test_every_public_layer(first_cases, tmp_path):
+    assert set(first_cases) == set(layers.__all__)
+    models = {name: with_layer(case) for name, case in first_cases.items()}
     assert_predicted(models, tmp_path)
 
 
@@ -210,9 +216,9 @@ def test_every_case(cases, tmp_path):
 
 
 @pytest.mark.slow
-def test_attention_maps(cases, tmp_path):
+def test_attention_maps(first_cases, tmp_path):
     models = {}
-    for name, case in cases.items():
+    for name, case in first_cases.items():
         if takes(case, "return_attention_maps"):
             models[name] = with_maps(case)
         if takes(case, "query"):
@@ -221,9 +227,9 @@ def test_attention_maps(cases, tmp_path):
 
 
 @pytest.mark.slow
-def test_channels_first_and_unknown_size(cases, tmp_path):
+def test_channels_first_and_unknown_size(first_cases, tmp_path):
     models = {}
-    for name, case in cases.items():
+    for name, case in first_cases.items():
         if case.layer is layers.RelativePositionEncoding:
             continue
         first = with_layer(case, data_format="channels_first")
@@ -234,11 +240,11 @@ def test_channels_first_and_unknown_size(cases, tmp_path):
 
 
 @pytest.mark.slow
-def test_layers_that_hold_everything(cases, tmp_path):
+def test_layers_that_hold_everything(first_cases, tmp_path):
     """Without the forms that compute again what they did not keep."""
     held = {"recompute": False, "chunk_size": None}
     models = {}
-    for name, case in cases.items():
+    for name, case in first_cases.items():
         taken = init_arguments(case.layer)
         changes = {key: value for key, value in held.items() if key in taken}
         if changes:
