@@ -36,6 +36,7 @@ from keras_equiattn.ops.backend.reductions import log_sum_exp
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import Target
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "custom_vjp",
     "dropout_factors",
     "find_target",
+    "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",

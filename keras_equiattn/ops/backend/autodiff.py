@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import DIFFERENTIABLE
+from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
 from keras_equiattn.ops.backend.target import tracing_for
 
@@ -48,7 +48,7 @@ def custom_vjp(
         from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
 
         return torch_custom_vjp(forward, backward, alternative, inductor)
-    if keras.backend.backend() not in DIFFERENTIABLE:
+    if not has_gradients():
         return lambda *arguments: forward(
             *map(ops.convert_to_tensor, arguments)
         )[0]
@@ -112,7 +112,7 @@ def vjp(
         NotImplementedError: on a backend that only predicts.
     """
     backend = keras.backend.backend()
-    if backend not in DIFFERENTIABLE:
+    if not has_gradients():
         refuse_to_train("Gradients")
     if backend == "jax":
         import jax

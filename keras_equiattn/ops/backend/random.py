@@ -10,8 +10,8 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.target import DIFFERENTIABLE
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
 
 
@@ -62,7 +62,7 @@ def dropout_factors(
     Raises:
         NotImplementedError: on a backend that only predicts.
     """
-    if keras.backend.backend() not in DIFFERENTIABLE:
+    if not has_gradients():
         refuse_to_train("Random numbers for dropout")
     dropped = min(round(rate * 2**16), 2**16 - 1)
     if keras.backend.backend() == "torch":

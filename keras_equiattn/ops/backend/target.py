@@ -71,6 +71,11 @@ def find_target(*tensors: Tensor) -> Target:
     return Target(device, _compiler(backend))
 
 
+def has_gradients() -> bool:
+    """Whether the backend can differentiate, or else only predicts."""
+    return keras.backend.backend() in DIFFERENTIABLE
+
+
 def refuse_to_train(what: str) -> NoReturn:
     """The error of what a backend that only predicts is asked for.
 
