@@ -38,6 +38,7 @@ from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import Target
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "custom_vjp",
     "dropout_factors",
     "find_target",
+    "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",
