@@ -71,6 +71,26 @@ class GroupLayer(keras.layers.Layer):
     def call(self, inputs: Tensor) -> Any:
         return self.on_channels_last("call_channels_last", inputs)
 
+    def rematerialized_call(
+        self, layer_call: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        """What `keras.RematScope` has called in place of `call`.
+
+        Within a graph TensorFlow rematerialises no function with keywords, so
+        options such as `training` are bound before it sees the function.
+        """
+
+        def bound(*given: Any, **tensors: Any) -> Any:
+            return layer_call(*given, **{**options, **tensors})
+
+        call = super().rematerialized_call(bound, *arguments, **options)
+
+        def rematerialized(*given: Any, **options: Any) -> Any:
+            tensors = {k: v for k, v in options.items() if ops.is_tensor(v)}
+            return call(*given, **tensors)
+
+        return rematerialized
+
     def on_channels_last(
         self, method: str, inputs: Tensor, **options: Any
     ) -> Any:
