@@ -70,10 +70,12 @@ class TransformerACmix(TwoPaths):
             bias_initializer,
             kernel_regularizer,
         )
-        self.drop_weights = keras.layers.Dropout(
-            self.attention_dropout, dtype=self.dtype_policy
-        )
-        self.drop = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        # Parts of a layer are not rematerialised by themselves.
+        with keras.RematScope(mode=None):
+            self.drop_weights, self.drop = (
+                keras.layers.Dropout(rate, dtype=self.dtype_policy)
+                for rate in (self.attention_dropout, self.dropout)
+            )
 
     def add_output(self) -> None:
         """Creates the linear map of what attention gives."""
