@@ -12,6 +12,7 @@ from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
@@ -216,10 +217,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             offsets = ops.convert_to_tensor(window, dtype=dtype)
         embedding = self.group_embedding
         if embedding is not None:
+            relative = backend.constant(self.group.relative_table, x)
             embedding = ops.take(
-                ops.convert_to_tensor(embedding),
-                self.group.relative_table,
-                axis=0,
+                ops.convert_to_tensor(embedding), relative, axis=0
             )
         return self.positions(offsets), embedding
 

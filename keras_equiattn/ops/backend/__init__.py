@@ -18,6 +18,7 @@ from keras_equiattn.ops.backend.memory import add_at
 from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import add_product_at
 from keras_equiattn.ops.backend.memory import at_strides
+from keras_equiattn.ops.backend.memory import constant
 from keras_equiattn.ops.backend.memory import laid_out
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import overlap_add
@@ -48,6 +49,7 @@ __all__ = [
     "add_product_at",
     "at_strides",
     "by_parts",
+    "constant",
     "custom_vjp",
     "dropout_factors",
     "find_target",

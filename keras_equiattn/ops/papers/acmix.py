@@ -15,6 +15,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
@@ -76,7 +77,7 @@ def position_keys(
     """
     group = groups.get(group)
     inverses = group.matrices[group.inverse]
-    matrices = ops.convert_to_tensor(inverses, dtype=coordinates.dtype)
+    matrices = backend.constant(inverses, coordinates, coordinates.dtype)
     seen = ops.einsum("hij,xyj->xyhi", matrices, coordinates)
     kernel, bias = in_full_precision(kernel), in_full_precision(bias)
     return seen[..., 1:] * kernel[0] + seen[..., :1] * kernel[1] + bias
