@@ -10,6 +10,7 @@ from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.loops import by_parts
+from keras_equiattn.ops.backend.loops import loop_body
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
@@ -53,6 +54,7 @@ __all__ = [
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",
+    "loop_body",
     "maximum",
     "one_by_one",
     "overlap_add",

@@ -1,6 +1,7 @@
 """Gradients of our own, and gradients of functions, on every backend."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ def custom_vjp(
     backward: Function,
     alternative: str,
     inductor: bool = False,
+    bodies: Iterable[Function] = (),
 ) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
@@ -38,6 +40,7 @@ def custom_vjp(
         alternative: what to pass to differentiate twice, for the error.
         inductor: whether PyTorch compiles both with Inductor after some calls.
             All calls must then have tensors of the same shapes and dtypes.
+        bodies: what `loop_body` gave, compiled in place of both.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -45,7 +48,9 @@ def custom_vjp(
     if keras.backend.backend() == "torch":
         from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
 
-        return torch_custom_vjp(forward, backward, alternative, inductor)
+        return torch_custom_vjp(
+            forward, backward, alternative, inductor, tuple(bodies)
+        )
 
     def build(compile: Function) -> Function:
         run, run_back = compile(forward), compile(backward)

@@ -36,22 +36,32 @@ class Compiled:
 
     Args:
         function: from nests of tensors to a nest of tensors.
+        counts: whether each call counts. Those of the body of a loop do not:
+            its caller counts with `count` instead.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], counts: bool = True
+    ) -> None:
         self.function = function
+        self.counts = counts
         self.calls = 0
-        # One for each set of arguments that are None.
-        self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        # One for each set of arguments that are None, and for each layout.
+        self.compiled: dict[Any, Callable[..., Any]] = {}
+
+    def count(self) -> None:
+        """Counts a call of what this function is part of."""
+        self.calls += 1
 
     def __call__(self, *arguments: Any) -> Any:
         flat = keras.tree.flatten(arguments)
-        given = tuple(x is not None for x in flat)
+        given = tuple(None if x is None else x.stride() for x in flat)
         tensors = [x for x in flat if x is not None]
         if given in self.compiled and not _is_transformed():
             return self.compiled[given](tensors)
-        if self.calls < PATIENCE or not _may_compile(tensors):
-            self.calls += 1
+        if self.counts:
+            self.count()
+        if self.calls <= PATIENCE or not _may_compile(tensors):
             return self.function(*arguments)
         try:
             self.compiled[given] = _compile(self.function, arguments)
