@@ -34,9 +34,12 @@ from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
+from keras_equiattn.ops.backend.reductions import add_products
 from keras_equiattn.ops.backend.reductions import softmax
 from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
+from keras_equiattn.ops.backend.reductions import sum_of_products
+from keras_equiattn.ops.backend.reductions import sums_of_products
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import Target
@@ -46,6 +49,7 @@ __all__ = [
     "add_at",
     "add_product",
     "add_product_at",
+    "add_products",
     "at_strides",
     "by_parts",
     "custom_vjp",
@@ -73,6 +77,8 @@ __all__ = [
     "steps",
     "strided",
     "sum_and_maximum",
+    "sum_of_products",
+    "sums_of_products",
     "sums_together",
     "update",
     "vjp",

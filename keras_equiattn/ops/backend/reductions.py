@@ -17,6 +17,7 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.loops import one_by_one
+from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.numerics import in_full_precision
 
@@ -54,6 +55,68 @@ def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
         return tuple(ops.sum(dx, axis=axis) for _, dx in pairs)
 
     return list(_with_tangents(sums, tangents)(*terms))
+
+
+def sums_of_products(
+    pairs: Iterable[tuple[Tensor, Tensor]],
+    axis: int,
+    start: Tensor | None = None,
+) -> list[Tensor]:
+    """`sums_together` of the products of pairs of tensors.
+
+    Without a compiler one product after the other is added to the sum, so none
+    of them takes memory.
+
+    Args:
+        pairs: two tensors each, of equal size along the axis.
+        axis: the axis, not negative.
+        start: what to add to each sum.
+    """
+    if find_target().compiler is None:
+        return [_with_products(start, x, y, axis) for x, y in pairs]
+    # TensorFlow has limits to what it broadcasts, see there.
+    found = sums_together(
+        (product(x, y) if axis == 0 else x * y for x, y in pairs), axis
+    )
+    return found if start is None else [start + x for x in found]
+
+
+def sum_of_products(
+    pairs: Iterable[tuple[Tensor, Tensor]], axis: int
+) -> Tensor:
+    """The sum of `sums_of_products`."""
+    if find_target().compiler is None:
+        total = None
+        for x, y in pairs:
+            total = add_products(total, x, y, axis)
+        return total
+    terms = [x * y for x, y in pairs]
+    half = len(terms) // 2
+    parts = [x for x in (terms[:half], terms[half:]) if x]
+    return sum(sums_together([sum(x[1:], x[0]) for x in parts], axis))
+
+
+def add_products(
+    total: Tensor | None, x: Tensor, y: Tensor, axis: int
+) -> Tensor:
+    """Adds to a sum, in place, what products give along an axis.
+
+    Only for PyTorch: `total` must be ours alone.
+    """
+    slices = zip(x.unbind(axis), y.unbind(axis), strict=True)
+    for a, b in slices:
+        total = a * b if total is None else total.addcmul_(a, b)
+    return total
+
+
+def _with_products(
+    start: Tensor | None, x: Tensor, y: Tensor, axis: int
+) -> Tensor:
+    if start is None:
+        return add_products(None, x, y, axis)
+    first = start.addcmul(x.select(axis, 0), y.select(axis, 0))
+    rest = (z.narrow(axis, 1, z.shape[axis] - 1) for z in (x, y))
+    return add_products(first, *rest, axis)
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:

@@ -215,9 +215,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         of_seed = () if seed is None else (ops.zeros_like(tensors[-1]),)
         return (*gradients, *found, *of_seed)
 
-    return backend.custom_vjp(
-        forward, backward, "recompute=False", bodies=run
-    )
+    return backend.custom_vjp(forward, backward, "recompute=False", bodies=run)
 
 
 def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:

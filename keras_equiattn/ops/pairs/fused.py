@@ -21,9 +21,9 @@ One line of neighbours comes after the other, see `ops.pairs.lines`; what is
 computed for one is elementwise, or the sum of products along short axes, so a
 compiler makes few loops of it. The functions `add_*` compute it from what is
 cut for the line, and do not know which line it is: so PyTorch can have each of
-them compiled once, and run it for every line. The first pass over the lines finds the highest
-score and the sum that the softmax is divided by, the second what is weighted.
-Gradients take two passes as well. Of large scores only differences are taken,
+them compiled once, and run it for every line. The first pass over the lines
+finds the highest score and the sum that the softmax is divided by, the second
+what is weighted. Gradients take two passes as well. Of large scores only differences are taken,
 so attention that falls on a single neighbour is one, whatever rounding made of
 its score. With the attention `a(v, g, m, o)` after dropout and the gradient
 `d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a d` is the same for both
@@ -71,11 +71,15 @@ class Block(NamedTuple):
     Attributes:
         query: of the block, in float32 at least.
         embedded: `(channels, key_elements, query_elements, 1, 1, 1)`, the
-            embedding as if it were added to the keys; None for none.
+            embedding as if it were added to the keys: a compiler sums both
+            together. None for none, and without a compiler.
+        group: `(key_elements, query_elements, rows, columns, images)`, scores
+            of the embedding. None for none, and where it is `embedded`.
     """
 
     query: Float[Tensor, "channels query_elements rows columns images"]
-    embedded: Tensor | None
+    embedded: Tensor | None = None
+    group: Tensor | None = None
 
 
 class Bodies(NamedTuple):
@@ -209,7 +213,7 @@ def gradients(
         )
         return (added, at_place), ()
 
-    d_group: Any = ()
+    d_group = None
     if positions.embedding is not None:
         shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
         d_group = ops.zeros(shape, query.dtype)
@@ -278,6 +282,13 @@ def add_means(
     found = _line(lines, block, line, factors)
     of_neighbours = [ops.exp(x - logs) for x in found.scores]
     d_weights = _weight_gradients(lines, line, upstream)
+    if backend.find_target(mean).compiler is None:
+        pairs = zip(d_weights, found.kept, strict=True)
+        sums = backend.sums_of_products(
+            ((d[:, :, None], e[:, None]) for d, e in pairs), 0
+        )
+        terms = [f * x for f, x in zip(of_neighbours, sums, strict=True)]
+        return mean + lines.total(terms)
     return mean + lines.products(
         [f[None] for f in of_neighbours],
         [d[:, :, None] for d in d_weights],
@@ -327,7 +338,7 @@ def add_gradients(
     d_scores = backend.sums_together(d_pairs, 1)
     d_query = d_query + lines.sums(d_scores, lines.seen(line.keys))
     d_keys = lines.spread(d_scores, block.query)
-    if block.embedded is not None:
+    if d_group is not None:
         d_group = d_group + lines.total(d_scores)
     totals = d_query, d_first + of_first, d_group
     return totals, (d_keys, d_values, d_encoding)
@@ -338,9 +349,12 @@ def _block(
     positions: Positions,
 ) -> Block:
     if positions.embedding is None:
-        return Block(query, None)
+        return Block(query)
     embedded = ops.transpose(positions.embedding, (2, 1, 0))
     before = query.shape[0] - embedded.shape[0]
+    if backend.find_target(query).compiler is None:
+        pair = embedded[..., None, None, None], query[before:, None]
+        return Block(query, group=backend.sums_of_products([pair], 0)[0])
     embedded = ops.pad(embedded, [(before, 0), (0, 0), (0, 0)])
     return Block(query, embedded[..., None, None, None])
 
@@ -363,7 +377,9 @@ def _line(
         embedded = block.embedded
         seen = (x + embedded for x in seen)
     query = block.query[:, None]
-    scores = backend.sums_together((backend.product(query, x) for x in seen), 0)
+    scores = backend.sums_of_products(
+        ((query, x) for x in seen), 0, block.group
+    )
     top = [_highest(x) for x in scores]
     found = [ops.exp(x - y) for x, y in zip(scores, top, strict=True)]
     kept = found
@@ -380,30 +396,33 @@ def _line(
 
 def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
     """`(key elements, order, ...)`: of the values."""
-    terms = (
-        e[:, None] * f[None] for e, f in zip(kept, of_neighbours, strict=True)
+    pairs = zip(kept, of_neighbours, strict=True)
+    return backend.sums_of_products(
+        ((e[:, None], f[None]) for e, f in pairs), 2
     )
-    return backend.sums_together(terms, 2)
 
 
 def _weight_gradients(
     lines: Lines, line: Line, upstream: Tensor
 ) -> list[Tensor]:
     """`(key elements, order, ...)`."""
-    terms = (
-        backend.product(upstream[:, None], x[:, :, None])
-        for x in lines.seen(line.values)
+    pairs = (
+        (upstream[:, None], x[:, :, None]) for x in lines.seen(line.values)
     )
-    return backend.sums_together(terms, 0)
+    return backend.sums_of_products(pairs, 0)
 
 
 def _added(x: Tensor) -> Tensor:
-    """The sum along the first axis, written out."""
+    """The sum along the first axis, written out for compilers."""
+    if backend.find_target(x).compiler is None:
+        return ops.sum(x, axis=0)
     return sum((x[n] for n in range(1, x.shape[0])), x[0])
 
 
 def _highest(x: Tensor) -> Tensor:
-    """The maximum along the first axis, written out."""
+    """The maximum along the first axis, written out for compilers."""
+    if backend.find_target(x).compiler is None:
+        return ops.max(x, axis=0)
     top = x[0]
     for n in range(1, x.shape[0]):
         top = backend.maximum(top, x[n])

@@ -137,13 +137,21 @@ class WindowLines:
             x: of the pixels; the derivative of `sum(weights * <seen, x>)`.
         """
         reach, columns = self.size - 1, ops.shape(x)[-2]
+        if backend.find_target(x).compiler is None:
+            *_, rows, _, images = ops.shape(x)
+            shape = x.shape[0], weights[0].shape[0], rows, columns + reach
+            total = ops.zeros((*shape, images), x.dtype)
+            for j, a in enumerate(weights):
+                part = total[..., j : j + columns, :]
+                backend.add_products(part, a[None], x[:, None], 2)
+            return total
         around = [(0, 0)] * 3 + [(reach, reach), (0, 0)]
-        x, terms = ops.pad(x, around), []
+        x, pairs = ops.pad(x, around), []
         for j, a in enumerate(weights):
             start = reach - j
             at = (..., slice(start, start + columns + reach), slice(None))
-            terms.append(ops.pad(a, around)[at][None] * x[at][:, None])
-        return sum_of_all(terms, 2)
+            pairs.append((ops.pad(a, around)[at][None], x[at][:, None]))
+        return backend.sum_of_products(pairs, 2)
 
     def position_scores(
         self,
@@ -161,8 +169,11 @@ class WindowLines:
                 inside_rows[:, None], _within(place, columns)
             )
             p: Any = 0.0
-            for c in range(query.shape[0]):
-                p = p + encoding[j, :, c, None, None, None, None] * query[c]
+            if backend.find_target(query).compiler is None:
+                p = ops.einsum("vc,cgyxb->vgyxb", encoding[j], query)
+            else:
+                for c in range(query.shape[0]):
+                    p = p + encoding[j, :, c, None, None, None, None] * query[c]
             found.append((inside[..., None], p))
         return [
             ops.where(inside, p, ops.cast(MASKED, query.dtype))
@@ -177,14 +188,14 @@ class WindowLines:
     ) -> tuple[Tensor, Tensor]:
         """The gradients of query and encoding, the latter as one line of all,
         given that of the scores."""
-        terms = [
-            ops.transpose(encoding[j])[:, :, None, None, None, None] * one[None]
+        pairs = [
+            (ops.transpose(encoding[j])[..., None, None, None, None], one[None])
             for j, one in enumerate(d)
         ]
         found = ops.stack(
             [ops.einsum("vgbyx,cgbyx->vc", one, query) for one in d]
         )
-        return sum_of_all(terms, 1), found[None]
+        return backend.sum_of_products(pairs, 1), found[None]
 
     def total(self, terms: list[Tensor]) -> Tensor:
         """The sum over the neighbours."""
@@ -193,17 +204,17 @@ class WindowLines:
     def sums(self, weights: list[Tensor], seen: list[Tensor]) -> Tensor:
         """`(channels, query_elements, rows, columns, images)`: what is seen,
         weighted and added up over neighbours and key elements."""
-        terms = [
-            a[None] * x[:, :, None] for a, x in zip(weights, seen, strict=True)
-        ]
-        return sum_of_all(terms, 1)
+        pairs = zip(weights, seen, strict=True)
+        return backend.sum_of_products(
+            ((a[None], x[:, :, None]) for a, x in pairs), 1
+        )
 
     def products(
         self, x: list[Tensor], y: list[Tensor], z: list[Tensor]
     ) -> Tensor:
         """The sum of products over the neighbours and the first axis."""
-        terms = [a * (b * c) for a, b, c in zip(x, y, z, strict=True)]
-        return sum_of_all(terms, 0)
+        pairs = [(a, b * c) for a, b, c in zip(x, y, z, strict=True)]
+        return backend.sum_of_products(pairs, 0)
 
     def highest(self, terms: list[Tensor]) -> Tensor:
         top = terms[0]
@@ -309,14 +320,6 @@ class ImageLines:
     def highest(self, terms: list[Tensor]) -> Tensor:
         tops = [ops.max(x, axis=-3, keepdims=True) for x in terms]
         return functools.reduce(backend.maximum, tops)
-
-
-def sum_of_all(terms: list[Tensor], axis: int) -> Tensor:
-    """The sum of some tensors, and along a short axis of each."""
-    half = len(terms) // 2
-    parts = [x for x in (terms[:half], terms[half:]) if x]
-    added = [sum(part[1:], part[0]) for part in parts]
-    return sum(backend.sums_together(added, axis))
 
 
 def _rows_at(x: Tensor, start: tuple[Any, ...], rows: Any) -> Tensor:
