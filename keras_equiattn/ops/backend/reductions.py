@@ -6,8 +6,10 @@ reduction of several tensors, which neither Keras nor JAX offer as a function
 with a gradient.
 """
 
+import operator
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,8 +66,8 @@ def sums_of_products(
 ) -> list[Tensor]:
     """`sums_together` of the products of pairs of tensors.
 
-    Without a compiler one product after the other is added to the sum, so none
-    of them takes memory.
+    In single precision at least. Without a compiler products are added to the
+    sum one after the other, so that they take no memory.
 
     Args:
         pairs: two tensors each, of equal size along the axis.
@@ -73,11 +75,11 @@ def sums_of_products(
         start: what to add to each sum.
     """
     if find_target().compiler is None:
-        return [_with_products(start, x, y, axis) for x, y in pairs]
+        found = [add_products(None, x, y, axis) for x, y in pairs]
+        return found if start is None else [x.add_(start) for x in found]
     # TensorFlow has limits to what it broadcasts, see there.
-    found = sums_together(
-        (product(x, y) if axis == 0 else x * y for x, y in pairs), axis
-    )
+    multiply = product if axis == 0 else operator.mul
+    found = sums_together((multiply(x, y) for x, y in _full(pairs)), axis)
     return found if start is None else [start + x for x in found]
 
 
@@ -90,7 +92,7 @@ def sum_of_products(
         for x, y in pairs:
             total = add_products(total, x, y, axis)
         return total
-    terms = [x * y for x, y in pairs]
+    terms = [x * y for x, y in _full(pairs)]
     half = len(terms) // 2
     parts = [x for x in (terms[:half], terms[half:]) if x]
     return sum(sums_together([sum(x[1:], x[0]) for x in parts], axis))
@@ -103,20 +105,18 @@ def add_products(
 
     Only for PyTorch: `total` must be ours alone.
     """
-    slices = zip(x.unbind(axis), y.unbind(axis), strict=True)
-    for a, b in slices:
+    if x.dtype.itemsize == 2 or y.dtype.itemsize == 2:
+        # Products in half precision, which are added up in single precision.
+        terms = x * y
+        part = terms.sum(axis, dtype=in_full_precision(terms[:0]).dtype)
+        return part if total is None else total.add_(part)
+    for a, b in zip(x.unbind(axis), y.unbind(axis), strict=True):
         total = a * b if total is None else total.addcmul_(a, b)
     return total
 
 
-def _with_products(
-    start: Tensor | None, x: Tensor, y: Tensor, axis: int
-) -> Tensor:
-    if start is None:
-        return add_products(None, x, y, axis)
-    first = start.addcmul(x.select(axis, 0), y.select(axis, 0))
-    rest = (z.narrow(axis, 1, z.shape[axis] - 1) for z in (x, y))
-    return add_products(first, *rest, axis)
+def _full(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Any]:
+    return ((in_full_precision(x), in_full_precision(y)) for x, y in pairs)
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:

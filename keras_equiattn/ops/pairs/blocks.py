@@ -126,7 +126,6 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
 
             def block(_: Any, piece: Any) -> Any:
                 query, number = piece
-                query = in_full_precision(query)
                 y, logs = fused.attend(
                     lines,
                     run,
@@ -161,7 +160,6 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
             def block(totals: Any, piece: Any) -> Any:
                 query, number, upstream, logs = piece
                 *totals, d_embedding = totals
-                query = in_full_precision(query)
                 d_query, totals, found = fused.gradients(
                     lines,
                     run,
@@ -172,7 +170,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                     positions,
                     _dropout(plan, seed, query, (head, number)),
                     logs,
-                    in_full_precision(upstream),
+                    upstream,
                     tuple(totals),
                 )
                 if with_embedding:
@@ -246,6 +244,7 @@ def _dropout(
     """Draws the factors for scores of a line of a block."""
     if seed is None:
         return None
+    like = in_full_precision(like)
     return lambda shape, line: backend.dropout_factors(
         shape, plan.rate, seed, (*place, line), like
     )

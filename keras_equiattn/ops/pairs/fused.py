@@ -40,6 +40,8 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.pairs.lines import ImageLines
 from keras_equiattn.ops.pairs.lines import Line
@@ -69,7 +71,7 @@ class Block(NamedTuple):
     """Queries, and what their scores know of group elements.
 
     Attributes:
-        query: of the block, in float32 at least.
+        query: of the block.
         embedded: `(channels, key_elements, query_elements, 1, 1, 1)`, the
             embedding as if it were added to the keys: a compiler sums both
             together. None for none, and without a compiler.
@@ -96,10 +98,11 @@ class _Line(NamedTuple):
 
     Attributes:
         of_elements: `(key elements, query elements, ...)`, exponentials of the
-            scores of content and group above the highest of a key element.
+            scores of content and group above the highest of a key element, in
+            the dtype of the keys.
         kept: these after dropout.
         scores: `(order, query elements, ...)`, those highest scores and the
-            scores of positions.
+            scores of positions, in single precision at least.
     """
 
     of_elements: list[Tensor]
@@ -135,14 +138,14 @@ def attend(
         lines: what the pixels see.
         run: what is computed for a line.
         place: where the block lies.
-        query: of the block, in float32 at least.
+        query: of the block.
         keys, values: of all rows, with their surroundings.
         positions: encoding and embedding, the encoding as `lines` takes it.
         dropout: draws factors for the scores of a line, from their shape and
             the number of the line; None for none.
     """
     block = _block(query, positions)
-    order = lines.order(positions.encoding)
+    order, dtype = lines.order(positions.encoding), dtype_of_sums(query)
     shape = (order, *ops.shape(query)[1:])
     numbers = backend.steps(lines.count(place))
 
@@ -152,9 +155,9 @@ def attend(
     def with_exponentials(carry: Any, number: Any) -> Any:
         return run.add_exponentials(carry, block, cut(number)), ()
 
-    lowest = ops.full(shape, MASKED, query.dtype)
+    lowest = ops.full(shape, MASKED, dtype)
     (highest, total), _ = backend.scan(
-        with_exponentials, (lowest, ops.zeros(shape, query.dtype)), numbers
+        with_exponentials, (lowest, ops.zeros(shape, dtype)), numbers
     )
     inverse = 1 / total
 
@@ -163,7 +166,7 @@ def attend(
         line = cut(number)
         return run.add_values(y, block, line, factors, highest, inverse), ()
 
-    nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), query.dtype)
+    nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), dtype)
     y = backend.scan(with_values, nothing, numbers)[0]
     return y, highest + ops.log(total)
 
@@ -216,13 +219,17 @@ def gradients(
     d_group = None
     if positions.embedding is not None:
         shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
-        d_group = ops.zeros(shape, query.dtype)
-    start = ops.zeros_like(query), ops.zeros_like(query[:first]), d_group
+        d_group = ops.zeros(shape, logs.dtype)
+    start = (
+        ops.zeros_like(query, logs.dtype),
+        ops.zeros_like(query[:first], logs.dtype),
+        d_group,
+    )
     ((d_query, d_first, d_group), totals), _ = backend.scan(
         with_gradients, (start, totals), numbers
     )
     d_embedding = None
-    rest = query[first:]
+    rest = in_full_precision(query[first:])
     if positions.embedding is not None:
         embedding = ops.transpose(positions.embedding, (2, 1, 0))
         d_rest = ops.sum(
@@ -264,7 +271,10 @@ def add_values(
         inverse: one over the sum of exponentials.
     """
     found = _line(lines, block, line, factors)
-    of_neighbours = [ops.exp(x - highest) * inverse for x in found.scores]
+    of_neighbours = [
+        ops.cast(ops.exp(x - highest) * inverse, line.values.dtype)
+        for x in found.scores
+    ]
     weights = _weights(found.kept, of_neighbours)
     return y + lines.sums(weights, lines.seen(line.values))
 
@@ -280,7 +290,7 @@ def add_means(
 ) -> Tensor:
     """Adds the means of `a d` over a line."""
     found = _line(lines, block, line, factors)
-    of_neighbours = [ops.exp(x - logs) for x in found.scores]
+    of_neighbours = _of_neighbours(found, logs)
     d_weights = _weight_gradients(lines, line, upstream)
     if backend.find_target(mean).compiler is None:
         pairs = zip(d_weights, found.kept, strict=True)
@@ -318,24 +328,19 @@ def add_gradients(
     """
     d_query, d_first, d_group = totals
     found = _line(lines, block, line, factors)
-    of_neighbours = [ops.exp(x - logs) for x in found.scores]
+    of_neighbours = _of_neighbours(found, logs)
     weights = _weights(found.kept, of_neighbours)
     d_weights = _weight_gradients(lines, line, upstream)
     d_values = lines.spread(weights, upstream)
-    # (key elements, order, query elements, ...)
-    d_pairs = [
-        f[None] * (k[:, None] * d[:, :, None] - e[:, None] * mean[None])
-        for e, f, d, k in zip(
-            *(found.of_elements, of_neighbours, d_weights, found.kept),
-            strict=True,
-        )
-    ]
+    given = found.of_elements, of_neighbours, d_weights, found.kept
+    d_positions, d_scores = _score_gradients(*given, mean)
+    dtype = line.keys.dtype
     of_first, d_encoding = lines.position_gradients(
-        block.query[: lines.encoded(line.encoding)],
+        in_full_precision(block.query[: lines.encoded(line.encoding)]),
         line.encoding,
-        backend.sums_together(d_pairs, 0),
+        [ops.cast(d, dtype) for d in d_positions],
     )
-    d_scores = backend.sums_together(d_pairs, 1)
+    d_scores = [ops.cast(d, dtype) for d in d_scores]
     d_query = d_query + lines.sums(d_scores, lines.seen(line.keys))
     d_keys = lines.spread(d_scores, block.query)
     if d_group is not None:
@@ -381,25 +386,66 @@ def _line(
         ((query, x) for x in seen), 0, block.group
     )
     top = [_highest(x) for x in scores]
-    found = [ops.exp(x - y) for x, y in zip(scores, top, strict=True)]
+    dtype = line.keys.dtype
+    found = [
+        ops.cast(ops.exp(x - y), dtype)
+        for x, y in zip(scores, top, strict=True)
+    ]
     kept = found
     if factors is not None:
         size = found[0].shape[0]
         kept = [
-            e * factors[n * size : (n + 1) * size] for n, e in enumerate(found)
+            ops.cast(e * factors[n * size : (n + 1) * size], dtype)
+            for n, e in enumerate(found)
         ]
-    first = block.query[: lines.encoded(line.encoding)]
+    first = in_full_precision(block.query[: lines.encoded(line.encoding)])
     of_positions = lines.position_scores(first, line.encoding, line.inside)
     above = [p + x for p, x in zip(of_positions, top, strict=True)]
     return _Line(found, kept, above)
 
 
+def _of_neighbours(found: _Line, logs: Tensor) -> list[Tensor]:
+    """`(order, query elements, ...)`: the softmax of the scores."""
+    dtype = found.kept[0].dtype
+    return [ops.cast(ops.exp(x - logs), dtype) for x in found.scores]
+
+
+def _score_gradients(
+    of_elements: list[Tensor],
+    of_neighbours: list[Tensor],
+    d_weights: list[Tensor],
+    kept: list[Tensor],
+    mean: Tensor,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of the scores of positions, and of content and group."""
+    given = of_elements, of_neighbours, d_weights, kept
+    if backend.find_target(mean).compiler is None:
+        # Of `f (k d - e mean)` each sum by itself, of products of two.
+        d_positions, d_scores = [], []
+        for e, f, d, k in zip(*given, strict=True):
+            pairs = [(d[:, :, None], k[:, None]), (d[:, :, None], f[None])]
+            (kd,) = backend.sums_of_products(pairs[:1], 0)
+            (fd,) = backend.sums_of_products(pairs[1:], 1)
+            d_positions.append(f * (kd - _added(e) * mean))
+            of_mean = ops.sum(f * mean, axis=0)
+            d_scores.append(k * fd - e * of_mean)
+        return d_positions, d_scores
+    # (key elements, order, query elements, ...)
+    d_pairs = [
+        f[None] * (k[:, None] * d[:, :, None] - e[:, None] * mean[None])
+        for e, f, d, k in (
+            map(in_full_precision, x) for x in zip(*given, strict=True)
+        )
+    ]
+    return backend.sums_together(d_pairs, 0), backend.sums_together(d_pairs, 1)
+
+
 def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
     """`(key elements, order, ...)`: of the values."""
     pairs = zip(kept, of_neighbours, strict=True)
-    return backend.sums_of_products(
-        ((e[:, None], f[None]) for e, f in pairs), 2
-    )
+    pairs = ((e[:, None], f[None]) for e, f in pairs)
+    dtype = kept[0].dtype
+    return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 2)]
 
 
 def _weight_gradients(
@@ -409,13 +455,15 @@ def _weight_gradients(
     pairs = (
         (upstream[:, None], x[:, :, None]) for x in lines.seen(line.values)
     )
-    return backend.sums_of_products(pairs, 0)
+    dtype = line.values.dtype
+    return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 0)]
 
 
 def _added(x: Tensor) -> Tensor:
     """The sum along the first axis, written out for compilers."""
     if backend.find_target(x).compiler is None:
-        return ops.sum(x, axis=0)
+        return ops.sum(in_full_precision(x), axis=0)
+    x = in_full_precision(x)
     return sum((x[n] for n in range(1, x.shape[0])), x[0])
 
 

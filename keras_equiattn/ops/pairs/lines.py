@@ -20,6 +20,7 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 
@@ -121,7 +122,6 @@ class WindowLines:
         """What the pixels see of the keys, `(channels, elements, rows,
         columns, images)` for each neighbour in the line."""
         columns = ops.shape(x)[-2] - (self.size - 1)
-        x = in_full_precision(x)
         return [x[..., j : j + columns, :] for j in range(self.size)]
 
     def spread(
@@ -140,7 +140,7 @@ class WindowLines:
         if backend.find_target(x).compiler is None:
             *_, rows, _, images = ops.shape(x)
             shape = x.shape[0], weights[0].shape[0], rows, columns + reach
-            total = ops.zeros((*shape, images), x.dtype)
+            total = ops.zeros((*shape, images), dtype_of_sums(x))
             for j, a in enumerate(weights):
                 part = total[..., j : j + columns, :]
                 backend.add_products(part, a[None], x[:, None], 2)
@@ -193,7 +193,10 @@ class WindowLines:
             for j, one in enumerate(d)
         ]
         found = ops.stack(
-            [ops.einsum("vgbyx,cgbyx->vc", one, query) for one in d]
+            [
+                ops.einsum("vgbyx,cgbyx->vc", in_full_precision(one), query)
+                for one in d
+            ]
         )
         return backend.sum_of_products(pairs, 1), found[None]
 
@@ -213,7 +216,10 @@ class WindowLines:
         self, x: list[Tensor], y: list[Tensor], z: list[Tensor]
     ) -> Tensor:
         """The sum of products over the neighbours and the first axis."""
-        pairs = [(a, b * c) for a, b, c in zip(x, y, z, strict=True)]
+        pairs = [
+            (a, in_full_precision(b) * in_full_precision(c))
+            for a, b, c in zip(x, y, z, strict=True)
+        ]
         return backend.sum_of_products(pairs, 0)
 
     def highest(self, terms: list[Tensor]) -> Tensor:
@@ -264,14 +270,18 @@ class ImageLines:
     def seen(
         self, x: Float[Tensor, "channels elements 1 columns images"]
     ) -> list[Tensor]:
-        return _parts(ops.swapaxes(in_full_precision(x), 2, 3), 2)
+        return _parts(ops.swapaxes(x, 2, 3), 2)
 
     def spread(
         self,
         weights: list[Tensor],
         x: Float[Tensor, "channels query_elements 1 columns images"],
     ) -> Float[Tensor, "channels elements 1 columns images"]:
-        parts = [ops.einsum("mgyxb,cgzxb->cmzyb", a, x) for a in weights]
+        x = in_full_precision(x)
+        parts = [
+            ops.einsum("mgyxb,cgzxb->cmzyb", in_full_precision(a), x)
+            for a in weights
+        ]
         return ops.concatenate(parts, axis=-2)
 
     def position_scores(
@@ -293,6 +303,7 @@ class ImageLines:
         d: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         pairs = _by_pair(encoding, ops.shape(query)[-2])
+        d = [in_full_precision(one) for one in d]
         d_query = sum(
             ops.einsum("vcyx,vgyxb->cgxb", part, one)
             for part, one in zip(_parts(pairs, 2), d, strict=True)
@@ -304,14 +315,19 @@ class ImageLines:
 
     def sums(self, weights: list[Tensor], seen: list[Tensor]) -> Tensor:
         return sum(
-            ops.einsum("mvyxb,cmyzb->cvzxb", a, x)
+            ops.einsum(
+                "mvyxb,cmyzb->cvzxb", in_full_precision(a), in_full_precision(x)
+            )
             for a, x in zip(weights, seen, strict=True)
         )
 
     def products(
         self, x: list[Tensor], y: list[Tensor], z: list[Tensor]
     ) -> Tensor:
-        terms = [a * (b * c) for a, b, c in zip(x, y, z, strict=True)]
+        terms = [
+            in_full_precision(a) * (in_full_precision(b) * in_full_precision(c))
+            for a, b, c in zip(x, y, z, strict=True)
+        ]
         return self.total(backend.sums_together(terms, 0))
 
     def total(self, terms: list[Tensor]) -> Tensor:
