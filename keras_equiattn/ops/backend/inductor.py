@@ -55,7 +55,7 @@ class Compiled:
 
     def __call__(self, *arguments: Any) -> Any:
         flat = keras.tree.flatten(arguments)
-        given = tuple(None if x is None else x.stride() for x in flat)
+        given = tuple(None if x is None else _layout(x) for x in flat)
         tensors = [x for x in flat if x is not None]
         if given in self.compiled and not _is_transformed():
             return self.compiled[given](tensors)
@@ -74,6 +74,13 @@ class Compiled:
             self.calls = -sys.maxsize
             return self.function(*arguments)
         return self.compiled[given](tensors)
+
+
+def _layout(x: Tensor) -> tuple[int, ...]:
+    """What Inductor wants to be the same in every call: not the strides of
+    axes of size one."""
+    sizes = zip(x.shape, x.stride(), strict=True)
+    return tuple(step for size, step in sizes if size > 1)
 
 
 def _compile(

@@ -204,7 +204,9 @@ def gradients(
     def with_means(mean: Tensor, number: Any) -> Any:
         return run.add_means(mean, *of_line(number)), ()
 
-    mean = backend.scan(with_means, ops.zeros_like(logs), numbers)[0]
+    # Not `zeros_like`, whose layout would be another than that of a sum.
+    nothing = ops.zeros(ops.shape(logs), logs.dtype)
+    mean = backend.scan(with_means, nothing, numbers)[0]
 
     def with_gradients(totals: Any, number: Any) -> Any:
         added, at_place = totals
@@ -221,8 +223,8 @@ def gradients(
         shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
         d_group = ops.zeros(shape, logs.dtype)
     start = (
-        ops.zeros_like(query, logs.dtype),
-        ops.zeros_like(query[:first], logs.dtype),
+        ops.zeros(ops.shape(query), logs.dtype),
+        ops.zeros(ops.shape(query[:first]), logs.dtype),
         d_group,
     )
     ((d_query, d_first, d_group), totals), _ = backend.scan(
@@ -442,8 +444,8 @@ def _score_gradients(
 
 def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
     """`(key elements, order, ...)`: of the values."""
-    pairs = zip(kept, of_neighbours, strict=True)
-    pairs = ((e[:, None], f[None]) for e, f in pairs)
+    both = zip(kept, of_neighbours, strict=True)
+    pairs = ((e[:, None], f[None]) for e, f in both)
     dtype = kept[0].dtype
     return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 2)]
 
