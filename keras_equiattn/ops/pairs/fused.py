@@ -218,7 +218,7 @@ def gradients(
         )
         return (added, at_place), ()
 
-    d_group = None
+    d_group: Any = ()
     if positions.embedding is not None:
         shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
         d_group = ops.zeros(shape, logs.dtype)
@@ -345,7 +345,7 @@ def add_gradients(
     d_scores = [ops.cast(d, dtype) for d in d_scores]
     d_query = d_query + lines.sums(d_scores, lines.seen(line.keys))
     d_keys = lines.spread(d_scores, block.query)
-    if d_group is not None:
+    if block.embedded is not None or block.group is not None:
         d_group = d_group + lines.total(d_scores)
     totals = d_query, d_first + of_first, d_group
     return totals, (d_keys, d_values, d_encoding)
