@@ -382,7 +382,7 @@ def _line(
     seen = (x[:, :, None] for x in lines.seen(line.keys))
     if block.embedded is not None:
         embedded = block.embedded
-        seen = (x + embedded for x in seen)
+        seen = (in_full_precision(x) + embedded for x in seen)
     query = block.query[:, None]
     scores = backend.sums_of_products(
         ((query, x) for x in seen), 0, block.group
