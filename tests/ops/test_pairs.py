@@ -287,6 +287,81 @@ def test_half_precision_counts_in_float32(dtype):
     assert relative_difference(y, expected) < 1e-2
 
 
+# --- Compiled by PyTorch ----------------------------------------------------
+
+BODIES = {"add_exponentials", "add_values", "add_means", "add_gradients"}
+ONLY_TORCH = pytest.mark.skipif(
+    BACKEND != "torch", reason="Bodies of loops are compiled under PyTorch."
+)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Which bodies are compiled from now on."""
+    from keras_equiattn.ops.backend import inductor
+
+    compile, names = inductor._compile, []
+
+    def recording(function, arguments):
+        names.append(function.func.__name__)
+        return compile(function, arguments)
+
+    monkeypatch.setattr(inductor, "_compile", recording)
+    # Fast tests compile nothing.
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    pair_blocks._attention.cache_clear()
+    yield names
+    pair_blocks._attention.cache_clear()
+
+
+@ONLY_TORCH
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.parametrize("window", [3, None])
+def test_compiled_bodies(window, compiled, monkeypatch, limited):
+    from keras_equiattn.ops.backend import inductor
+
+    monkeypatch.setattr(inductor, "PATIENCE", 0)
+    # Blocks of one row, so bodies are run in several places.
+    limited(50)
+    check(arguments(window, (3, 4), 2, 3), local=window is not None)
+    # Each of them once, for all lines and blocks.
+    assert sorted(compiled) == sorted(BODIES)
+
+
+@ONLY_TORCH
+def test_first_calls_compile_nothing(compiled, monkeypatch):
+    from keras_equiattn.ops.backend import inductor
+
+    monkeypatch.setattr(inductor, "_has_compiler", lambda device: True)
+    monkeypatch.setattr(inductor, "_compile", _not_compiled(compiled))
+    arrays = arguments(3, (3, 4), 2, 3)
+    for _ in range(inductor.PATIENCE):
+        check(arrays, local=True)
+        assert not compiled
+    check(arrays, local=True)
+    assert sorted(compiled) == sorted(BODIES)
+
+
+def _not_compiled(names):
+    """In place of a compiler: what it gives runs the function as it is."""
+
+    def compile(function, arguments):
+        names.append(function.func.__name__)
+
+        def run(tensors):
+            left = iter(tensors)
+            return function(
+                *keras.tree.map_structure(
+                    lambda x: None if x is None else next(left), arguments
+                )
+            )
+
+        return run
+
+    return compile
+
+
 # --- Dropout ----------------------------------------------------------------
 
 SEED = np.array([3, 5], "int32")

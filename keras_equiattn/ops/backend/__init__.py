@@ -10,6 +10,7 @@ from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.loops import by_parts
+from keras_equiattn.ops.backend.loops import loop_body
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
@@ -34,9 +35,12 @@ from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
+from keras_equiattn.ops.backend.reductions import add_products
 from keras_equiattn.ops.backend.reductions import softmax
 from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
+from keras_equiattn.ops.backend.reductions import sum_of_products
+from keras_equiattn.ops.backend.reductions import sums_of_products
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
@@ -47,6 +51,7 @@ __all__ = [
     "add_at",
     "add_product",
     "add_product_at",
+    "add_products",
     "at_strides",
     "by_parts",
     "constant",
@@ -57,6 +62,7 @@ __all__ = [
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",
+    "loop_body",
     "maximum",
     "one_by_one",
     "overlap_add",
@@ -75,6 +81,8 @@ __all__ = [
     "steps",
     "strided",
     "sum_and_maximum",
+    "sum_of_products",
+    "sums_of_products",
     "sums_together",
     "update",
     "vjp",

@@ -19,9 +19,6 @@ from keras_equiattn.ops.backend.target import tracing_for
 # compiled: a person who calls a layer by hand does not wait for a compiler,
 # and training has taken as many steps within a second.
 PATIENCE = 3
-# How often a function is compiled at most, for tensors that lie in memory in
-# other ways; any other runs uncompiled.
-LAYOUTS = 4
 
 _log = logging.getLogger(__name__)
 
@@ -34,35 +31,40 @@ class Compiled:
     surroundings), under transformations of `torch.func`, and if the compiler
     fails.
 
-    What is compiled takes tensors that lie in memory as those did that it was
-    compiled for, on the same device. There is one for each way they lie in.
+    All calls must have tensors of the same shapes and dtypes: make one for
+    each.
 
     Args:
         function: from nests of tensors to a nest of tensors.
+        counts: whether each call counts. Those of the body of a loop do not:
+            its caller counts with `count` instead.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], counts: bool = True
+    ) -> None:
         self.function = function
+        self.counts = counts
         self.calls = 0
+        # One for each set of arguments that are None, and for each layout.
         self.compiled: dict[Any, Callable[..., Any]] = {}
+
+    def count(self) -> None:
+        """Counts a call of what this function is part of."""
+        self.calls += 1
 
     def __call__(self, *arguments: Any) -> Any:
         flat = keras.tree.flatten(arguments)
+        given = tuple(None if x is None else _layout(x) for x in flat)
         tensors = [x for x in flat if x is not None]
-        # Keras finds shapes with tensors that have no memory: a compiled
-        # function must not get them.
-        layout = tuple(
-            x if x is None else (x.device, x.dtype, x.shape, x.stride())
-            for x in flat
-        )
-        if layout in self.compiled and not _is_transformed():
-            return self.compiled[layout](tensors)
-        enough = len(self.compiled) >= LAYOUTS
-        if self.calls < PATIENCE or enough or not _may_compile(tensors):
-            self.calls += 1
+        if given in self.compiled and not _is_transformed():
+            return self.compiled[given](tensors)
+        if self.counts:
+            self.count()
+        if self.calls <= PATIENCE or not _may_compile(tensors):
             return self.function(*arguments)
         try:
-            self.compiled[layout] = _compile(self.function, arguments)
+            self.compiled[given] = _compile(self.function, arguments)
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
@@ -71,7 +73,14 @@ class Compiled:
             )
             self.calls = -sys.maxsize
             return self.function(*arguments)
-        return self.compiled[layout](tensors)
+        return self.compiled[given](tensors)
+
+
+def _layout(x: Tensor) -> tuple[int, ...]:
+    """What Inductor wants to be the same in every call: not the strides of
+    axes of size one."""
+    sizes = zip(x.shape, x.stride(), strict=True)
+    return tuple(step for size, step in sizes if size > 1)
 
 
 def _compile(

@@ -21,6 +21,7 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.pairs import fused
 from keras_equiattn.ops.pairs.fused import Positions
 from keras_equiattn.ops.pairs.lines import ImageLines
+from keras_equiattn.ops.pairs.lines import Place
 from keras_equiattn.ops.pairs.lines import WindowLines
 
 
@@ -73,7 +74,7 @@ def attend_in_blocks(
         encoding,
         *given,
     )
-    shapes = tuple(tuple(x.shape) for x in tensors)
+    shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
     y = _attention(plan, shapes)(*tensors)
     return _as_images(y, batch, plan.heads)[:, :height]
 
@@ -116,21 +117,24 @@ def _as_images(
 def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
     """Attention of all blocks, as a differentiable function.
 
-    One for each set of shapes: some compilers take no others.
+    One for each set of shapes and dtypes: some compilers take no others.
     """
+    lines = ImageLines() if plan.size is None else WindowLines(plan.size)
+    run = fused.bodies(lines)
 
     def forward(*tensors: Tensor) -> Any:
         positions, seed = _unpacked(plan, tensors[3:])
-        image = _image(plan, tensors[0])
+        height = _height(plan, tensors[0])
 
         def step(_: Any, piece: Any) -> Any:
             query, keys, values, head = piece
 
             def block(_: Any, piece: Any) -> Any:
                 query, number = piece
-                query = in_full_precision(query)
                 y, logs = fused.attend(
-                    _lines(plan, image, number),
+                    lines,
+                    run,
+                    _place(plan, height, number),
                     query,
                     keys,
                     values,
@@ -152,7 +156,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
     ) -> tuple[Tensor, ...]:
         positions, seed = _unpacked(plan, tensors[3:])
-        image = _image(plan, tensors[0])
+        height = _height(plan, tensors[0])
         with_embedding = positions.embedding is not None
 
         def step(totals: Any, piece: Any) -> Any:
@@ -161,16 +165,17 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
             def block(totals: Any, piece: Any) -> Any:
                 query, number, upstream, logs = piece
                 *totals, d_embedding = totals
-                query = in_full_precision(query)
                 d_query, totals, found = fused.gradients(
-                    _lines(plan, image, number),
+                    lines,
+                    run,
+                    _place(plan, height, number),
                     query,
                     keys,
                     values,
                     positions,
                     _dropout(plan, seed, query, (head, number)),
                     logs,
-                    in_full_precision(upstream),
+                    upstream,
                     tuple(totals),
                 )
                 if with_embedding:
@@ -213,7 +218,7 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         of_seed = () if seed is None else (ops.zeros_like(tensors[-1]),)
         return (*gradients, *found, *of_seed)
 
-    return backend.custom_vjp(forward, backward, "recompute=False")
+    return backend.custom_vjp(forward, backward, "recompute=False", bodies=run)
 
 
 def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:
@@ -224,27 +229,18 @@ def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:
     return Positions(in_full_precision(encoding), embedding), seed
 
 
-def _image(
+def _height(
     plan: Plan, query: Float[Tensor, "steps channels order rows columns images"]
-) -> tuple[Any, Any]:
-    """Height and width; the rows of queries may be more, to fill a block."""
-    rows, columns = plan.image
-    height, width = ops.shape(query)[3:5]
-    return (
-        height if rows is None else rows,
-        width if columns is None else columns,
-    )
+) -> Any:
+    """Of the image; the rows of queries may be more, to fill a block."""
+    height = plan.image[0]
+    return ops.shape(query)[3] if height is None else height
 
 
-def _lines(
-    plan: Plan, image: tuple[Any, Any], block: Any
-) -> WindowLines | ImageLines:
-    """What the pixels of a block see."""
-    if plan.size is None:
-        return ImageLines(block, image)
+def _place(plan: Plan, height: Any, block: Any) -> Place:
     if plan.rows is None:
-        return WindowLines(plan.size, image[0], 0, image)
-    return WindowLines(plan.size, plan.rows, block * plan.rows, image)
+        return Place(0, height, height)
+    return Place(block * plan.rows, plan.rows, height)
 
 
 def _dropout(
@@ -253,6 +249,7 @@ def _dropout(
     """Draws the factors for scores of a line of a block."""
     if seed is None:
         return None
+    like = in_full_precision(like)
     return lambda shape, line: backend.dropout_factors(
         shape, plan.rate, seed, (*place, line), like
     )

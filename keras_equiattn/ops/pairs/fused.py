@@ -19,15 +19,18 @@ needs the sum over `g` alone,
 
 One line of neighbours comes after the other, see `ops.pairs.lines`; what is
 computed for one is elementwise, or the sum of products along short axes, so a
-compiler makes few loops of it. The first pass over the lines finds the highest
-score and the sum that the softmax is divided by, the second what is weighted.
-Gradients take two passes as well. Of large scores only differences are taken,
-so attention that falls on a single neighbour is one, whatever rounding made of
-its score. With the attention `a(v, g, m, o)` after dropout and the gradient
-`d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a d` is the same for both
-parts: the gradient of `S` is `a d - softmax(S) mean`.
+compiler makes few loops of it. The functions `add_*` compute it from what is
+cut for the line, and do not know which line it is: so PyTorch can have each of
+them compiled once, and run it for every line. The first pass over the lines
+finds the highest score and the sum that the softmax is divided by, the second
+what is weighted. Gradients take two passes as well. Of large scores only
+differences are taken, so attention that falls on a single neighbour is one,
+whatever rounding made of its score. With the attention `a(v, g, m, o)` after
+dropout and the gradient `d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a
+d` is the same for both parts: the gradient of `S` is `a d - softmax(S) mean`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
@@ -37,12 +40,17 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.pairs.lines import ImageLines
+from keras_equiattn.ops.pairs.lines import Line
+from keras_equiattn.ops.pairs.lines import Place
 from keras_equiattn.ops.pairs.lines import WindowLines
 
 Lines = WindowLines | ImageLines
 Dropout = Callable[[Any, Any], Tensor] | None
+Body = Callable[..., Any]
 
 
 class Positions(NamedTuple):
@@ -59,46 +67,61 @@ class Positions(NamedTuple):
     embedding: Tensor | None = None
 
 
-class _Block(NamedTuple):
-    """Queries, keys and what scores know of positions and group elements.
+class Block(NamedTuple):
+    """Queries, and what their scores know of group elements.
 
     Attributes:
+        query: of the block.
         embedded: `(channels, key_elements, query_elements, 1, 1, 1)`, the
-            embedding as if it were added to the keys; None for none.
-        dropout: draws factors for the scores of a line, from their shape and
-            the number of the line; None for none.
+            embedding as if it were added to the keys: a compiler sums both
+            together. None for none, and without a compiler.
+        group: `(key_elements, query_elements, rows, columns, images)`, scores
+            of the embedding. None for none, and where it is `embedded`.
     """
 
-    lines: Lines
-    query: Tensor
-    keys: Tensor
-    positions: Positions
-    embedded: Tensor | None
-    dropout: Dropout
+    query: Float[Tensor, "channels query_elements rows columns images"]
+    embedded: Tensor | None = None
+    group: Tensor | None = None
 
-    @property
-    def encoded(self) -> int:
-        """Channels of the queries that meet the encoding."""
-        return self.lines.encoded(self.positions.encoding)
+
+class Bodies(NamedTuple):
+    """What is computed for a line of neighbours, in each of the loops."""
+
+    add_exponentials: Body
+    add_values: Body
+    add_means: Body
+    add_gradients: Body
 
 
 class _Line(NamedTuple):
-    """Exponentials for a line of neighbours, a tensor for each.
+    """Exponentials and scores for a line of neighbours, a tensor for each.
 
     Attributes:
-        of_elements: `(key elements, query elements, ...)`, of the scores of
-            content and group above `top`.
+        of_elements: `(key elements, query elements, ...)`, exponentials of the
+            scores of content and group above the highest of a key element, in
+            the dtype of the keys.
         kept: these after dropout.
-        top: `(query elements, ...)`, the highest score of a key element.
+        scores: `(order, query elements, ...)`, those highest scores and the
+            scores of positions, in single precision at least.
     """
 
     of_elements: list[Tensor]
     kept: list[Tensor]
-    top: list[Tensor]
+    scores: list[Tensor]
+
+
+def bodies(lines: Lines) -> Bodies:
+    """The functions that compute a line, which PyTorch may compile."""
+    functions = add_exponentials, add_values, add_means, add_gradients
+    return Bodies(
+        *(backend.loop_body(functools.partial(f, lines)) for f in functions)
+    )
 
 
 def attend(
     lines: Lines,
+    run: Bodies,
+    place: Place,
     query: Float[Tensor, "channels query_elements rows columns images"],
     keys: Float[Tensor, "channels key_elements key_rows key_columns images"],
     values: Float[Tensor, "channels key_elements key_rows key_columns images"],
@@ -112,57 +135,46 @@ def attend(
     by, which `gradients` takes.
 
     Args:
-        lines: what the pixels of the block see.
-        query: of the block, in float32 at least.
+        lines: what the pixels see.
+        run: what is computed for a line.
+        place: where the block lies.
+        query: of the block.
         keys, values: of all rows, with their surroundings.
         positions: encoding and embedding, the encoding as `lines` takes it.
-        dropout: see `_Block`.
+        dropout: draws factors for the scores of a line, from their shape and
+            the number of the line; None for none.
     """
-    block = _block(lines, query, keys, positions, dropout)
-    order = lines.order(positions.encoding)
+    block = _block(query, positions)
+    order, dtype = lines.order(positions.encoding), dtype_of_sums(query)
     shape = (order, *ops.shape(query)[1:])
+    numbers = backend.steps(lines.count(place))
 
-    def add_exponentials(carry: Any, number: Any) -> Any:
-        highest, total = carry
-        line = _line(block, number)
-        scores = [
-            p + top
-            for p, top in zip(
-                _position_scores(block, number), line.top, strict=True
-            )
-        ]
-        higher = backend.maximum(highest, lines.highest(scores))
-        terms = [
-            _added(e) * ops.exp(x - higher)
-            for e, x in zip(line.of_elements, scores, strict=True)
-        ]
-        total = total * ops.exp(highest - higher) + lines.total(terms)
-        return (higher, total), ()
+    def cut(number: Any) -> Line:
+        return lines.cut(keys, values, positions.encoding, place, number)
 
-    lowest = ops.full(shape, MASKED, query.dtype)
+    def with_exponentials(carry: Any, number: Any) -> Any:
+        return run.add_exponentials(carry, block, cut(number)), ()
+
+    lowest = ops.full(shape, MASKED, dtype)
     (highest, total), _ = backend.scan(
-        add_exponentials,
-        (lowest, ops.zeros(shape, query.dtype)),
-        backend.steps(lines.count),
+        with_exponentials, (lowest, ops.zeros(shape, dtype)), numbers
     )
     inverse = 1 / total
 
-    def add_values(y: Tensor, number: Any) -> Any:
-        line = _line(block, number)
-        of_neighbours = [
-            x * inverse
-            for x in _of_neighbours(block, number, line.top, highest)
-        ]
-        weights = _weights(line.kept, of_neighbours)
-        return y + lines.sums(weights, lines.seen(values, number)), ()
+    def with_values(y: Tensor, number: Any) -> Any:
+        factors = _factors(lines, dropout, query, keys, number)
+        line = cut(number)
+        return run.add_values(y, block, line, factors, highest, inverse), ()
 
-    nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), query.dtype)
-    y = backend.scan(add_values, nothing, backend.steps(lines.count))[0]
+    nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), dtype)
+    y = backend.scan(with_values, nothing, numbers)[0]
     return y, highest + ops.log(total)
 
 
 def gradients(
     lines: Lines,
+    run: Bodies,
+    place: Place,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -180,70 +192,46 @@ def gradients(
     Returns:
         That of the query, the totals, and that of the embedding.
     """
-    block = _block(lines, query, keys, positions, dropout)
-    first = block.encoded
+    block = _block(query, positions)
+    first = lines.encoded(positions.encoding)
+    numbers = backend.steps(lines.count(place))
 
-    def add_means(mean: Tensor, number: Any) -> Any:
-        line = _line(block, number)
-        of_neighbours = _of_neighbours(block, number, line.top, logs)
-        d_weights = _weight_gradients(block, number, values, upstream)
-        means = lines.products(
-            [f[None] for f in of_neighbours],
-            [d[:, :, None] for d in d_weights],
-            [e[:, None] for e in line.kept],
+    def of_line(number: Any) -> tuple[Any, ...]:
+        line = lines.cut(keys, values, positions.encoding, place, number)
+        factors = _factors(lines, dropout, query, keys, number)
+        return block, line, factors, logs, upstream
+
+    def with_means(mean: Tensor, number: Any) -> Any:
+        return run.add_means(mean, *of_line(number)), ()
+
+    # Not `zeros_like`, whose layout would be another than that of a sum.
+    nothing = ops.zeros(ops.shape(logs), logs.dtype)
+    mean = backend.scan(with_means, nothing, numbers)[0]
+
+    def with_gradients(totals: Any, number: Any) -> Any:
+        added, at_place = totals
+        added, parts = run.add_gradients(added, *of_line(number), mean)
+        starts = lines.starts(place, number)
+        at_place = tuple(
+            backend.add_at(total, start, part)
+            for total, start, part in zip(at_place, starts, parts, strict=True)
         )
-        return mean + means, ()
-
-    mean = backend.scan(
-        add_means,
-        ops.zeros_like(logs),
-        backend.steps(lines.count),
-    )[0]
-
-    def add_gradients(totals: Any, number: Any) -> Any:
-        d_query, d_first, d_keys, d_values, d_encoding, d_group = totals
-        line = _line(block, number)
-        of_neighbours = _of_neighbours(block, number, line.top, logs)
-        weights = _weights(line.kept, of_neighbours)
-        d_weights = _weight_gradients(block, number, values, upstream)
-        d_values = lines.spread(d_values, number, weights, upstream)
-        # (key elements, order, query elements, ...)
-        d_pairs = [
-            f[None] * (k[:, None] * d[:, :, None] - e[:, None] * mean[None])
-            for e, f, d, k in zip(
-                *(line.of_elements, of_neighbours, d_weights, line.kept),
-                strict=True,
-            )
-        ]
-        d_first, d_encoding = lines.position_gradients(
-            (d_first, d_encoding),
-            query[:first],
-            positions.encoding,
-            number,
-            backend.sums_together(d_pairs, 0),
-        )
-        d_scores = backend.sums_together(d_pairs, 1)
-        d_query = d_query + lines.sums(d_scores, lines.seen(keys, number))
-        d_keys = lines.spread(d_keys, number, d_scores, query)
-        if positions.embedding is not None:
-            d_group = d_group + lines.total(d_scores)
-        return (d_query, d_first, d_keys, d_values, d_encoding, d_group), ()
+        return (added, at_place), ()
 
     d_group: Any = ()
     if positions.embedding is not None:
         shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
-        d_group = ops.zeros(shape, query.dtype)
+        d_group = ops.zeros(shape, logs.dtype)
     start = (
-        ops.zeros_like(query),
-        ops.zeros_like(query[:first]),
-        *totals,
+        ops.zeros(ops.shape(query), logs.dtype),
+        ops.zeros(ops.shape(query[:first]), logs.dtype),
         d_group,
     )
-    (d_query, d_first, *totals, d_group), _ = backend.scan(
-        add_gradients, start, backend.steps(lines.count)
+    ((d_query, d_first, d_group), totals), _ = backend.scan(
+        with_gradients, (start, totals), numbers
     )
     d_embedding = None
-    rest = query[first:]
+    rest = in_full_precision(query[first:])
     if positions.embedding is not None:
         embedding = ops.transpose(positions.embedding, (2, 1, 0))
         d_rest = ops.sum(
@@ -253,90 +241,238 @@ def gradients(
         d_first = ops.concatenate([d_first, d_rest])
     elif first < query.shape[0]:
         d_first = ops.concatenate([d_first, ops.zeros_like(rest)])
-    return d_query + d_first, tuple(totals), d_embedding
+    return d_query + d_first, totals, d_embedding
 
 
-def _block(
+def add_exponentials(
+    lines: Lines, carry: tuple[Tensor, Tensor], block: Block, line: Line
+) -> tuple[Tensor, Tensor]:
+    """Adds a line to the highest score, and to the sum of exponentials."""
+    highest, total = carry
+    found = _line(lines, block, line, None)
+    higher = backend.maximum(highest, lines.highest(found.scores))
+    terms = [
+        _added(e) * ops.exp(x - higher)
+        for e, x in zip(found.of_elements, found.scores, strict=True)
+    ]
+    return higher, total * ops.exp(highest - higher) + lines.total(terms)
+
+
+def add_values(
     lines: Lines,
-    query: Tensor,
-    keys: Tensor,
-    positions: Positions,
-    dropout: Dropout,
-) -> _Block:
-    embedded = None
-    if positions.embedding is not None:
-        # (channels, key elements, query elements, 1, 1, 1), as if keys were
-        # others for each query element.
-        embedded = ops.transpose(positions.embedding, (2, 1, 0))
-        before = query.shape[0] - embedded.shape[0]
-        embedded = ops.pad(embedded, [(before, 0), (0, 0), (0, 0)])
-        embedded = embedded[..., None, None, None]
-    return _Block(lines, query, keys, positions, embedded, dropout)
+    y: Tensor,
+    block: Block,
+    line: Line,
+    factors: Tensor | None,
+    highest: Tensor,
+    inverse: Tensor,
+) -> Tensor:
+    """Adds the values of a line to the output.
+
+    Args:
+        inverse: one over the sum of exponentials.
+    """
+    found = _line(lines, block, line, factors)
+    of_neighbours = [
+        ops.cast(ops.exp(x - highest) * inverse, line.values.dtype)
+        for x in found.scores
+    ]
+    weights = _weights(found.kept, of_neighbours)
+    return y + lines.sums(weights, lines.seen(line.values))
 
 
-def _line(block: _Block, number: Any) -> _Line:
-    seen = (x[:, :, None] for x in block.lines.seen(block.keys, number))
-    if block.embedded is not None:
-        embedded = block.embedded
-        seen = (x + embedded for x in seen)
-    query = block.query[:, None]
-    scores = backend.sums_together((backend.product(query, x) for x in seen), 0)
-    top = [_highest(x) for x in scores]
-    found = [ops.exp(x - y) for x, y in zip(scores, top, strict=True)]
-    kept = found
-    if block.dropout is not None:
-        size = found[0].shape[0]
-        shape = (size * len(found), *ops.shape(found[0])[1:])
-        factors = block.dropout(shape, number)
-        kept = [
-            e * factors[n * size : (n + 1) * size] for n, e in enumerate(found)
-        ]
-    return _Line(found, kept, top)
-
-
-def _position_scores(block: _Block, number: Any) -> list[Tensor]:
-    """`(order, query elements, ...)`."""
-    return block.lines.position_scores(
-        block.query[: block.encoded], block.positions.encoding, number
+def add_means(
+    lines: Lines,
+    mean: Tensor,
+    block: Block,
+    line: Line,
+    factors: Tensor | None,
+    logs: Tensor,
+    upstream: Tensor,
+) -> Tensor:
+    """Adds the means of `a d` over a line."""
+    found = _line(lines, block, line, factors)
+    of_neighbours = _of_neighbours(found, logs)
+    d_weights = _weight_gradients(lines, line, upstream)
+    if backend.find_target(mean).compiler is None:
+        pairs = zip(d_weights, found.kept, strict=True)
+        sums = backend.sums_of_products(
+            ((d[:, :, None], e[:, None]) for d, e in pairs), 0
+        )
+        terms = [f * x for f, x in zip(of_neighbours, sums, strict=True)]
+        return mean + lines.total(terms)
+    return mean + lines.products(
+        [f[None] for f in of_neighbours],
+        [d[:, :, None] for d in d_weights],
+        [e[:, None] for e in found.kept],
     )
 
 
-def _of_neighbours(
-    block: _Block, number: Any, top: list[Tensor], logs: Tensor
-) -> list[Tensor]:
-    """Exponentials of the highest scores of key elements, above `logs`."""
-    return [
-        ops.exp((p + x) - logs)
-        for p, x in zip(_position_scores(block, number), top, strict=True)
+def add_gradients(
+    lines: Lines,
+    totals: tuple[Tensor, Tensor, Any],
+    block: Block,
+    line: Line,
+    factors: Tensor | None,
+    logs: Tensor,
+    upstream: Tensor,
+    mean: Tensor,
+) -> tuple[tuple[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]:
+    """The gradients of a line.
+
+    Args:
+        totals: of the query by keys, of its first channels by the encoding,
+            and of the scores of group elements if there is an embedding.
+
+    Returns:
+        The totals, to which the line is added, and the gradients of what is
+        cut for it: keys, values and encoding.
+    """
+    d_query, d_first, d_group = totals
+    found = _line(lines, block, line, factors)
+    of_neighbours = _of_neighbours(found, logs)
+    weights = _weights(found.kept, of_neighbours)
+    d_weights = _weight_gradients(lines, line, upstream)
+    d_values = lines.spread(weights, upstream)
+    given = found.of_elements, of_neighbours, d_weights, found.kept
+    d_positions, d_scores = _score_gradients(*given, mean)
+    dtype = line.keys.dtype
+    of_first, d_encoding = lines.position_gradients(
+        in_full_precision(block.query[: lines.encoded(line.encoding)]),
+        line.encoding,
+        [ops.cast(d, dtype) for d in d_positions],
+    )
+    d_scores = [ops.cast(d, dtype) for d in d_scores]
+    d_query = d_query + lines.sums(d_scores, lines.seen(line.keys))
+    d_keys = lines.spread(d_scores, block.query)
+    if block.embedded is not None or block.group is not None:
+        d_group = d_group + lines.total(d_scores)
+    totals = d_query, d_first + of_first, d_group
+    return totals, (d_keys, d_values, d_encoding)
+
+
+def _block(
+    query: Float[Tensor, "channels query_elements rows columns images"],
+    positions: Positions,
+) -> Block:
+    if positions.embedding is None:
+        return Block(query)
+    embedded = ops.transpose(positions.embedding, (2, 1, 0))
+    before = query.shape[0] - embedded.shape[0]
+    if backend.find_target(query).compiler is None:
+        pair = embedded[..., None, None, None], query[before:, None]
+        return Block(query, group=backend.sums_of_products([pair], 0)[0])
+    embedded = ops.pad(embedded, [(before, 0), (0, 0), (0, 0)])
+    return Block(query, embedded[..., None, None, None])
+
+
+def _factors(
+    lines: Lines, dropout: Dropout, query: Tensor, keys: Tensor, number: Any
+) -> Tensor | None:
+    """Those of dropout, one neighbour after the other along the first axis."""
+    if dropout is None:
+        return None
+    neighbours, *rest = lines.scores_shape(query)
+    return dropout((neighbours * ops.shape(keys)[1], *rest), number)
+
+
+def _line(
+    lines: Lines, block: Block, line: Line, factors: Tensor | None
+) -> _Line:
+    seen = (x[:, :, None] for x in lines.seen(line.keys))
+    if block.embedded is not None:
+        embedded = block.embedded
+        seen = (in_full_precision(x) + embedded for x in seen)
+    query = block.query[:, None]
+    scores = backend.sums_of_products(
+        ((query, x) for x in seen), 0, block.group
+    )
+    top = [_highest(x) for x in scores]
+    dtype = line.keys.dtype
+    found = [
+        ops.cast(ops.exp(x - y), dtype)
+        for x, y in zip(scores, top, strict=True)
     ]
+    kept = found
+    if factors is not None:
+        size = found[0].shape[0]
+        kept = [
+            ops.cast(e * factors[n * size : (n + 1) * size], dtype)
+            for n, e in enumerate(found)
+        ]
+    first = in_full_precision(block.query[: lines.encoded(line.encoding)])
+    of_positions = lines.position_scores(first, line.encoding, line.inside)
+    above = [p + x for p, x in zip(of_positions, top, strict=True)]
+    return _Line(found, kept, above)
+
+
+def _of_neighbours(found: _Line, logs: Tensor) -> list[Tensor]:
+    """`(order, query elements, ...)`: the softmax of the scores."""
+    dtype = found.kept[0].dtype
+    return [ops.cast(ops.exp(x - logs), dtype) for x in found.scores]
+
+
+def _score_gradients(
+    of_elements: list[Tensor],
+    of_neighbours: list[Tensor],
+    d_weights: list[Tensor],
+    kept: list[Tensor],
+    mean: Tensor,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of the scores of positions, and of content and group."""
+    given = of_elements, of_neighbours, d_weights, kept
+    if backend.find_target(mean).compiler is None:
+        # Of `f (k d - e mean)` each sum by itself, of products of two.
+        d_positions, d_scores = [], []
+        for e, f, d, k in zip(*given, strict=True):
+            pairs = [(d[:, :, None], k[:, None]), (d[:, :, None], f[None])]
+            (kd,) = backend.sums_of_products(pairs[:1], 0)
+            (fd,) = backend.sums_of_products(pairs[1:], 1)
+            d_positions.append(f * (kd - _added(e) * mean))
+            of_mean = ops.sum(f * mean, axis=0)
+            d_scores.append(k * fd - e * of_mean)
+        return d_positions, d_scores
+    # (key elements, order, query elements, ...)
+    d_pairs = [
+        f[None] * (k[:, None] * d[:, :, None] - e[:, None] * mean[None])
+        for e, f, d, k in (
+            map(in_full_precision, x) for x in zip(*given, strict=True)
+        )
+    ]
+    return backend.sums_together(d_pairs, 0), backend.sums_together(d_pairs, 1)
 
 
 def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
     """`(key elements, order, ...)`: of the values."""
-    terms = (
-        e[:, None] * f[None] for e, f in zip(kept, of_neighbours, strict=True)
-    )
-    return backend.sums_together(terms, 2)
+    both = zip(kept, of_neighbours, strict=True)
+    pairs = ((e[:, None], f[None]) for e, f in both)
+    dtype = kept[0].dtype
+    return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 2)]
 
 
 def _weight_gradients(
-    block: _Block, number: Any, values: Tensor, upstream: Tensor
+    lines: Lines, line: Line, upstream: Tensor
 ) -> list[Tensor]:
     """`(key elements, order, ...)`."""
-    terms = (
-        backend.product(upstream[:, None], x[:, :, None])
-        for x in block.lines.seen(values, number)
+    pairs = (
+        (upstream[:, None], x[:, :, None]) for x in lines.seen(line.values)
     )
-    return backend.sums_together(terms, 0)
+    dtype = line.values.dtype
+    return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 0)]
 
 
 def _added(x: Tensor) -> Tensor:
-    """The sum along the first axis, written out."""
+    """The sum along the first axis, written out for compilers."""
+    if backend.find_target(x).compiler is None:
+        return ops.sum(in_full_precision(x), axis=0)
+    x = in_full_precision(x)
     return sum((x[n] for n in range(1, x.shape[0])), x[0])
 
 
 def _highest(x: Tensor) -> Tensor:
-    """The maximum along the first axis, written out."""
+    """The maximum along the first axis, written out for compilers."""
+    if backend.find_target(x).compiler is None:
+        return ops.max(x, axis=0)
     top = x[0]
     for n in range(1, x.shape[0]):
         top = backend.maximum(top, x[n])
