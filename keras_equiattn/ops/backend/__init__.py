@@ -9,6 +9,8 @@ from keras_equiattn.ops.backend.autodiff import without_gradient
 from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
+from keras_equiattn.ops.backend.inductor import part
+from keras_equiattn.ops.backend.inductor import with_compiled_parts
 from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
@@ -27,6 +29,7 @@ from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import strided
+from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
@@ -58,6 +61,7 @@ __all__ = [
     "overlap_add",
     "overlapping",
     "own_windows_of",
+    "part",
     "part_at",
     "prepared_seed",
     "product",
@@ -71,10 +75,12 @@ __all__ = [
     "steps",
     "strided",
     "sum_and_maximum",
+    "sum_of_views",
     "sums_together",
     "update",
     "vjp",
     "windows_of",
     "with_an_image",
+    "with_compiled_parts",
     "without_gradient",
 ]

@@ -1,5 +1,6 @@
 """Functions of PyTorch tensors, compiled with Inductor once that pays off."""
 
+import contextvars
 import functools
 import importlib.util
 import logging
@@ -19,8 +20,72 @@ from keras_equiattn.ops.backend.target import tracing_for
 # compiled: a person who calls a layer by hand does not wait for a compiler,
 # and training has taken as many steps within a second.
 PATIENCE = 3
+# Inductor stores what it has to read a lot for, and a sum of more terms than
+# these. Where all of them go into a reduction it need not.
+FUSES_SUMS = {
+    "realize_reads_threshold": 1000,
+    "realize_acc_reads_threshold": 1000,
+    "realize_opcount_threshold": 10000,
+}
 
 _log = logging.getLogger(__name__)
+# Whether patience has come to its end for the function that runs now.
+_compiles_parts: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "compiles_parts", default=False
+)
+
+
+def with_compiled_parts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose parts are compiled after some of its calls.
+
+    For what has loops: written out they take a compiler minutes. Under JAX and
+    TensorFlow, whose compilers know loops, nothing changes.
+
+    All calls must have tensors of the same shapes and dtypes.
+
+    Args:
+        function: runs parts, see `part`.
+    """
+    if keras.backend.backend() != "torch":
+        return function
+    calls = 0
+
+    def run(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        token = _compiles_parts.set(calls > PATIENCE)
+        try:
+            return function(*arguments)
+        finally:
+            _compiles_parts.reset(token)
+
+    return run
+
+
+def part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of functions `with_compiled_parts`, and by itself what it was.
+
+    Args:
+        function: from nests of tensors, and from options that can be hashed,
+            passed by name, to a nest of tensors. It runs no other part.
+    """
+
+    @functools.lru_cache(maxsize=1024)
+    def compiled(options: Any, shapes: Any) -> Compiled:
+        whole = functools.partial(function, **dict(options))
+        return Compiled(whole, patience=0, fuses_sums=True)
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        if not _compiles_parts.get():
+            return function(*arguments, **options)
+        shapes = tuple(
+            None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+            for x in keras.tree.flatten(arguments)
+        )
+        return compiled(tuple(options.items()), shapes)(*arguments)
+
+    return run
 
 
 class Compiled:
@@ -36,10 +101,19 @@ class Compiled:
 
     Args:
         function: from nests of tensors to a nest of tensors.
+        patience: calls before it is compiled, `PATIENCE` by default.
+        fuses_sums: see `Target`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        patience: int | None = None,
+        fuses_sums: bool = False,
+    ) -> None:
         self.function = function
+        self.patience = patience
+        self.fuses_sums = fuses_sums
         self.calls = 0
         # One for each set of arguments that are None.
         self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
@@ -50,11 +124,14 @@ class Compiled:
         tensors = [x for x in flat if x is not None]
         if given in self.compiled and not _is_transformed():
             return self.compiled[given](tensors)
-        if self.calls < PATIENCE or not _may_compile(tensors):
+        patience = PATIENCE if self.patience is None else self.patience
+        if self.calls < patience or not _may_compile(tensors):
             self.calls += 1
             return self.function(*arguments)
         try:
-            self.compiled[given] = _compile(self.function, arguments)
+            self.compiled[given] = _compile(
+                self.function, arguments, self.fuses_sums
+            )
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
@@ -67,7 +144,9 @@ class Compiled:
 
 
 def _compile(
-    function: Callable[..., Any], arguments: tuple[Any, ...]
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    fuses_sums: bool = False,
 ) -> Callable[[list[Tensor]], Any]:
     """Traces the function with its arguments, and compiles the trace."""
     import torch
@@ -80,7 +159,7 @@ def _compile(
         nest = keras.tree.map_structure(
             lambda x: None if x is None else next(left), arguments
         )
-        with tracing_for("inductor"):
+        with tracing_for("inductor", fuses_sums):
             results[:] = [function(*nest)]
         return list(keras.tree.flatten(results[0]))
 
@@ -88,7 +167,8 @@ def _compile(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = make_fx(flat, tracing_mode="fake")(*tensors)
-        run = torch._inductor.compile(graph, tensors)
+        options = FUSES_SUMS if fuses_sums else {}
+        run = torch._inductor.compile(graph, tensors, options=options)
     # Tensors that are two of the results are one again.
     places: dict[int, int] = {}
     nest = keras.tree.map_structure(

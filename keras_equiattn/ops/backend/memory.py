@@ -1,6 +1,7 @@
 """Views and sums in place, where PyTorch has them."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.numerics import dtype_of_sums
 
@@ -225,6 +227,24 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
             around[axis : axis + 2] = [(n, parts - 1 - n), (0, step - length)]
             total = total + ops.pad(part, around)
     return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))
+
+
+def sum_of_views(
+    views: Callable[[Tensor], list[Tensor]], parts: list[Tensor], like: Tensor
+) -> Tensor:
+    """The transpose of `views`: adds each part where a view comes from.
+
+    Args:
+        views: slices of a tensor.
+        parts: one for each of them.
+        like: a tensor of the shape of the sum.
+    """
+    if keras.backend.backend() == "torch":
+        total = parts[0].new_zeros(like.shape)
+        for view, part in zip(views(total), parts, strict=True):
+            view.add_(part)
+        return total
+    return vjp(lambda x: tuple(views(x)), (like,), tuple(parts))[1][0]
 
 
 def laid_out(x: Tensor) -> Tensor:
