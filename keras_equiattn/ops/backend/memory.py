@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
@@ -230,21 +231,28 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
 
 
 def sum_of_views(
-    views: Callable[[Tensor], list[Tensor]], parts: list[Tensor], like: Tensor
-) -> Tensor:
+    views: Callable[[Tensor], list[Tensor]],
+    parts: Float[Tensor, "*view count"],
+    like: Float[Tensor, "*whole"],
+) -> Float[Tensor, "*whole"]:
     """The transpose of `views`: adds each part where a view comes from.
 
     Args:
         views: slices of a tensor.
-        parts: one for each of them.
+        parts: one for each of them, along the last axis.
         like: a tensor of the shape of the sum.
     """
-    if keras.backend.backend() == "torch":
-        total = parts[0].new_zeros(like.shape)
-        for view, part in zip(views(total), parts, strict=True):
-            view.add_(part)
+    one_by_one = find_target(like).compiler is None
+    if keras.backend.backend() == "torch" and one_by_one:
+        total = parts.new_zeros(like.shape)
+        for n, view in enumerate(views(total)):
+            view.add_(parts[..., n])
         return total
-    return vjp(lambda x: tuple(views(x)), (like,), tuple(parts))[1][0]
+
+    def stacked(x: Tensor) -> Tensor:
+        return ops.stack(views(x), axis=-1)
+
+    return vjp(stacked, (like,), parts)[1][0]
 
 
 def laid_out(x: Tensor) -> Tensor:

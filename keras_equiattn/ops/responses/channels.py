@@ -319,9 +319,8 @@ def _gradients(
     # Not of all images at once: XLA would make `d` anew for that.
     turned = ops.broadcast_to(turned, (count, batch, *turned.shape[2:]))
     d_views = ops.reshape(d @ turned, (count, batch, height, width, -1))
-    parts = [d_views[..., n] for n in range(kernel.shape[1])]
     return (
-        backend.sum_of_views(window.views, parts, planes),
+        backend.sum_of_views(window.views, d_views, planes),
         sums_of_blocks(d_kernel, blocks, axis=1),
     )
 
