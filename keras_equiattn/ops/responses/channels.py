@@ -155,6 +155,14 @@ def reduce(
         if not maxima:
             return (carry[0] + sums(window, *group),), ()
         found = responses(window, *group)
+        if backend.find_target(planes).xla_on_cpu and found.shape[0] <= 16:
+            total, best, *index = carry
+            for n in range(found.shape[0]):
+                better = found[n] > best
+                total = total + found[n]
+                index = [ops.where(better, first[n], i) for i in index]
+                best = ops.maximum(best, found[n])
+            return (total, best, *index), ()
         total, maximum, *index = backend.sum_and_maximum(found, 0, where)
         best = backend.maximum(carry[1], maximum)
         if not where:
