@@ -461,6 +461,7 @@ def test_parts_that_inductor_compiles(attention, monkeypatch):
     compile_before = inductor._compile
     monkeypatch.setattr(inductor, "_compile", compile_part)
     monkeypatch.setattr(inductor, "PATIENCE", 0)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
     monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 2**14})
     assert_chunks_agree(
         (None, "auto"),
