@@ -155,9 +155,10 @@ def reduce(
         if not maxima:
             return (carry[0] + sums(window, *group),), ()
         found = responses(window, *group)
-        if backend.find_target(planes).xla_on_cpu and found.shape[0] <= 16:
+        count = found.shape[0]
+        if count <= dispatch.FOLDED and backend.find_target(found).xla_on_cpu:
             total, best, *index = carry
-            for n in range(found.shape[0]):
+            for n in range(count):
                 better = found[n] > best
                 total = total + found[n]
                 index = [ops.where(better, first[n], i) for i in index]

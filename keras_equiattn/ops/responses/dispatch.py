@@ -25,6 +25,9 @@ ASSUMED_PIXELS = 64 * 64
 RESPONSES = {"cpu": 2**20, "accelerator": 2**26}
 # Under a compiler, at least how many: fewer make too many steps.
 LEAST_TOGETHER = 2
+# Up to how many of them XLA takes sum and maximum one by one on a CPU: its
+# reductions would be stored before they are added to those of others.
+FOLDED = 16
 # Entries of a filter up to which a compiler gets a response as a sum of
 # products, which it need not store to reduce it. That moves 0.4 of the bytes.
 # XLA on a CPU multiplies matrices faster all the same: with 128 images of 16 x
