@@ -49,12 +49,16 @@ test-slow: .venv/.dev test-floor
 	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers -m sweep
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
 
-# The oldest Keras that pyproject.toml allows.
+# The oldest versions that pyproject.toml allows.
 test-floor: .venv-floor/.done
-	KERAS_BACKEND=torch .venv-floor/bin/python -m pytest -q -n 2 \
-	  -m "not slow and not once" tests/ops tests/layers tests/test_testing.py \
-	  tests/applications/test_models.py tests/applications/test_sizes.py \
-	  tests/applications/test_shipped_weights.py
+	@set -e; for backend in $(BACKENDS); do \
+	  echo "== $$backend, oldest versions"; \
+	  KERAS_BACKEND=$$backend .venv-floor/bin/python -m pytest -q -n 2 \
+	    -m "not slow and not once" tests/ops tests/layers \
+	    tests/test_testing.py tests/applications/test_models.py \
+	    tests/applications/test_sizes.py \
+	    tests/applications/test_shipped_weights.py; \
+	done
 
 lint: .venv/.dev types
 	$(BIN)/ruff format --check .
@@ -109,11 +113,15 @@ bench: .venv/.dev
 	$(BIN)/pip install -q --no-compile -e ".[docs]"
 	@touch $@
 
+# The version in the first line that has one.
+floor = $(shell sed -n 's/.*"$(1)>=\([0-9.]*\)".*/\1/p' pyproject.toml | head -1)
+
 .venv-floor/.done: pyproject.toml requirements-dev.txt
 	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
-	floor=$$(sed -n 's/.*"keras>=\([0-9.]*\)".*/\1/p' pyproject.toml); \
-	.venv-floor/bin/pip install -q --no-compile "keras==$$floor.*" torch==2.13.0 \
-	  -e ".[dev,examples]"
+	.venv-floor/bin/pip install -q --no-compile \
+	  "keras==$(call floor,keras).*" "jax==$(call floor,jax).*" \
+	  "tensorflow-cpu==$(call floor,tensorflow).*" \
+	  "torch==$(call floor,torch).*" -e ".[dev,examples]"
 	@touch $@
 
 clean:

@@ -105,7 +105,13 @@ def ACmixPVTTiny(
           here, there are more of them, 3.8 and 7.9 G for an image of 224 x 224
           pixels, and 0.18 and 0.35 G in each call.
     """
-    return _network("Tiny", **locals())
+    design = _Design(mixer, patch_size, drop_path)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(
+        "Tiny", design, end, weights, input_shape, normalization, name
+    )
 
 
 def ACmixPVTSmall(
@@ -143,7 +149,22 @@ def ACmixPVTSmall(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), see
           `ACmixPVTTiny`.
     """
-    return _network("Small", **locals())
+    design = _Design(mixer, patch_size, drop_path)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(
+        "Small", design, end, weights, input_shape, normalization, name
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Design:
+    """What a network is made of; see `ACmixPVTTiny`."""
+
+    mixer: str
+    patch_size: int
+    drop_path: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,20 +180,20 @@ class _Stage:
 
 def _network(
     kind: str,
-    *,
+    design: _Design,
+    end: ends.End,
+    weights: str | Path | None,
     input_shape: tuple[int, int, int],
-    mixer: str,
-    patch_size: int,
-    drop_path: float,
-    **options: Any,
+    normalization: ends.Statistics | None,
+    name: str | None,
 ) -> keras.Model:
-    _checks.choice(mixer, "mixer", transformers.MIXERS)
+    mixer = _checks.choice(design.mixer, "mixer", transformers.MIXERS)
     title = f"ACmixPVT{kind}" if mixer == "acmix" else f"PVT{kind}"
     shape = transformers.known_shape(
         title, input_shape, "it learns a position embedding for each place"
     )
-    drop_path = _checks.rate(drop_path, "drop_path")
-    patch = _checks.integer(patch_size, "patch_size")
+    drop_path = _checks.rate(design.drop_path, "drop_path")
+    patch = _checks.integer(design.patch_size, "patch_size")
     _check_patches(title, shape, patch)
 
     def stages(x: Any) -> tuple[list[Any], Any]:
@@ -205,7 +226,9 @@ def _network(
         token = keras.layers.Flatten(name="class_vector")(token)
         return [*features, _image(x, size, "features")], token
 
-    return ends.imagenet_network(title, stages, input_shape=shape, **options)
+    return ends.imagenet_network(
+        title, stages, end, weights, shape, normalization, name
+    )
 
 
 def _check_patches(title: str, shape: tuple[int, int, int], patch: int) -> None:

@@ -39,8 +39,8 @@ def ACmixResNet26(
 
     Stages of 1, 2, 4 and 1 blocks, otherwise as `ACmixResNet50`; 10,487,816
     trainable parameters for 1000 classes, with `mixer="conv"` 13,696,552. It
-    takes 2.94 G multiply-adds, and 0.06 G in each call, under PyTorch on a
-    CPU 2.31 G; in the paper's form 2.22 G, with `mixer="conv"` 2.34 G.
+    takes 2.94 G multiply-adds, and 0.06 G in each call; in the paper's form
+    2.22 G, with `mixer="conv"` 2.34 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.
@@ -58,7 +58,11 @@ def ACmixResNet26(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 2, see
           `ACmixResNet50`.
     """
-    return _network(26, **locals())
+    design = _Design(mixer, stem, num_heads)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(26, design, end, weights, input_shape, normalization, name)
 
 
 def ACmixResNet38(
@@ -79,8 +83,8 @@ def ACmixResNet38(
 
     Stages of 2, 3, 5 and 2 blocks, otherwise as `ACmixResNet50`; 14,410,896
     trainable parameters for 1000 classes, with `mixer="conv"` 19,626,792. It
-    takes 4.01 G multiply-adds, and 0.10 G in each call, under PyTorch on a
-    CPU 3.05 G; in the paper's form 2.86 G, with `mixer="conv"` 3.22 G.
+    takes 4.01 G multiply-adds, and 0.10 G in each call; in the paper's form
+    2.86 G, with `mixer="conv"` 3.22 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.
@@ -98,7 +102,11 @@ def ACmixResNet38(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 2, see
           `ACmixResNet50`.
     """
-    return _network(38, **locals())
+    design = _Design(mixer, stem, num_heads)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(38, design, end, weights, input_shape, normalization, name)
 
 
 def ACmixResNet50(
@@ -127,8 +135,7 @@ def ACmixResNet50(
     each call, whatever the number of images, to put kernels together, with
     the path of convolution of `ACmix2D` as one dense convolution. With the
     grouped one of the paper it is 3.50 G (the paper has 3.6 G), with
-    `mixer="conv"` 4.09 G. PyTorch on a CPU takes the grouped one from stage 2
-    on, in all 3.78 G.
+    `mixer="conv"` 4.09 G.
 
     Layers are called `conv1`, `bn1`, `relu1`, `pool1`, then
     `stage1_block1_conv1`, `..._bn1`, `..._relu1`, `..._acmix` or
@@ -180,7 +187,11 @@ def ACmixResNet50(
           the classifier with variance 2 / fan-in. Convolutions outside of the
           mixer, rates and normalisations start the same.
     """
-    return _network(50, **locals())
+    design = _Design(mixer, stem, num_heads)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(50, design, end, weights, input_shape, normalization, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,12 +216,20 @@ class _Design:
 
 
 def _network(
-    depth: int, *, mixer: str, stem: str, num_heads: int, **options: Any
+    depth: int,
+    design: _Design,
+    end: ends.End,
+    weights: str | Path | None,
+    input_shape: tuple[int | None, int | None, int],
+    normalization: ends.Statistics | None,
+    name: str | None,
 ) -> keras.Model:
-    design = _Design(mixer, stem, num_heads)
-    kind = "ACmixResNet" if mixer == "acmix" else "ResNet"
+    kind = "ACmixResNet" if design.mixer == "acmix" else "ResNet"
     stages = functools.partial(_stages, design, BLOCKS[depth])
-    return ends.imagenet_network(f"{kind}{depth}", stages, **options)
+    title = f"{kind}{depth}"
+    return ends.imagenet_network(
+        title, stages, end, weights, input_shape, normalization, name
+    )
 
 
 def _stages(

@@ -62,7 +62,11 @@ def ACmixSAN10(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), see
           `ACmixSAN19`.
     """
-    return _network(10, **locals())
+    design = _Design(mixer, stem)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(10, design, end, weights, input_shape, normalization, name)
 
 
 def ACmixSAN15(
@@ -102,7 +106,11 @@ def ACmixSAN15(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), see
           `ACmixSAN19`.
     """
-    return _network(15, **locals())
+    design = _Design(mixer, stem)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(15, design, end, weights, input_shape, normalization, name)
 
 
 def ACmixSAN19(
@@ -178,7 +186,11 @@ def ACmixSAN19(
           `PatchwiseACmix2D`. They publish 12.1, 16.6 and 21.2 million
           parameters for the three networks, 1 to 2 % more than these have.
     """
-    return _network(19, **locals())
+    design = _Design(mixer, stem)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(19, design, end, weights, input_shape, normalization, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,12 +211,20 @@ class _Design:
 
 
 def _network(
-    depth: int, *, mixer: str, stem: str, **options: Any
+    depth: int,
+    design: _Design,
+    end: ends.End,
+    weights: str | Path | None,
+    input_shape: tuple[int | None, int | None, int],
+    normalization: ends.Statistics | None,
+    name: str | None,
 ) -> keras.Model:
-    design = _Design(mixer, stem)
-    kind = "ACmixSAN" if mixer == "acmix" else "SAN"
+    kind = "ACmixSAN" if design.mixer == "acmix" else "SAN"
     stages = functools.partial(_stages, design, BLOCKS[depth])
-    return ends.imagenet_network(f"{kind}{depth}", stages, **options)
+    title = f"{kind}{depth}"
+    return ends.imagenet_network(
+        title, stages, end, weights, input_shape, normalization, name
+    )
 
 
 def _stages(

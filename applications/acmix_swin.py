@@ -95,7 +95,13 @@ def ACmixSwinTiny(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4, and
           the authors' code.
     """
-    return _network("Tiny", **locals())
+    design = _Design(mixer, patch_size, window_size, drop_path)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(
+        "Tiny", design, end, weights, input_shape, normalization, name
+    )
 
 
 def ACmixSwinSmall(
@@ -136,7 +142,23 @@ def ACmixSwinSmall(
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 4, see
           `ACmixSwinTiny`.
     """
-    return _network("Small", **locals())
+    design = _Design(mixer, patch_size, window_size, drop_path)
+    end = ends.End(
+        include_top, pooling, classes, classifier_activation, features_only
+    )
+    return _network(
+        "Small", design, end, weights, input_shape, normalization, name
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Design:
+    """What a network is made of; see `ACmixSwinTiny`."""
+
+    mixer: str
+    patch_size: int
+    window_size: int
+    drop_path: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,31 +174,30 @@ class _Stage:
 
 def _network(
     kind: str,
-    *,
+    design: _Design,
+    end: ends.End,
+    weights: str | Path | None,
     input_shape: tuple[int, int, int],
-    mixer: str,
-    patch_size: int,
-    window_size: int,
-    drop_path: float,
-    **options: Any,
+    normalization: ends.Statistics | None,
+    name: str | None,
 ) -> keras.Model:
-    _checks.choice(mixer, "mixer", transformers.MIXERS)
+    mixer = _checks.choice(design.mixer, "mixer", transformers.MIXERS)
     title = f"ACmixSwin{kind}" if mixer == "acmix" else f"Swin{kind}"
     shape = transformers.known_shape(
         title, input_shape, "windows fill the maps of all stages"
     )
-    drop_path = _checks.rate(drop_path, "drop_path")
-    patch = _checks.integer(patch_size, "patch_size")
-    window = _checks.integer(window_size, "window_size")
-    designs = _designs(title, shape, patch, window)
+    drop_path = _checks.rate(design.drop_path, "drop_path")
+    patch = _checks.integer(design.patch_size, "patch_size")
+    window = _checks.integer(design.window_size, "window_size")
+    settings = _stages(title, shape, patch, window)
 
     def stages(x: Any) -> tuple[list[Any]]:
-        x = transformers.patches(x, designs[0].dim, patch, "patches")
+        x = transformers.patches(x, settings[0].dim, patch, "patches")
         x = transformers.norm(x, EPSILON, "patches_norm")
         rates = iter(np.linspace(0, drop_path, sum(DEPTHS[kind])).tolist())
         features = []
         for number, (stage, depth) in enumerate(
-            zip(designs, DEPTHS[kind], strict=True), 1
+            zip(settings, DEPTHS[kind], strict=True), 1
         ):
             if number > 1:
                 x = _merge(x, f"stage{number}_merge")
@@ -193,10 +214,12 @@ def _network(
         features[-1] = transformers.norm(x, EPSILON, "norm")
         return (features,)
 
-    return ends.imagenet_network(title, stages, input_shape=shape, **options)
+    return ends.imagenet_network(
+        title, stages, end, weights, shape, normalization, name
+    )
 
 
-def _designs(
+def _stages(
     title: str, shape: tuple[int, int, int], patch: int, window: int
 ) -> list[_Stage]:
     stages = []

@@ -129,16 +129,11 @@ class End:
 def imagenet_network(
     title: str,
     stages: Callable[[Any], Any],
-    *,
-    include_top: bool,
+    end: End,
     weights: str | Path | None,
     input_shape: Shape,
-    pooling: str | None,
-    classes: int,
-    classifier_activation: str | None,
-    name: str | None,
     normalization: Statistics | None,
-    features_only: bool,
+    name: str | None,
 ) -> keras.Model:
     """A network with the arguments of those of `keras.applications`.
 
@@ -146,17 +141,13 @@ def imagenet_network(
         title: what to call it in messages and, in lower case, by default.
         stages: from normalised images to the feature maps of the stages, and
             what else an `End` takes, as a tuple.
-        include_top, pooling, classes: see `End`.
-        classifier_activation, features_only: see `End`.
+        end: what the network ends with.
         weights: None or the path of a weights file.
         input_shape: `(height, width, channels)`; height and width may be
             None.
-        name: of the model; None for the title.
         normalization: see `check_normalization`.
+        name: of the model; None for the title.
     """
-    end = End(
-        include_top, pooling, classes, classifier_activation, features_only
-    )
     shape = check_image_shape(input_shape, any_size=True)
     check_weights(weights, {}, title, shape, end.classes)
     statistics = check_normalization(normalization, shape[-1])

@@ -8,16 +8,14 @@
     KERAS_BACKEND=torch python benchmarks/acmix.py folding
 
 "ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
-paths. In "dense" the path of convolution is put together with the linear maps
-to one convolution, in "grouped" it mixes the maps of each channel by one
-convolution with as many groups; the layer takes one or the other. "unfold" is
-close to the form of the authors: the neighbours of all pixels side by side
-(positions are taken off the keys before, theirs after), mixed maps of all
-pixels and a grouped convolution of these, with the gradient of the backend.
-"unfold_dense" is the same with one convolution as in "dense". "Conv2D" is
-Keras' 3 x 3 convolution of the same width. All that have both paths are checked
-to be equal. `--forms` chooses; by default `time` leaves out what has grouped
-convolutions where TensorFlow and JAX would take very long for them.
+paths. "unfold" is close to the form of the authors: the neighbours of all
+pixels side by side (positions are taken off the keys before, theirs after),
+mixed maps of all pixels and a grouped convolution of these, with the gradient
+of the backend. "unfold_dense" is the same with the path of convolution of the
+layer. "Conv2D" is Keras' 3 x 3 convolution of the same width. All that have
+both paths are checked to be equal. `--forms` chooses; by default `time` leaves
+out "unfold" where TensorFlow and JAX would take very long for its grouped
+convolution.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default: each time two, of which the second
@@ -26,14 +24,13 @@ back. `memory` (JAX) reads the size of the temporaries of such a step off the
 compiler. `stages` counts the parameters of the layers and their multiply-adds
 for each pixel. `networks` adds them up for the networks of all papers on an
 image of 224 x 224 pixels, also with 3 x 3 convolutions or attention alone in
-their place as "plain"; "kernels" is what putting the dense kernels together
-takes, once for all images. "dense" is how they run, but for residual networks
-under PyTorch on a CPU, where wide layers convolve in groups: "taken" is what
-the backend at hand takes. `profile` times training steps of the parts of the
-layer, each by itself, in turns in one process: they need not add up to the
-layer, which a compiler sees as a whole. `folding` times inference of the layer
-and of what `folded()` returns, in turns. On one core (`taskset -c 0 python
-...`) those that time say so in the name of their file. Writes
+their place as "plain". "dense" is how they run, "kernels" is what putting the
+dense kernels together takes, once for all images, and "grouped" is the paper's
+form. `profile` times training steps of the parts of the layer, each by itself,
+in turns in one process: they need not add up to the layer, which a compiler
+sees as a whole. `folding` times inference of the layer and of what `folded()`
+returns, in turns. On one core (`taskset -c 0 python ...`) those that time say
+so in the name of their file. Writes
 `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
@@ -57,12 +54,12 @@ from keras import ops
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications import reporting
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.linear import group_linear
 from keras_equiattn.ops.papers.acmix import Convolution
 from keras_equiattn.ops.papers.acmix import convolve
-from keras_equiattn.ops.papers.acmix import convolve_maps
-from keras_equiattn.ops.papers.acmix import grouped_kernel
 from keras_equiattn.ops.papers.acmix import image_coordinates
 from keras_equiattn.ops.papers.acmix import joint_convolution
 from keras_equiattn.ops.papers.acmix import position_keys
@@ -76,24 +73,14 @@ RESULTS = Path(__file__).parent / "results"
 SIZES = ((64, 32), (256, 14), (512, 7))
 
 
-class DenseACmix2D(layers.ACmix2D):
-    """The path of convolution is put together to one convolution."""
-
-    def shares_maps(self, x):
-        return False
-
-
-class GroupedACmix2D(layers.ACmix2D):
-    """Each channel of the heads is mixed and convolved by itself."""
-
-    def shares_maps(self, x):
-        return True
-
-
-class UnfoldedAttention(layers.ACmix2D):
+class UnfoldedDenseACmix2D(layers.ACmix2D):
     """The neighbours of all pixels side by side."""
 
-    def _attend(self, query, keys, values, return_weights):
+    def _attend(self, x, return_weights):
+        maps = [linear_maps.on_group(self, name, x) for name in MAPS]
+        return self.attend_to(*maps)
+
+    def attend_to(self, query, keys, values):
         size = self.filters // self.num_heads
         batch, height, width = query.shape[:3]
         heads = (batch, height, width, self.num_heads, size)
@@ -126,8 +113,13 @@ class UnfoldedAttention(layers.ACmix2D):
         )
 
 
-class UnfoldedACmix2D(UnfoldedAttention, GroupedACmix2D):
+class UnfoldedACmix2D(UnfoldedDenseACmix2D):
     """And all mixed maps."""
+
+    def _both_paths(self, x, return_weights=True):
+        maps = [linear_maps.on_group(self, name, x) for name in MAPS]
+        attention, weights = self.attend_to(*maps)
+        return self.sum_of_paths(attention, self.convolved_maps(maps)), weights
 
     def convolved_maps(self, maps):
         size = self.filters // self.num_heads
@@ -143,25 +135,18 @@ class UnfoldedACmix2D(UnfoldedAttention, GroupedACmix2D):
         return ops.conv(mixed, shift, padding="same")[:, :, :, None]
 
 
-class UnfoldedDenseACmix2D(UnfoldedAttention, DenseACmix2D):
-    """And one convolution."""
-
-
 FORMS = {
     "ACmix2D": layers.ACmix2D,
     "attention": functools.partial(layers.ACmix2D, paths="attention"),
     "convolution": functools.partial(layers.ACmix2D, paths="convolution"),
-    "dense": DenseACmix2D,
-    "grouped": GroupedACmix2D,
     "unfold": UnfoldedACmix2D,
     "unfold_dense": UnfoldedDenseACmix2D,
     "Conv2D": functools.partial(
         keras.layers.Conv2D, kernel_size=3, padding="same"
     ),
 }
-SAME = ("ACmix2D", "dense", "grouped", "unfold", "unfold_dense")
-# TensorFlow and JAX take very long for them on a CPU.
-GROUPED = ("grouped", "unfold")
+SAME = ("ACmix2D", "unfold", "unfold_dense")
+# TensorFlow and JAX take very long for the grouped convolution of "unfold".
 SLOW = (("time", "tensorflow"), ("time", "jax"))
 
 
@@ -318,7 +303,7 @@ def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
     maps = [ops.convert_to_tensor(x[:, :, :, None] / n) for n in (1, 2, 3)]
     kernels = [
         ops.convert_to_tensor(getattr(layer, f"{name}_{kind}"))
-        for name in ("query", "key", "value")
+        for name in MAPS
         for kind in ("kernel", "bias")
     ]
     mixing, shift, position, bias = (
@@ -363,11 +348,6 @@ def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
         joint = Convolution(kernel, bias)
         return convolve(x, joint, plane, (1, 1), (1, 1))
 
-    def grouped(query, keys, values, mixing, shift):
-        kernel = grouped_kernel(mixing, shift, per_head, heads)
-        maps = [query, keys, values]
-        return convolve_maps(maps, kernel, per_head, (1, 1), (1, 1))
-
     joint = layer.convolution()
     found = {
         "linear maps": (linear, [maps[0], *kernels]),
@@ -385,12 +365,9 @@ def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
             lambda a, v: window_sum(a, v, inner),
             [ops.convert_to_tensor(scores), values],
         ),
+        "kernel put together": (composed, [mixing, shift, *kernels]),
+        "convolution": (dense, [maps[0], joint.kernel, joint.bias]),
     }
-    if layer.shares_maps(maps[0]):
-        found["grouped convolution"] = grouped, [*maps, mixing, shift]
-    else:
-        found["kernel put together"] = composed, [mixing, shift, *kernels]
-        found["convolution"] = dense, [maps[0], joint.kernel, joint.bias]
     # Each step has leaves of its own.
     return {
         name: (function, [ops.copy(tensor) for tensor in tensors])
@@ -437,8 +414,8 @@ def main() -> None:
     options = parser.parse_args()
     backend = keras.backend.backend()
     if options.forms is None:
-        slow = GROUPED if (options.what, backend) in SLOW else ()
-        options.forms = [form for form in FORMS if form not in slow]
+        slow = (options.what, backend) in SLOW
+        options.forms = [f for f in FORMS if f != "unfold" or not slow]
     if options.what == "memory" and backend != "jax":
         parser.error("memory needs KERAS_BACKEND=jax")
     hardware = reporting.hardware()

@@ -87,17 +87,13 @@ def networks() -> dict:
 
 def of_network(model: keras.Model) -> dict[str, int]:
     """Multiply-adds of maps and mixers; norms and the like are left out."""
-    total = dict.fromkeys(("dense", "grouped", "kernels", "taken"), 0)
+    total = dict.fromkeys(("dense", "grouped", "kernels"), 0)
     for layer in model.layers:
         count = of_map(layer)
         counts = {"dense": count, "grouped": count}
         for kind, of_mixer in MIXERS.items():
             if isinstance(layer, kind):
                 counts = of_mixer(layer)
-        shares = isinstance(layer, layers.ACmix2D) and layer.shares_maps(
-            layer.input
-        )
-        counts["taken"] = counts["grouped" if shares else "dense"]
         for form, count in counts.items():
             total[form] += count
     return total
@@ -188,7 +184,7 @@ def of_convolution(layer: keras.layers.Layer, channels: int) -> dict[str, int]:
     before, after = pixels(layer)
     maps, neighbours = layer.mixing_kernel.shape
     filters = layer.filters
-    mixing = maps * neighbours * (filters // layer.outputs) * before
+    mixing = maps * neighbours * layer.convolution_path.size * before
     shifting = neighbours**2 * filters * after
     return {
         "dense": neighbours * channels * filters * after,

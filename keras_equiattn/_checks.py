@@ -69,6 +69,14 @@ def pair(value: Any, name: str) -> tuple[int, int]:
     return found
 
 
+def divisible(filters: int, parts: int, name: str) -> None:
+    """Raises unless the filters divide into this many equal parts."""
+    if filters % parts:
+        raise ValueError(
+            f"filters={filters} is not divisible by {name}={parts}."
+        )
+
+
 def weight_size(shape: Sequence[int], name: str) -> None:
     """Raises for a weight that no memory holds, before it is asked for."""
     numbers = math.prod(shape)

@@ -76,6 +76,30 @@ def test_training_is_the_same(name, options):
         np.testing.assert_allclose(together[0], alone[0], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name == "gsa" and BACKEND != "jax" else SWEPT
+        )
+        for name in FAMILIES
+    ],
+)
+def test_rematerialized_layers(name):
+    """`keras.RematScope`; TensorFlow takes no keywords such as `training`."""
+    x = images(name, 4)
+    losses = []
+    for mode in (None, "full"):
+        with keras.RematScope(mode=mode):
+            layer = build(name)
+        inputs = keras.Input(FAMILIES[name][1])
+        model = keras.Model(inputs, layer(inputs))
+        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+        y = np.zeros((4, *model.output_shape[1:]), "float32")
+        losses.append(model.fit(x, y, epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("with_dynamo")

@@ -8,10 +8,11 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
@@ -57,9 +58,9 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             attention_dropout, "attention_dropout"
         )
         self.recompute = _checks.flag(recompute, "recompute")
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        linear_maps.configure(
+            self, kernel_initializer, bias_initializer, kernel_regularizer
+        )
         self.seed = (
             None if seed is None else _checks.integer(seed, "seed", least=0)
         )
@@ -92,36 +93,19 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         channels = int(shape[-1] or 0)
         heads = (self.num_heads, self.key_dim)
         for name in ("query", "key", "value"):
-            self._add_linear(name, (channels, *heads), heads, channels)
-        self._add_linear(
-            "output", (*heads, self.filters), (self.filters,), math.prod(heads)
+            linear_maps.add(self, name, (channels, *heads), heads, channels)
+        linear_maps.add(
+            self,
+            "output",
+            (*heads, self.filters),
+            (self.filters,),
+            math.prod(heads),
         )
         self.positions.build((None, None, 2))
         self.group_embedding = self._add_group_embedding()
         self.scale = 1 / math.sqrt(channels)
         self.fix_input_channels(channels)
         self.built = True
-
-    def _add_linear(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        bias_shape: tuple[int, ...],
-        fan_in: int,
-    ) -> None:
-        kernel = self.add_weight(
-            name=f"{name}_kernel",
-            shape=shape,
-            initializer=with_fan_in(self.kernel_initializer, fan_in),
-            regularizer=self.kernel_regularizer,
-        )
-        bias = self.add_weight(
-            name=f"{name}_bias",
-            shape=bias_shape,
-            initializer=fresh(self.bias_initializer),
-        )
-        setattr(self, f"{name}_kernel", kernel)
-        setattr(self, f"{name}_bias", bias)
 
     def _add_group_embedding(self) -> Any:
         """The weight that embeds relative elements; None for none."""
@@ -200,11 +184,10 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             seed=seed,
             recompute=self.recompute,
         )
-        kernel = ops.convert_to_tensor(self.output_kernel)
+        kernel, bias = linear_maps.kernel_and_bias(self, "output")
         channels = self.num_heads * self.key_dim
         y = ops.reshape(y, (*ops.shape(y)[:4], channels))
-        y = y @ ops.reshape(kernel, (channels, self.filters))
-        return y + ops.convert_to_tensor(self.output_bias)
+        return y @ ops.reshape(kernel, (channels, self.filters)) + bias
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:3], self.group.order, self.filters)
@@ -218,12 +201,10 @@ class BaseGroupSelfAttention2D(AttentionLayer):
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         """`(..., heads, key_dim)`."""
-        kernel, bias = (
-            ops.convert_to_tensor(getattr(self, f"{name}_{part}"))
-            for part in ("kernel", "bias")
-        )
-        y = x @ ops.reshape(kernel, (kernel.shape[0], -1))
-        return ops.reshape(y, (*ops.shape(y)[:-1], *bias.shape)) + bias
+        kernel, bias = linear_maps.kernel_and_bias(self, name)
+        channels, *heads = kernel.shape
+        y = x @ ops.reshape(kernel, (channels, -1))
+        return ops.reshape(y, (*ops.shape(y)[:-1], *heads)) + bias
 
     def _encodings(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of all distinct offsets, and of relative elements."""
@@ -236,16 +217,13 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             offsets = ops.convert_to_tensor(window, dtype=dtype)
         embedding = self.group_embedding
         if embedding is not None:
+            relative = backend.constant(self.group.relative_table, x)
             embedding = ops.take(
-                ops.convert_to_tensor(embedding),
-                self.group.relative_table,
-                axis=0,
+                ops.convert_to_tensor(embedding), relative, axis=0
             )
         return self.positions(offsets), embedding
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
-        regularizer = keras.regularizers.serialize
         return {
             **super().get_config(),
             "filters": self.filters,
@@ -255,9 +233,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             "attention_dropout": self.attention_dropout,
             "epsilon": self.epsilon,
             "recompute": self.recompute,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": regularizer(self.kernel_regularizer),
+            **linear_maps.config(self),
             "seed": self.seed,
         }
 
@@ -486,19 +462,19 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            filters,
-            key_dim,
-            num_heads,
-            kernel_size,
-            group,
-            attention_dropout,
-            epsilon,
-            recompute,
-            kernel_initializer,
-            bias_initializer,
-            kernel_regularizer,
-            seed,
-            data_format,
+            filters=filters,
+            key_dim=key_dim,
+            num_heads=num_heads,
+            kernel_size=kernel_size,
+            group=group,
+            attention_dropout=attention_dropout,
+            epsilon=epsilon,
+            recompute=recompute,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            seed=seed,
+            data_format=data_format,
             **kwargs,
         )
         if embedding_initializer is None:

@@ -6,8 +6,8 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
-from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.papers.squeeze_excite import squeeze_excite
@@ -90,20 +90,26 @@ class SqueezeExcite(AttentionLayer):
         self.reduction_ratio = _checks.integer(
             reduction_ratio, "reduction_ratio"
         )
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        linear_maps.configure(
+            self, kernel_initializer, bias_initializer, kernel_regularizer
+        )
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
 
     def build(self, input_shape: Shape) -> None:
         channels = int(self.check_shape(input_shape)[-1])
         hidden = max(1, channels // self.reduction_ratio)
-        self.reduce_kernel, self.reduce_bias = self._add_dense(
-            "reduce", channels, hidden
-        )
-        self.expand_kernel, self.expand_bias = self._add_dense(
-            "expand", hidden, channels
-        )
+        for name, inputs, outputs in (
+            ("reduce", channels, hidden),
+            ("expand", hidden, channels),
+        ):
+            linear_maps.add(
+                self,
+                name,
+                (inputs, outputs),
+                (outputs,),
+                inputs,
+                self.bias_regularizer,
+            )
         self.fix_input_channels(channels)
         self.built = True
 
@@ -116,14 +122,10 @@ class SqueezeExcite(AttentionLayer):
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        variables = (
-            self.reduce_kernel,
-            self.reduce_bias,
-            self.expand_kernel,
-            self.expand_bias,
-        )
         y, channel = squeeze_excite(
-            x, *(keras.ops.convert_to_tensor(v) for v in variables)
+            x,
+            *linear_maps.kernel_and_bias(self, "reduce"),
+            *linear_maps.kernel_and_bias(self, "expand"),
         )
         return y, {"channel": channel}
 
@@ -131,31 +133,8 @@ class SqueezeExcite(AttentionLayer):
         return {
             **super().get_config(),
             "reduction_ratio": self.reduction_ratio,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-            "bias_initializer": keras.initializers.serialize(
-                self.bias_initializer
-            ),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
             "bias_regularizer": keras.regularizers.serialize(
                 self.bias_regularizer
             ),
         }
-
-    def _add_dense(self, name: str, inputs: int, outputs: int) -> Any:
-        kernel = self.add_weight(
-            name=f"{name}_kernel",
-            shape=(inputs, outputs),
-            initializer=fresh(self.kernel_initializer),
-            regularizer=self.kernel_regularizer,
-        )
-        bias = self.add_weight(
-            name=f"{name}_bias",
-            shape=(outputs,),
-            initializer=fresh(self.bias_initializer),
-            regularizer=self.bias_regularizer,
-        )
-        return kernel, bias

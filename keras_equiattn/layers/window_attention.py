@@ -7,9 +7,10 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
+from keras_equiattn.layers.base import linear_maps
+from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.group_layer import check_window
 from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.linear_maps import LinearMapsLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
@@ -19,12 +20,11 @@ from keras_equiattn.ops.papers.affine import centre_query
 from keras_equiattn.ops.papers.affine import relative_positions
 from keras_equiattn.ops.papers.affine import transformed_query
 from keras_equiattn.ops.windows.api import AffineMap
-from keras_equiattn.ops.windows.api import by_position
 from keras_equiattn.ops.windows.api import UNCHANGED
 from keras_equiattn.ops.windows.api import window_attention
 
 
-class BaseWindowAttention2D(LinearMapsLayer):
+class BaseWindowAttention2D(AttentionLayer):
     """What the three layers of this module share; see there.
 
     Subclasses create their weights in `build_maps` and say in `attend` what
@@ -70,12 +70,12 @@ class BaseWindowAttention2D(LinearMapsLayer):
                 scale, "scale", "None or a positive number", lambda n: n > 0
             )
         self.recompute = _checks.flag(recompute, "recompute")
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
+        linear_maps.configure(
+            self, kernel_initializer, bias_initializer, kernel_regularizer
+        )
         if window_initializer is None:
             window_initializer = keras.initializers.RandomNormal(stddev=1.0)
         self.window_initializer = keras.initializers.get(window_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.window_regularizer = keras.regularizers.get(window_regularizer)
 
     def _check_heads(self, halves: int = 1) -> None:
@@ -89,7 +89,9 @@ class BaseWindowAttention2D(LinearMapsLayer):
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
         self.build_maps(int(shape[-1] or 0))
-        self.output_kernel = self._kernel("output_kernel", self.filters)
+        linear_maps.add_on_group(
+            self, "output", self.filters, self.filters, use_bias=False
+        )
         self.fix_input_channels(shape[-1])
         self.built = True
 
@@ -103,27 +105,18 @@ class BaseWindowAttention2D(LinearMapsLayer):
         raise NotImplementedError(f"{type(self).__name__}.attended")
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        return self._output(self._attend(x, return_weights=False)[0])
+        y, _ = self._attend(x, return_weights=False)
+        return linear_maps.on_group(self, "output", y)
 
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if query is not None:
-            row, column = self.check_query(query, x.shape[1:3])
         y, weights = self._attend(x)
-        if query is not None:
-            weights = weights[..., row : row + 1, column : column + 1]
-        weights = by_position(weights, self.window)
-        if query is not None:
-            weights = weights[:, 0, 0]
-        return self._output(y), {"window": weights}
+        maps = {"window": self.window_map(weights, self.window, query)}
+        return linear_maps.on_group(self, "output", y), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:-1], self.filters)
-
-    def _output(self, y: Tensor) -> Tensor:
-        kernel = ops.convert_to_tensor(self.output_kernel)
-        return group_linear(y, kernel, None, self.group)
 
     def _attend(
         self, x: Tensor, return_weights: bool = True
@@ -165,8 +158,6 @@ class BaseWindowAttention2D(LinearMapsLayer):
         return affine_map(psi, beta, self.group)
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
-        regularizer = keras.regularizers.serialize
         return {
             **super().get_config(),
             "filters": self.filters,
@@ -176,11 +167,13 @@ class BaseWindowAttention2D(LinearMapsLayer):
             "scale": self.scale,
             "dilation_rate": self.dilation_rate,
             "recompute": self.recompute,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "window_initializer": initializer(self.window_initializer),
-            "kernel_regularizer": regularizer(self.kernel_regularizer),
-            "window_regularizer": regularizer(self.window_regularizer),
+            **linear_maps.config(self),
+            "window_initializer": keras.initializers.serialize(
+                self.window_initializer
+            ),
+            "window_regularizer": keras.regularizers.serialize(
+                self.window_regularizer
+            ),
         }
 
 
@@ -285,7 +278,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
 
     def build_maps(self, channels: int) -> None:
         for name in ("query", "key", "value"):
-            self._add_linear(name, channels)
+            linear_maps.add_on_group(self, name, channels, self.filters)
         rows, columns = self.kernel_size
         self._add_window("row_embedding", rows, self.filters // 2)
         self._add_window("column_embedding", columns, self.filters // 2)
@@ -300,9 +293,9 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             self.group,
         )
         return (
-            self._linear(x, "query") * self._scale,
-            self._linear(x, "key"),
-            self._linear(x, "value"),
+            linear_maps.on_group(self, "query", x) * self._scale,
+            linear_maps.on_group(self, "key", x),
+            linear_maps.on_group(self, "value", x),
             positions,
             UNCHANGED,
         )
@@ -402,7 +395,7 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
     """
 
     def build_maps(self, channels: int) -> None:
-        self._add_linear("input", channels)
+        linear_maps.add_on_group(self, "input", channels, self.filters)
         rows, columns = self.kernel_size
         self._add_window("psi", self.group.order, rows, columns, self.filters)
         self._add_window("beta", rows, columns, self.filters)
@@ -410,7 +403,7 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
     def attended(
         self, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
-        x = self._linear(x, "input")
+        x = linear_maps.on_group(self, "input", x)
         affine = self._affine()
         query = centre_query(x, *affine) * self._scale
         return query, x, x, affine, affine
@@ -520,7 +513,7 @@ class AffineSelfConv2D(BaseWindowAttention2D):
     def build_maps(self, channels: int) -> None:
         order, size = self.group.order, (*self.kernel_size, self.filters)
         for name in ("query", "key", "value"):
-            self._add_linear(name, channels)
+            linear_maps.add_on_group(self, name, channels, self.filters)
         self._add_window("query_psi", order, self.filters)
         self._add_window("query_beta", self.filters)
         for name in ("key", "value"):
@@ -531,16 +524,15 @@ class AffineSelfConv2D(BaseWindowAttention2D):
         self, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, AffineMap, AffineMap]:
         kernel, bias = transformed_query(
-            ops.convert_to_tensor(self.query_kernel),
-            ops.convert_to_tensor(self.query_bias),
+            *linear_maps.kernel_and_bias(self, "query"),
             ops.convert_to_tensor(self.query_psi),
             ops.convert_to_tensor(self.query_beta),
             self.group,
         )
         return (
             self._scale * group_linear(x, kernel, bias, self.group),
-            self._linear(x, "key"),
-            self._linear(x, "value"),
+            linear_maps.on_group(self, "key", x),
+            linear_maps.on_group(self, "value", x),
             self._affine("key_"),
             self._affine("value_"),
         )

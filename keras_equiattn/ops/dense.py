@@ -159,16 +159,17 @@ def in_whole_image(
 ) -> Float[Tensor, "batch height width heads height width"]:
     """Weights of windows as what each pixel gives to all of the image."""
     rows, columns = window
-    batch, down, along, heads, *_ = ops.shape(weights)
-    weights = ops.reshape(
-        weights, (batch, down, along, heads, rows, columns, rows, columns)
-    )
+    batch, down, along, heads, pixels, _ = ops.shape(weights)
+    weights = ops.reshape(weights, (batch, down * along, heads, pixels, pixels))
     # What a window sees lies in that window.
-    vertical = ops.eye(down, dtype=weights.dtype)
-    horizontal = ops.eye(along, dtype=weights.dtype)
-    weights = ops.einsum(
-        "zabnijkl,ac,bd->zaibjnckdl", weights, vertical, horizontal
+    same = ops.eye(down * along, dtype=weights.dtype)
+    weights = ops.einsum("zwnpq,wv->zwpnvq", weights, same)
+    windows, places = (down, along), (rows, columns)
+    weights = ops.reshape(
+        weights, (batch, *windows, *places, heads, *windows, *places)
     )
+    # Rows and columns of windows beside those within a window.
+    weights = ops.transpose(weights, (0, 1, 3, 2, 4, 5, 6, 8, 7, 9))
     size = (down * rows, along * columns)
     weights = ops.reshape(weights, (batch, *size, heads, *size))
     return ops.roll(weights, (*shift, *shift), axis=(1, 2, 4, 5))

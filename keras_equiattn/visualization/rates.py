@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
+from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.visualization import drawing
 
 # Of the rates of attention and of convolution.
@@ -104,7 +104,7 @@ def _rates(
     layer: keras.layers.Layer, name: str
 ) -> Iterator[tuple[str, tuple[float, float]]]:
     inner = []
-    if isinstance(layer, ConvolutionPath) and layer.learns_rates:
+    if isinstance(layer, TwoPaths) and layer.learns_rates:
         if not layer.built:
             raise ValueError(f"Layer '{name}' has no rates before it is built.")
         rates = (layer.attention_rate, layer.convolution_rate)

@@ -16,7 +16,6 @@ from vectors import load_vectors
 
 from keras_equiattn.layers import ACmix2D
 from keras_equiattn.layers import FoldedACmix2D
-from keras_equiattn.ops import backend
 from keras_equiattn.ops.papers.acmix import image_coordinates
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
@@ -485,46 +484,6 @@ def test_paths_add_up():
     assert relative_difference(as_array(plain(x)), as_array(both(x))) < LIMIT
 
 
-@pytest.mark.torch_first
-@pytest.mark.parametrize("dtype", [DTYPE, "mixed_bfloat16"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"strides": 2, "border": "mask", "kernel_groups": 1},
-        {"dilation_rate": 2, "use_bias": False, "shift_kernels": "fixed"},
-        {"kernel_size": (1, 5), "num_heads": 2, "rates": "fixed"},
-    ],
-)
-def test_grouped_form_is_the_dense_one(options, dtype, monkeypatch):
-    """Outputs and gradients, with biases up to the border alone."""
-    layer = random_layer(filters=8, size=(5, 7), dtype=dtype, **options)
-    x = sample(layer, (5, 7))
-    cotangent = np.random.default_rng(2).normal(size=layer(x).shape)
-    cotangent = ops.cast(cotangent, layer.compute_dtype)
-    found = []
-    for grouped in (False, True):
-        monkeypatch.setattr(layer, "shares_maps", lambda x, on=grouped: on)
-        y = ops.cast(layer(x), layer.variable_dtype)
-        found.append([as_array(y), *gradients(layer, x, cotangent)])
-    limit = LIMIT if dtype == DTYPE else 5e-2
-    for dense, grouped in zip(*found, strict=True):
-        if dtype != DTYPE and not dense.shape:
-            continue  # half precision loses a sum that cancels in either form
-        if np.abs(dense).max() > limit:  # not what no output depends on
-            assert relative_difference(grouped, dense) < limit
-
-
-def test_grouped_form_of_no_images(monkeypatch):
-    layer = random_layer(filters=8, size=(5, 7))
-    monkeypatch.setattr(layer, "shares_maps", lambda x: True)
-    x = sample(layer, (5, 7))[:0]
-    y = layer(x)
-    assert tuple(y.shape) == (0, 5, 7, 1, 8)
-    for gradient in gradients(layer, x, y):
-        assert not gradient.any()
-
-
 @pytest.mark.skipif(
     keras.backend.backend() != "jax", reason="the format is JAX's"
 )
@@ -544,32 +503,6 @@ def test_compiled_code_can_be_kept_in_a_file():
     )
     found = as_array(kept.call(x))
     assert relative_difference(found, as_array(layer(x))) < LIMIT
-
-
-@pytest.mark.torch_first
-@pytest.mark.parametrize(
-    ("expected", "channels", "options"),
-    [
-        (True, 128, {}),
-        (False, 64, {}),
-        (False, 128, {"num_heads": 16}),
-        (False, 128, {"group": "p4"}),
-        (False, 128, {"paths": "attention"}),
-    ],
-)
-def test_when_the_convolution_is_grouped(
-    expected, channels, options, monkeypatch
-):
-    target = backend.Target("cpu", None)
-    monkeypatch.setattr(backend, "find_target", lambda *_: target)
-    layer = ACmix2D(16, **options)
-    order = layer.group.order
-    x = keras.KerasTensor((None, 5, 5, order, channels))
-    assert layer.shares_maps(x) == expected
-    assert not FoldedACmix2D(16).shares_maps(x)
-    target = backend.Target("cpu", "graph")
-    monkeypatch.setattr(backend, "find_target", lambda *_: target)
-    assert not layer.shares_maps(x)
 
 
 def test_starts_as_a_sum_of_shifted_maps():

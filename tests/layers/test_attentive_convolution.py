@@ -719,7 +719,7 @@ def test_responses_are_not_held():
         compiled = jax.jit(jax.grad(loss)).lower(values, x.astype("float32"))
         analysis = compiled.compile().memory_analysis()
         sizes.append(analysis.temp_size_in_bytes)
-    assert sizes[0] < sizes[1] / 4
+    assert sizes[0] < sizes[1] / 2
 
 
 @pytest.mark.torch_first

@@ -14,6 +14,7 @@ from layer_contract import LayerContract
 from layer_contract import second_derivative
 
 from keras_equiattn.layers import PatchwiseACmix2D
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.papers.patchwise import patch_features
 from keras_equiattn.ops.papers.patchwise import patch_moments
@@ -217,7 +218,7 @@ class Unfolded(PatchwiseACmix2D):
 
     def _attend(self, x, training):
         query, keys, values = (
-            ops.squeeze(self._linear(x, name), axis=3)
+            ops.squeeze(linear_maps.on_group(self, name, x), axis=3)
             for name in ("query", "key", "value")
         )
         down, along = self.strides

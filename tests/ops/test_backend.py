@@ -1,5 +1,6 @@
 """Loops over groups of slices, and pieces of tensors, against plain ones."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -48,6 +49,19 @@ def test_scan_groups(length, size, groups):
         (outputs[1], 2 * x),
     ):
         assert relative_difference(ops.convert_to_numpy(found), wanted) < 1e-6
+
+
+def test_constants_are_copied_once():
+    table, like = np.arange(6).reshape(2, 3), ops.ones(1)
+    first, second = (
+        backend.constant(table.copy(), like, like.dtype) for _ in range(2)
+    )
+    np.testing.assert_array_equal(ops.convert_to_numpy(first), table)
+    assert keras.backend.standardize_dtype(first.dtype) == "float32"
+    assert (first is second) == (keras.backend.backend() == "torch")
+    others = backend.constant(table.T, like), backend.constant(table + 1, like)
+    for other, expected in zip(others, (table.T, table + 1), strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(other), expected)
 
 
 def drawn(shape, rate=0.1, seed=(3, 5), place=()):

@@ -459,7 +459,7 @@ def test_heads_and_back():
     for heads in (1, 2, 3, 6):
         found = pair_blocks._by_heads(tensor, heads)
         assert found.shape == (6 // heads, 5, 2, 3, 4, 2 * heads)
-        back = as_array(pair_blocks._as_images(found, heads))
+        back = as_array(pair_blocks._as_images(found, 2, heads))
         np.testing.assert_array_equal(back, x.astype(back.dtype))
 
 

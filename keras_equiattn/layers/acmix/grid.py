@@ -7,23 +7,16 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
-from keras_equiattn.layers.acmix.convolution_path import full
-from keras_equiattn.layers.acmix.convolution_path import MAPS
-from keras_equiattn.layers.acmix.convolution_path import PATHS
-from keras_equiattn.layers.acmix.convolution_path import times
-from keras_equiattn.layers.acmix.convolution_path import TwoPaths
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
-from keras_equiattn.layers.base.group_layer import check_window
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.acmix.two_paths import times
+from keras_equiattn.layers.acmix.two_paths import TwoPaths
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.papers.acmix import Convolution
-from keras_equiattn.ops.papers.acmix import convolve_maps
-from keras_equiattn.ops.papers.acmix import grouped_kernel
 from keras_equiattn.ops.papers.acmix import image_coordinates
-from keras_equiattn.ops.papers.acmix import in_groups
 from keras_equiattn.ops.papers.acmix import position_keys
 from keras_equiattn.ops.papers.acmix import queries_at
 from keras_equiattn.ops.windows.api import window_attention
@@ -52,31 +45,16 @@ class BaseACmix2D(TwoPaths):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group=group, data_format=data_format, **kwargs)
+        super().__init__(
+            paths=paths, group=group, data_format=data_format, **kwargs
+        )
         self.filters = _checks.integer(filters, "filters")
-        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
-        self.attention_kernel_size = _checks.pair(
-            attention_kernel_size, "attention_kernel_size"
-        )
         self.num_heads = _checks.integer(num_heads, "num_heads")
-        self.strides = _checks.pair(strides, "strides")
-        self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
-        _checks.strides_or_dilation(self.strides, self.dilation_rate)
-        for name in ("kernel_size", "attention_kernel_size"):
-            size = getattr(self, name)
-            check_window(self.group, name, size, self.dilation_rate)
-        self.paths = _checks.choice(paths, "paths", PATHS)
         self.border = _checks.choice(border, "border", BORDERS)
-        self.window = Window(
-            self.attention_kernel_size,
-            self.strides,
-            self.dilation_rate,
-            border,
+        self.set_windows(
+            kernel_size, attention_kernel_size, strides, dilation_rate, border
         )
-        if self.filters % self.num_heads:
-            raise ValueError(
-                f"filters={filters} is not divisible by num_heads={num_heads}."
-            )
+        _checks.divisible(self.filters, self.num_heads, "num_heads")
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
         self.exact = _checks.exactness(exact, "exact")
@@ -112,8 +90,7 @@ class BaseACmix2D(TwoPaths):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.require_attention()
         y, weights = self._both_paths(x)
-        size = y.shape[1:3]
-        maps = {"window": self.window_map(weights, self.window, query, size)}
+        maps = {"window": self.window_map(weights, self.window, query)}
         return self.activation(y), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
@@ -126,36 +103,23 @@ class BaseACmix2D(TwoPaths):
         # The windows sit on the first pixel and on each that strides meet.
         self.require_exact(size, window=1, strides=self.strides)
 
-    def shares_maps(self, x: Tensor) -> bool:
-        """Whether `convolved_maps` does in place of `convolved`."""
-        return False
-
-    def convolved_maps(self, maps: list[Tensor]) -> Tensor:
-        """The path of convolution, from queries, keys and values."""
-        raise NotImplementedError(f"{type(self).__name__}.convolved_maps")
-
     def _both_paths(
         self, x: Tensor, return_weights: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """What both paths add up to, and the weights of attention."""
-        if not self.attends:
-            return self.sum_of_paths(None, self.convolved(x)), None
-        if self.shares_maps(x):
-            maps = [self._linear(x, name) for name in MAPS]
-            convolved = self.convolved_maps(maps)
-            maps[0] = queries_at(maps[0], self.window)
-        else:
-            maps = [self._linear(queries_at(x, self.window), "query")]
-            maps += [self._linear(x, name) for name in ("key", "value")]
-            convolved = self.convolved(x)
-        query, keys, values = maps
-        attention, weights = self._attend(query, keys, values, return_weights)
-        return self.sum_of_paths(attention, convolved), weights
+        attention = weights = None
+        if self.attends:
+            attention, weights = self._attend(x, return_weights)
+        return self.join_paths(x, attention), weights
 
     def _attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, return_weights: bool
+        self, x: Tensor, return_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The path of attention, and its weights if asked for."""
+        query = linear_maps.on_group(self, "query", queries_at(x, self.window))
+        keys, values = (
+            linear_maps.on_group(self, name, x) for name in ("key", "value")
+        )
         size = self.filters // self.num_heads
         height, width = ops.shape(keys)[1:3]
         coordinates = image_coordinates(height, width, self.compute_dtype)
@@ -185,7 +149,6 @@ class BaseACmix2D(TwoPaths):
             "num_heads": self.num_heads,
             "strides": self.strides,
             "dilation_rate": self.dilation_rate,
-            "paths": self.paths,
             "border": self.border,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
@@ -195,7 +158,7 @@ class BaseACmix2D(TwoPaths):
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class ACmix2D(ConvolutionPath, BaseACmix2D):
+class ACmix2D(BaseACmix2D):
     """Self-attention and convolution from the same linear maps: ACmix.
 
     With linear maps `q`, `k`, `v` of the input (mixing channels and group
@@ -229,10 +192,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
     and shifts and `W` of the linear maps.
 
     All of the second path is linear, so the layer computes it as that one
-    convolution, whose kernel it puts together from its weights in each call;
-    or, under PyTorch on a CPU on "z2" from 128 channels on, where that is
-    cheaper, as a grouped convolution of the linear maps, with the same results
-    to rounding.
+    convolution, whose kernel it puts together from its weights in each call.
 
     Args:
         filters: channels of the output and of queries, keys and values;
@@ -363,67 +323,52 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            filters,
-            kernel_size,
-            attention_kernel_size,
-            num_heads,
-            strides,
-            dilation_rate,
-            group,
-            paths,
-            border,
-            activation,
-            use_bias,
-            exact,
-            recompute,
-            data_format,
+            filters=filters,
+            kernel_size=kernel_size,
+            attention_kernel_size=attention_kernel_size,
+            num_heads=num_heads,
+            strides=strides,
+            dilation_rate=dilation_rate,
+            group=group,
+            paths=paths,
+            border=border,
+            activation=activation,
+            use_bias=use_bias,
+            exact=exact,
+            recompute=recompute,
+            data_format=data_format,
             **kwargs,
         )
-        self.outputs = self.num_heads
-        self.choose(
-            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        self.hold_convolution_path(
+            size=self.filters // self.num_heads,
+            maps=len(MAPS) * self.num_heads,
+            outputs=self.num_heads,
+            rates=rates,
+            shift_kernels=shift_kernels,
+            kernel_groups=kernel_groups,
+            mixing_initializer=mixing_initializer,
         )
-        self.kernel_initializer = keras.initializers.get(
-            kernel_initializer or uniform_by_fan_in()
+        linear_maps.configure(
+            self,
+            kernel_initializer or uniform_by_fan_in(),
+            bias_initializer,
+            kernel_regularizer,
         )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
-        for name in MAPS:
-            self._add_linear(name, int(shape[-1] or 0), self.use_bias)
+        self.add_linear_maps(int(shape[-1] or 0), self.use_bias)
         if self.attends:
             self.add_positions()
-        if self.convolves:
-            self.add_convolution()
-        self.add_rates()
+        self.convolution_path.build(self)
         self._built_for = tuple(input_shape)
         self.finish_build(shape)
-
-    def shares_maps(self, x: Tensor) -> bool:
-        maps = len(MAPS) * self.num_heads
-        return self.convolves and in_groups(self.group, x.shape[-1], maps)
-
-    def convolved_maps(self, maps: list[Tensor]) -> Tensor:
-        size = self.filters // self.num_heads
-        kernel = grouped_kernel(
-            full(self.mixing_kernel), self.shift_seen(), size, self.outputs
-        )
-        return convolve_maps(
-            maps,
-            ops.cast(kernel, self.compute_dtype),
-            size,
-            self.strides,
-            self.dilation_rate,
-        )
 
     def folded(self) -> "FoldedACmix2D":
         """An equal layer in which the path of convolution is one convolution.
 
-        Spares putting the kernel together in each call. The rates are folded
-        in, too. Under PyTorch on a CPU it is the dearer one from 128 channels
-        on, where this layer convolves in groups.
+        This saves putting the kernel together in each call. The rates are
+        folded in, too.
 
         Returns:
             A `FoldedACmix2D` of the same name, built.
@@ -445,7 +390,7 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
                 variable.assign(ops.copy(getattr(self, variable.name)))
         if self.attends and rate is not None:
             # Attention is linear in the values, whose weights add up to one.
-            for variable in layer._map("value"):
+            for variable in (layer.value_kernel, layer.value_bias):
                 if variable is not None:
                     variable.assign(variable * rate)
         if self.convolves:
@@ -456,14 +401,10 @@ class ACmix2D(ConvolutionPath, BaseACmix2D):
         return layer
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
         return {
             **super().get_config(),
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **self.convolution_path.get_config(),
+            **linear_maps.config(self),
         }
 
 
@@ -527,8 +468,7 @@ class FoldedACmix2D(BaseACmix2D):
         shape = self.check_shape(input_shape)
         channels = int(shape[-1] or 0)
         if self.attends:
-            for name in MAPS:
-                self._add_linear(name, channels, self.use_bias)
+            self.add_linear_maps(channels, self.use_bias)
             self.add_positions()
         self.bias_kernel = None
         if self.convolves:
@@ -552,6 +492,3 @@ class FoldedACmix2D(BaseACmix2D):
             ops.convert_to_tensor(self.kernel),
             None if bias is None else ops.convert_to_tensor(bias),
         )
-
-    def rates_of_paths(self) -> tuple[Any, Any]:
-        return None, None

@@ -7,16 +7,15 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
 from keras_equiattn.layers.acmix.convolution_path import full
-from keras_equiattn.layers.acmix.convolution_path import MAPS
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
-from keras_equiattn.layers.base.group_layer import check_window
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.acmix.two_paths import TwoPaths
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import moments
 from keras_equiattn.ops.papers.acmix import queries_at
 from keras_equiattn.ops.papers.patchwise import patch_features
@@ -30,7 +29,7 @@ EPSILON = 1e-5
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
-class PatchwiseACmix2D(ConvolutionPath):
+class PatchwiseACmix2D(TwoPaths):
     """ACmix with the patchwise attention of SAN.
 
     With linear maps `q`, `k` (`key_filters` channels) and `v` (`filters`
@@ -147,6 +146,8 @@ class PatchwiseACmix2D(ConvolutionPath):
           dilation act on both paths is ours.
     """
 
+    has_group_argument = False
+
     def __init__(
         self,
         filters: int,
@@ -170,41 +171,38 @@ class PatchwiseACmix2D(ConvolutionPath):
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group="z2", data_format=data_format, **kwargs)
+        super().__init__(
+            paths=paths, group="z2", data_format=data_format, **kwargs
+        )
         self.filters = _checks.integer(filters, "filters")
         self.share = _checks.integer(share, "share")
-        if self.filters % self.share:
-            raise ValueError(
-                f"filters={filters} is not divisible by share={share}."
-            )
+        _checks.divisible(self.filters, self.share, "share")
         self.key_filters = _key_filters(key_filters, self.filters)
-        self.kernel_size = _checks.pair(kernel_size, "kernel_size")
-        self.attention_kernel_size = _checks.pair(
-            attention_kernel_size, "attention_kernel_size"
+        self.set_windows(
+            kernel_size,
+            attention_kernel_size,
+            strides,
+            dilation_rate,
+            border="reflect",
         )
-        self.strides = _checks.pair(strides, "strides")
-        self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
-        _checks.strides_or_dilation(self.strides, self.dilation_rate)
-        for name in ("kernel_size", "attention_kernel_size"):
-            size = getattr(self, name)
-            check_window(self.group, name, size, self.dilation_rate)
-        self.window = Window(
-            self.attention_kernel_size,
-            self.strides,
-            self.dilation_rate,
-            "reflect",
-        )
-        self.outputs = self.filters // self.key_filters
-        self.choose(
-            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        blocks = self.filters // self.key_filters  # of the values
+        self.hold_convolution_path(
+            size=self.key_filters,
+            maps=2 + blocks,
+            outputs=blocks,
+            rates=rates,
+            shift_kernels=shift_kernels,
+            kernel_groups=kernel_groups,
+            mixing_initializer=mixing_initializer,
         )
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
-        self.kernel_initializer = keras.initializers.get(
-            kernel_initializer or uniform_by_fan_in()
+        linear_maps.configure(
+            self,
+            kernel_initializer or uniform_by_fan_in(),
+            bias_initializer,
+            kernel_regularizer,
         )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recompute = _checks.flag(recompute, "recompute")
         if self.attends:
             self.patch_norm, self.feature_norm = (
@@ -218,12 +216,10 @@ class PatchwiseACmix2D(ConvolutionPath):
         widths = (self.key_filters, self.key_filters, self.filters)
         for name, width in zip(MAPS, widths, strict=True):
             channels = int(shape[-1] or 0)
-            self._add_linear(name, channels, self.use_bias, width)
+            linear_maps.add_on_group(self, name, channels, width, self.use_bias)
         if self.attends:
             self._add_weights_of_windows()
-        if self.convolves:
-            self.add_convolution()
-        self.add_rates()
+        self.convolution_path.build(self)
         self.fix_input_channels(shape[-1])
         self.built = True
 
@@ -275,8 +271,7 @@ class PatchwiseACmix2D(ConvolutionPath):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         self.require_attention()
         attention, weights = self._attend(x, training)
-        size = attention.shape[1:3]
-        maps = {"window": self.window_map(weights, self.window, query, size)}
+        maps = {"window": self.window_map(weights, self.window, query)}
         return self.activation(self.join_paths(x, attention)), maps
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
@@ -289,8 +284,8 @@ class PatchwiseACmix2D(ConvolutionPath):
         """The path of attention, and its weights."""
         if x.shape[0] == 0:  # an empty batch has no statistics
             training = False
-        query = self._linear(queries_at(x, self.window), "query")
-        keys = self._linear(x, "key")
+        query = linear_maps.on_group(self, "query", queries_at(x, self.window))
+        keys = linear_maps.on_group(self, "key", x)
         features = patch_features(
             query,
             keys,
@@ -310,16 +305,14 @@ class PatchwiseACmix2D(ConvolutionPath):
             ops.convert_to_tensor(self.expand_kernel),
             ops.convert_to_tensor(self.expand_bias),
         )
-        values = self._linear(x, "value")
+        values = linear_maps.on_group(self, "value", x)
         y = shared_window_sum(weights, values, self.window, self.recompute)
         return y, weights
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
-        config = super().get_config()
-        del config["group"]
         return {
-            **config,
+            **super().get_config(),
+            **self.convolution_path.get_config(),
             "filters": self.filters,
             "kernel_size": self.kernel_size,
             "attention_kernel_size": self.attention_kernel_size,
@@ -329,11 +322,7 @@ class PatchwiseACmix2D(ConvolutionPath):
             "dilation_rate": self.dilation_rate,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
             "recompute": self.recompute,
         }
 

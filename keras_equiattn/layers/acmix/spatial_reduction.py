@@ -6,8 +6,9 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import MAPS
 from keras_equiattn.layers.acmix.transformer import TransformerACmix
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
@@ -158,20 +159,20 @@ class SpatialReductionACmix2D(TransformerACmix):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            filters,
-            num_heads,
-            kernel_size,
-            paths,
-            rates,
-            shift_kernels,
-            kernel_groups,
-            attention_dropout,
-            dropout,
-            kernel_initializer,
-            mixing_initializer,
-            bias_initializer,
-            kernel_regularizer,
-            data_format,
+            filters=filters,
+            num_heads=num_heads,
+            kernel_size=kernel_size,
+            paths=paths,
+            rates=rates,
+            shift_kernels=shift_kernels,
+            kernel_groups=kernel_groups,
+            attention_dropout=attention_dropout,
+            dropout=dropout,
+            kernel_initializer=kernel_initializer,
+            mixing_initializer=mixing_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            data_format=data_format,
             **kwargs,
         )
         self.reduction = _checks.pair(reduction, "reduction")
@@ -183,8 +184,7 @@ class SpatialReductionACmix2D(TransformerACmix):
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
         channels = int(shape[-1] or 0)
-        for name in MAPS:
-            self._add_linear(name, channels)
+        self.add_linear_maps(channels)
         if self.reduces:
             self.reduction_kernel = self.add_weight(
                 name="reduction_kernel",
@@ -274,9 +274,7 @@ class SpatialReductionACmix2D(TransformerACmix):
             weights[:, : height * width],
             (batch, height, width, 1, heads, 1, down, along),
         )
-        if query is not None:
-            row, column = self.check_query(query, x.shape[1:3])
-            image = image[:, row, column]
+        image = self.at_query(image, query)
         if tokens is None:
             return y, {"image": image}
         rest = ops.reshape(
@@ -288,14 +286,14 @@ class SpatialReductionACmix2D(TransformerACmix):
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:-1], self.filters)
 
-    def kernel_seen(self, name: str) -> Tensor:
+    def linear_map_seen(self, name: str) -> tuple[Tensor, Tensor | None]:
         # The convolution sees the image, and after it what it is reduced to.
-        kernel = super().kernel_seen(name)
+        kernel, bias = super().linear_map_seen(name)
         if not self.reduces:
-            return kernel
+            return kernel, bias
         channels = kernel.shape[1]
         others = (0, channels) if name == "query" else (channels, 0)
-        return ops.pad(kernel, [(0, 0), others, (0, 0)])
+        return ops.pad(kernel, [(0, 0), others, (0, 0)]), bias
 
     def _mixed(
         self, x: Tensor, tokens: Tensor | None, training: bool | None
@@ -333,7 +331,10 @@ class SpatialReductionACmix2D(TransformerACmix):
         """The path of attention, of pixels and of tokens, and its weights."""
         sources = (x, reduced, reduced)
         query, keys, values = (
-            ops.squeeze(self._linear(_in_a_row(f, tokens), name), axis=(2, 3))
+            ops.squeeze(
+                linear_maps.on_group(self, name, _in_a_row(f, tokens)),
+                axis=(2, 3),
+            )
             for f, name in zip(sources, MAPS, strict=True)
         )
         y, weights = dense_attention(

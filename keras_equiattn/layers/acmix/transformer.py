@@ -3,28 +3,29 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import ConvolutionPath
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.acmix.two_paths import TwoPaths
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.group_layer import check_window
-from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 
 
-class TransformerACmix(ConvolutionPath):
+class TransformerACmix(TwoPaths):
     """Base of planar layers whose attention ends with one more linear map.
 
-    Subclasses call `add_output` and `finish_build` in `build`, and write
-    `call_channels_last` and `attend_channels_last` with `training`.
+    Subclasses call `add_linear_maps`, `add_output` and `finish_build` in
+    `build`, and write `call_channels_last` and `attend_channels_last` with
+    `training`.
     """
 
-    # What pixels attend to lies anywhere in the image.
-    window = None
+    has_group_argument = False
 
     def __init__(
         self,
+        *,
         filters: int,
         num_heads: int,
         kernel_size: int | tuple[int, int],
@@ -41,53 +42,49 @@ class TransformerACmix(ConvolutionPath):
         data_format: str | None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(group="z2", data_format=data_format, **kwargs)
+        super().__init__(
+            paths=paths, group="z2", data_format=data_format, **kwargs
+        )
         self.filters = _checks.integer(filters, "filters")
         self.num_heads = _checks.integer(num_heads, "num_heads")
-        if self.filters % self.num_heads:
-            raise ValueError(
-                f"filters={filters} is not divisible by num_heads={num_heads}."
-            )
+        _checks.divisible(self.filters, self.num_heads, "num_heads")
         self.kernel_size = _checks.pair(kernel_size, "kernel_size")
         check_window(self.group, "kernel_size", self.kernel_size, (1, 1))
-        self.outputs = self.num_heads
-        self.choose(
-            paths, rates, shift_kernels, kernel_groups, mixing_initializer
+        self.hold_convolution_path(
+            size=self.filters // self.num_heads,
+            maps=len(MAPS) * self.num_heads,
+            outputs=self.num_heads,
+            rates=rates,
+            shift_kernels=shift_kernels,
+            kernel_groups=kernel_groups,
+            mixing_initializer=mixing_initializer,
         )
         self.attention_dropout = _checks.rate(
             attention_dropout, "attention_dropout"
         )
         self.dropout = _checks.rate(dropout, "dropout")
-        self.kernel_initializer = keras.initializers.get(
+        linear_maps.configure(
+            self,
             kernel_initializer
-            or keras.initializers.TruncatedNormal(stddev=0.02)
+            or keras.initializers.TruncatedNormal(stddev=0.02),
+            bias_initializer,
+            kernel_regularizer,
         )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.drop_weights = keras.layers.Dropout(
-            self.attention_dropout, dtype=self.dtype_policy
-        )
-        self.drop = keras.layers.Dropout(self.dropout, dtype=self.dtype_policy)
+        # Parts of a layer are not rematerialised by themselves.
+        with keras.RematScope(mode=None):
+            self.drop_weights, self.drop = (
+                keras.layers.Dropout(rate, dtype=self.dtype_policy)
+                for rate in (self.attention_dropout, self.dropout)
+            )
 
     def add_output(self) -> None:
         """Creates the linear map of what attention gives."""
-        self.output_kernel = self.add_weight(
-            name="output_kernel",
-            shape=(self.filters, self.filters),
-            initializer=fresh(self.kernel_initializer),
-            regularizer=self.kernel_regularizer,
-        )
-        self.output_bias = self.add_weight(
-            name="output_bias",
-            shape=(self.filters,),
-            initializer=fresh(self.bias_initializer),
-        )
+        size = self.filters
+        linear_maps.add(self, "output", (size, size), (size,), size)
 
     def finish_build(self, shape: Shape) -> None:
         """Creates the path of convolution and the rates."""
-        if self.convolves:
-            self.add_convolution(use_bias=True)
-        self.add_rates()
+        self.convolution_path.build(self, use_bias=True)
         self.fix_input_channels(shape[-1])
         self.built = True
 
@@ -98,23 +95,17 @@ class TransformerACmix(ConvolutionPath):
 
     def output_map(self, y: Tensor) -> Tensor:
         """The linear map of what attention gives."""
-        y = y @ ops.convert_to_tensor(self.output_kernel)
-        return y + ops.convert_to_tensor(self.output_bias)
+        kernel, bias = linear_maps.kernel_and_bias(self, "output")
+        return y @ kernel + bias
 
     def get_config(self) -> dict[str, Any]:
-        initializer = keras.initializers.serialize
-        config = super().get_config()
-        del config["group"]
         return {
-            **config,
+            **super().get_config(),
+            **self.convolution_path.get_config(),
             "filters": self.filters,
             "num_heads": self.num_heads,
             "kernel_size": self.kernel_size,
             "attention_dropout": self.attention_dropout,
             "dropout": self.dropout,
-            "kernel_initializer": initializer(self.kernel_initializer),
-            "bias_initializer": initializer(self.bias_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(
-                self.kernel_regularizer
-            ),
+            **linear_maps.config(self),
         }

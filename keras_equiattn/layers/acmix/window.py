@@ -6,8 +6,9 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import MAPS
 from keras_equiattn.layers.acmix.transformer import TransformerACmix
+from keras_equiattn.layers.acmix.two_paths import MAPS
+from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -128,20 +129,20 @@ class WindowACmix2D(TransformerACmix):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            filters,
-            num_heads,
-            kernel_size,
-            paths,
-            rates,
-            shift_kernels,
-            kernel_groups,
-            attention_dropout,
-            dropout,
-            kernel_initializer,
-            mixing_initializer,
-            bias_initializer,
-            kernel_regularizer,
-            data_format,
+            filters=filters,
+            num_heads=num_heads,
+            kernel_size=kernel_size,
+            paths=paths,
+            rates=rates,
+            shift_kernels=shift_kernels,
+            kernel_groups=kernel_groups,
+            attention_dropout=attention_dropout,
+            dropout=dropout,
+            kernel_initializer=kernel_initializer,
+            mixing_initializer=mixing_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            data_format=data_format,
             **kwargs,
         )
         self.window_size = _checks.pair(window_size, "window_size")
@@ -149,8 +150,7 @@ class WindowACmix2D(TransformerACmix):
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
-        for name in MAPS:
-            self._add_linear(name, int(shape[-1] or 0))
+        self.add_linear_maps(int(shape[-1] or 0))
         if self.attends:
             rows, columns = self.window_size
             self.position_bias = self.add_weight(
@@ -186,12 +186,8 @@ class WindowACmix2D(TransformerACmix):
         self.require_attention()
         y, weights = self._mixed(x, training)
         weights = in_whole_image(weights, self.window_size, self.shift)
-        if query is not None:
-            row, column = self.check_query(query, x.shape[1:3])
-            weights = weights[:, row, column, None, :, None]
-        else:
-            weights = weights[:, :, :, None, :, None]
-        return y, {"image": weights}
+        weights = weights[:, :, :, None, :, None]
+        return y, {"image": self.at_query(weights, query)}
 
     def check_shape(self, input_shape: Shape) -> tuple[Any, ...]:
         # Here, where the shape is as it was passed, for the message.
@@ -224,7 +220,8 @@ class WindowACmix2D(TransformerACmix):
         self, x: Tensor, training: bool | None
     ) -> tuple[Tensor, Tensor]:
         query, keys, values = (
-            ops.squeeze(self._linear(x, name), axis=3) for name in MAPS
+            ops.squeeze(linear_maps.on_group(self, name, x), axis=3)
+            for name in MAPS
         )
         bias = ops.reshape(
             ops.convert_to_tensor(self.position_bias), (-1, self.num_heads)

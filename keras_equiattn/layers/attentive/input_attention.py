@@ -143,9 +143,7 @@ class InputAttention(ChannelSpatialAttention):
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         y, maps = self._attend(x)
-        if query is not None:
-            row, column = self.check_query(query, x.shape[1:3])
-            maps["effective"] = maps["effective"][:, row, column]
+        maps["effective"] = self.at_query(maps["effective"], query)
         return y, maps
 
     def _attend(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -201,10 +199,7 @@ class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         spatial = self.spatial_attention(x)
-        effective = spatial[..., None]
-        if query is not None:
-            row, column = self.check_query(query, x.shape[1:3])
-            effective = effective[:, row, column]
+        effective = self.at_query(spatial[..., None], query)
         maps = {"spatial": spatial, "effective": effective}
         return self.call_channels_last(x), maps
 

@@ -8,6 +8,8 @@ from keras_equiattn import _checks
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.windows.api import by_position
 
 
 class AttentionLayer(GroupLayer):
@@ -75,3 +77,31 @@ class AttentionLayer(GroupLayer):
     ) -> tuple[int, int]:
         """A position `(row, column)` of an output of this size."""
         return _checks.place(query, "query", size)
+
+    def at_query(
+        self, attention: Tensor, query: tuple[int, int] | None
+    ) -> Tensor:
+        """A map `(batch, height, width, ...)`, or what it is at one pixel."""
+        if query is None:
+            return attention
+        row, column = self.check_query(query, attention.shape[1:3])
+        return attention[:, row, column]
+
+    def window_map(
+        self,
+        weights: Tensor,
+        window: Window,
+        query: tuple[int, int] | None,
+    ) -> Tensor:
+        """The map of attention to a window, for all pixels or for one.
+
+        Args:
+            weights: of the neighbours, as `window_softmax` returns them.
+            window: what they are in.
+            query: a pixel of the output; None is all.
+        """
+        if query is None:
+            return by_position(weights, window)
+        row, column = self.check_query(query, weights.shape[-2:])
+        weights = weights[..., row : row + 1, column : column + 1]
+        return by_position(weights, window)[:, 0, 0]

@@ -38,6 +38,9 @@ class GroupLayer(keras.layers.Layer):
     # Whether inexact sizes are refused. With "call" a size that is not known
     # yet passes, and is looked at when the layer is called with it.
     exact: bool | str = True
+    # Whether `group` is an argument of the layer, and part of its config.
+    # Planar layers are of group "z2", and say nothing of groups.
+    has_group_argument = True
 
     def __init__(
         self,
@@ -67,6 +70,26 @@ class GroupLayer(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Any:
         return self.on_channels_last("call_channels_last", inputs)
+
+    def rematerialized_call(
+        self, layer_call: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        """What `keras.RematScope` has called in place of `call`.
+
+        Within a graph TensorFlow rematerialises no function with keywords, so
+        options such as `training` are bound before it sees the function.
+        """
+
+        def bound(*given: Any, **tensors: Any) -> Any:
+            return layer_call(*given, **{**options, **tensors})
+
+        call = super().rematerialized_call(bound, *arguments, **options)
+
+        def rematerialized(*given: Any, **options: Any) -> Any:
+            tensors = {k: v for k, v in options.items() if ops.is_tensor(v)}
+            return call(*given, **tensors)
+
+        return rematerialized
 
     def on_channels_last(
         self, method: str, inputs: Tensor, **options: Any
@@ -178,11 +201,10 @@ class GroupLayer(keras.layers.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "group": self.group.name,
-            "data_format": self.data_format,
-        }
+        config = {**super().get_config(), "data_format": self.data_format}
+        if self.has_group_argument:
+            config["group"] = self.group.name
+        return config
 
     @property
     def _first(self) -> bool:

@@ -1,67 +1,110 @@
-"""What layers share that attend to linear maps of their input."""
+"""Linear maps of layers: how they are created, and how they are read.
+
+A linear map `name` of a layer is its variables `<name>_kernel` and
+`<name>_bias`, which are attributes of the layer too. All linear maps of a
+layer start and are regularised the same.
+"""
 
 from typing import Any
 
+import keras
 from keras import ops
 
-from keras_equiattn.layers.base.attention_layer import AttentionLayer
+from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.linear import group_linear
 
 
-class LinearMapsLayer(AttentionLayer):
-    """Base of layers that attend to linear maps of their input.
+def configure(
+    layer: GroupLayer,
+    kernel_initializer: Any,
+    bias_initializer: Any,
+    kernel_regularizer: Any,
+) -> None:
+    """Takes the arguments of a layer that its linear maps are made with."""
+    layer.kernel_initializer = keras.initializers.get(kernel_initializer)
+    layer.bias_initializer = keras.initializers.get(bias_initializer)
+    layer.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
 
-    Subclasses set `filters`, `kernel_initializer`, `bias_initializer` and
-    `kernel_regularizer` in `__init__`.
+
+def config(layer: GroupLayer) -> dict[str, Any]:
+    """What `configure` took, for the config of the layer."""
+    initializer = keras.initializers.serialize
+    regularizer = keras.regularizers.serialize
+    return {
+        "kernel_initializer": initializer(layer.kernel_initializer),
+        "bias_initializer": initializer(layer.bias_initializer),
+        "kernel_regularizer": regularizer(layer.kernel_regularizer),
+    }
+
+
+def add(
+    layer: GroupLayer,
+    name: str,
+    shape: tuple[int, ...],
+    bias_shape: tuple[int, ...] | None,
+    fan_in: int,
+    bias_regularizer: Any = None,
+) -> None:
+    """Creates the variables of a linear map.
+
+    Args:
+        layer: the layer that they belong to.
+        name: the name of the map.
+        shape: of the kernel.
+        bias_shape: of the bias; None for no bias.
+        fan_in: how many inputs each output has.
+        bias_regularizer: of the bias.
     """
-
-    filters: int
-    kernel_initializer: Any
-    bias_initializer: Any
-    kernel_regularizer: Any
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        """The linear map `<name>_kernel`, `<name>_bias` of the input."""
-        kernel, bias = (
-            None if weight is None else ops.convert_to_tensor(weight)
-            for weight in self._map(name)
+    kernel = layer.add_weight(
+        name=f"{name}_kernel",
+        shape=shape,
+        initializer=with_fan_in(layer.kernel_initializer, fan_in),
+        regularizer=layer.kernel_regularizer,
+    )
+    bias = None
+    if bias_shape is not None:
+        bias = layer.add_weight(
+            name=f"{name}_bias",
+            shape=bias_shape,
+            initializer=fresh(layer.bias_initializer),
+            regularizer=bias_regularizer,
         )
-        return group_linear(x, kernel, bias, self.group)
+    setattr(layer, f"{name}_kernel", kernel)
+    setattr(layer, f"{name}_bias", bias)
 
-    def _map(self, name: str) -> tuple[Any, Any]:
-        """The variables of a linear map: kernel, and bias or None."""
-        return getattr(self, f"{name}_kernel"), getattr(self, f"{name}_bias")
 
-    def _add_linear(
-        self,
-        name: str,
-        channels: int,
-        use_bias: bool = True,
-        filters: int | None = None,
-    ) -> None:
-        """Creates a linear map, to `self.filters` channels or to others."""
-        kernel, bias = f"{name}_kernel", f"{name}_bias"
-        filters = filters or self.filters
-        setattr(self, kernel, self._kernel(kernel, channels, filters))
-        setattr(self, bias, None)
-        if use_bias:
-            weight = self.add_weight(
-                name=bias,
-                shape=(filters,),
-                initializer=fresh(self.bias_initializer),
-            )
-            setattr(self, bias, weight)
+def add_on_group(
+    layer: GroupLayer,
+    name: str,
+    channels: int,
+    filters: int,
+    use_bias: bool = True,
+) -> None:
+    """Creates the variables of a linear map on the group of the layer."""
+    order = layer.group.order
+    add(
+        layer,
+        name,
+        (order, channels, filters),
+        (filters,) if use_bias else None,
+        order * channels,
+    )
 
-    def _kernel(
-        self, name: str, channels: int, filters: int | None = None
-    ) -> Any:
-        fan_in = self.group.order * channels
-        return self.add_weight(
-            name=name,
-            shape=(self.group.order, channels, filters or self.filters),
-            initializer=with_fan_in(self.kernel_initializer, fan_in),
-            regularizer=self.kernel_regularizer,
-        )
+
+def kernel_and_bias(
+    layer: GroupLayer, name: str
+) -> tuple[Tensor, Tensor | None]:
+    """The kernel and the bias of a linear map; None for no bias."""
+    kernel, bias = (getattr(layer, f"{name}_{x}") for x in ("kernel", "bias"))
+    return (
+        ops.convert_to_tensor(kernel),
+        None if bias is None else ops.convert_to_tensor(bias),
+    )
+
+
+def on_group(layer: GroupLayer, name: str, x: Tensor) -> Tensor:
+    """Applies a linear map on the group of the layer."""
+    return group_linear(x, *kernel_and_bias(layer, name), layer.group)

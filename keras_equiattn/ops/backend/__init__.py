@@ -20,6 +20,7 @@ from keras_equiattn.ops.backend.memory import add_at
 from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import add_product_at
 from keras_equiattn.ops.backend.memory import at_strides
+from keras_equiattn.ops.backend.memory import constant
 from keras_equiattn.ops.backend.memory import laid_out
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import overlap_add
@@ -41,6 +42,7 @@ from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import Target
 
 __all__ = [
@@ -50,9 +52,11 @@ __all__ = [
     "add_product_at",
     "at_strides",
     "by_parts",
+    "constant",
     "custom_vjp",
     "dropout_factors",
     "find_target",
+    "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",

@@ -7,6 +7,8 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.target import has_gradients
+from keras_equiattn.ops.backend.target import refuse_to_train
 from keras_equiattn.ops.backend.target import tracing_for
 
 Function = Callable[..., Any]
@@ -26,7 +28,7 @@ def custom_vjp(
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
     and PyTorch, which would lose what flows through the kept tensors, that is
-    an error.
+    an error. A backend that only predicts gets `forward` alone.
 
     Args:
         forward: from tensors to the result, a tensor or a tuple of them, and
@@ -46,6 +48,10 @@ def custom_vjp(
         from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
 
         return torch_custom_vjp(forward, backward, alternative, inductor)
+    if not has_gradients():
+        return lambda *arguments: forward(
+            *map(ops.convert_to_tensor, arguments)
+        )[0]
 
     def build(compile: Function) -> Function:
         run, run_back = compile(forward), compile(backward)
@@ -101,8 +107,13 @@ def vjp(
 
     Returns:
         `function(*arguments)`, and a gradient for each of the arguments.
+
+    Raises:
+        NotImplementedError: on a backend that only predicts.
     """
     backend = keras.backend.backend()
+    if not has_gradients():
+        refuse_to_train("Gradients")
     if backend == "jax":
         import jax
 

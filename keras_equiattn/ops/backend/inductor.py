@@ -20,6 +20,9 @@ from keras_equiattn.ops.backend.target import tracing_for
 # compiled: a person who calls a layer by hand does not wait for a compiler,
 # and training has taken as many steps within a second.
 PATIENCE = 3
+# How often a function is compiled at most, for tensors that lie in memory in
+# other ways; any other runs uncompiled.
+LAYOUTS = 4
 # Inductor stores what it has to read a lot for, and a sum of more terms than
 # these. Where all of them go into a reduction it need not.
 FUSES_SUMS = {
@@ -80,7 +83,7 @@ def part(function: Callable[..., Any]) -> Callable[..., Any]:
         if not _compiles_parts.get():
             return function(*arguments, **options)
         shapes = tuple(
-            None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+            None if x is None else (x.shape, x.dtype)
             for x in keras.tree.flatten(arguments)
         )
         return compiled(tuple(options.items()), shapes)(*arguments)
@@ -96,8 +99,8 @@ class Compiled:
     surroundings), under transformations of `torch.func`, and if the compiler
     fails.
 
-    All calls must have tensors of the same shapes and dtypes: make one for
-    each.
+    What is compiled takes tensors that lie in memory as those did that it was
+    compiled for, on the same device. There is one for each way they lie in.
 
     Args:
         function: from nests of tensors to a nest of tensors.
@@ -115,21 +118,26 @@ class Compiled:
         self.patience = patience
         self.fuses_sums = fuses_sums
         self.calls = 0
-        # One for each set of arguments that are None.
-        self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         flat = keras.tree.flatten(arguments)
-        given = tuple(x is not None for x in flat)
         tensors = [x for x in flat if x is not None]
-        if given in self.compiled and not _is_transformed():
-            return self.compiled[given](tensors)
+        # Keras finds shapes with tensors that have no memory: a compiled
+        # function must not get them.
+        layout = tuple(
+            x if x is None else (x.device, x.dtype, x.shape, x.stride())
+            for x in flat
+        )
+        if layout in self.compiled and not _is_transformed():
+            return self.compiled[layout](tensors)
+        enough = len(self.compiled) >= LAYOUTS
         patience = PATIENCE if self.patience is None else self.patience
-        if self.calls < patience or not _may_compile(tensors):
+        if self.calls < patience or enough or not _may_compile(tensors):
             self.calls += 1
             return self.function(*arguments)
         try:
-            self.compiled[given] = _compile(
+            self.compiled[layout] = _compile(
                 self.function, arguments, self.fuses_sums
             )
         except Exception as error:  # any of a compiler's own
@@ -140,7 +148,7 @@ class Compiled:
             )
             self.calls = -sys.maxsize
             return self.function(*arguments)
-        return self.compiled[given](tensors)
+        return self.compiled[layout](tensors)
 
 
 def _compile(

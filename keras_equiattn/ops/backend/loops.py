@@ -1,4 +1,4 @@
-"""Loops that compilers see as loops, and that plain PyTorch runs."""
+"""Loops that compilers see as loops, and that Python runs elsewhere."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,13 +49,13 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
 
 
 def steps(count: Any) -> Any:
-    """Numbers of as many steps, for `scan`: integers under PyTorch.
+    """Numbers of as many steps, for `scan`: integers where Python loops.
 
     Where a part starts at an integer, PyTorch takes it without a copy.
     """
-    if keras.backend.backend() == "torch":
-        return range(count)
-    return ops.arange(count, dtype="int32")
+    if keras.backend.backend() in ("jax", "tensorflow"):
+        return ops.arange(count, dtype="int32")
+    return range(count)
 
 
 def scan_groups(

@@ -1,5 +1,6 @@
 """Views and sums in place, where PyTorch has them."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,41 @@ def with_an_image(x: Tensor) -> Tensor:
     if x.shape[0] != 0:
         return x
     return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
+
+
+def constant(table: np.ndarray, like: Tensor, dtype: Any = None) -> Tensor:
+    """A table as a tensor on the device of another one.
+
+    PyTorch would copy it there in each call, so it keeps what it has copied.
+    Compilers keep the constants of what they compile.
+
+    Args:
+        table: small, the same in each call.
+        like: a tensor on that device.
+        dtype: of the result, as tensors have it; None for that of the table.
+    """
+    if keras.backend.backend() != "torch":
+        return ops.convert_to_tensor(table, dtype)
+    import torch
+
+    traced = type(like) not in (torch.Tensor, torch.nn.Parameter)
+    if traced or torch.compiler.is_compiling():
+        return torch.as_tensor(table, dtype=dtype, device=like.device)
+    shape, kind = table.shape, table.dtype.str
+    return _on_device(table.tobytes(), shape, kind, dtype, like.device)
+
+
+@functools.lru_cache(maxsize=512)
+def _on_device(
+    data: bytes, shape: Any, kind: str, dtype: Any, device: Any
+) -> Tensor:
+    """A tensor of PyTorch with these numbers."""
+    import torch
+
+    table = np.frombuffer(data, kind).reshape(shape).copy()
+    # Gradients take no tensors that were made in inference mode.
+    with torch.inference_mode(False):
+        return torch.as_tensor(table, dtype=dtype, device=device)
 
 
 def maximum(x: Tensor, y: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import has_gradients
+from keras_equiattn.ops.backend.target import refuse_to_train
 
 
 def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
@@ -56,7 +58,12 @@ def dropout_factors(
         seed: of `prepared_seed`.
         place: whole numbers, of which each draw has others.
         like: a tensor of the dtype and on the device of the result.
+
+    Raises:
+        NotImplementedError: on a backend that only predicts.
     """
+    if not has_gradients():
+        refuse_to_train("Random numbers for dropout")
     dropped = min(round(rate * 2**16), 2**16 - 1)
     if keras.backend.backend() == "torch":
         count = math.prod(shape)

@@ -5,10 +5,15 @@ import contextvars
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from typing import NoReturn
 
 import keras
 
 from keras_equiattn.ops._types import Tensor
+
+# The backends that have gradients. Others, such as OpenVINO, only predict: they
+# take plain `keras.ops` wherever these three have code of their own.
+DIFFERENTIABLE = ("jax", "tensorflow", "torch")
 
 # The compiler that TensorFlow or PyTorch hands what it traces now to, if any,
 # and whether it fuses sums.
@@ -23,8 +28,8 @@ class Target:
 
     Attributes:
         device: "cpu" or "accelerator".
-        compiler: "xla", "inductor", "graph" where TensorFlow runs the
-            operators of a graph, or None where operators run one by one.
+        compiler: "xla", "inductor", "openvino", "graph" where TensorFlow runs
+            the operators of a graph, or None where operators run one by one.
         fuses_sums: whether the compiler makes a sum of many terms part of what
             reduces it, and never stores it.
     """
@@ -37,6 +42,11 @@ class Target:
     def eager_on_cpu(self) -> bool:
         """Whether a CPU runs one operator after the other."""
         return self.device == "cpu" and self.compiler is None
+
+    @property
+    def unrolls(self) -> bool:
+        """Whether the compiler gets every step of a loop by itself."""
+        return self.compiler == "openvino"
 
     @property
     def xla(self) -> bool:
@@ -67,6 +77,24 @@ def find_target(*tensors: Tensor) -> Target:
     return Target(device, compiler, fuses_sums)
 
 
+def has_gradients() -> bool:
+    """Whether the backend can differentiate, or else only predicts."""
+    return keras.backend.backend() in DIFFERENTIABLE
+
+
+def refuse_to_train(what: str) -> NoReturn:
+    """The error of what a backend that only predicts is asked for.
+
+    Args:
+        what: the subject of its first sentence, in the plural.
+    """
+    raise NotImplementedError(
+        f"{what} are not available with the '{keras.backend.backend()}' "
+        "backend, which only predicts. Train with KERAS_BACKEND set to one of "
+        f"{', '.join(DIFFERENTIABLE)}, and load the saved weights."
+    )
+
+
 @contextlib.contextmanager
 def tracing_for(compiler: str, fuses_sums: bool = False) -> Iterator[None]:
     """Within it, what is traced is for this compiler, see `Target`."""
@@ -86,6 +114,8 @@ def _compiler(backend: str) -> str | None:
         # Also where a person compiles a model that holds our layers.
         compiled = torch.compiler.is_compiling() or _tracing_for.get()[0]
         return "inductor" if compiled else None
+    if backend == "openvino":
+        return backend
     # A `custom_vjp` is a graph also where a person calls it by hand.
     return _tracing_for.get()[0] or "graph"
 

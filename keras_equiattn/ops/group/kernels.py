@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.interpolation import positions
@@ -72,15 +73,17 @@ def kernel_orbit(
     if group.acts_on_grid:
         table = _index_table(group, rows, columns, group_axis)
         flat = ops.reshape(kernel, (rows * columns * in_order, size))
-        orbit = ops.take(flat, table.ravel(), axis=0)
+        places = backend.constant(table.ravel(), kernel)
+        orbit = ops.take(flat, places, axis=0)
     else:
         matrix = _interpolation_matrix(group, rows, columns, mask)
         flat = ops.reshape(kernel, (rows * columns, in_order, size))
-        moved = ops.take(flat, _relative(group, group_axis).ravel(), axis=1)
+        relative = _relative(group, group_axis).ravel()
+        moved = ops.take(flat, backend.constant(relative, kernel), axis=1)
         moved = ops.reshape(
             moved, (rows * columns, group.order, in_order, size)
         )
-        matrix = ops.convert_to_tensor(matrix, dtype=kernel.dtype)
+        matrix = backend.constant(matrix, kernel, kernel.dtype)
         orbit = ops.einsum("hqp,phji->hqji", matrix, moved)
     axes = (in_order,) if group_axis else ()
     return ops.reshape(orbit, (group.order, rows, columns, *axes, *rest))

@@ -4,6 +4,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
@@ -41,7 +42,8 @@ def group_linear(
             f"{group.order}, channels). Received: "
             f"kernel.shape={tuple(kernel.shape)}, x.shape={tuple(x.shape)}"
         )
-    copies = ops.take(kernel, group.relative_table, axis=0)  # (p, r, c, d)
+    relative = backend.constant(group.relative_table, kernel)
+    copies = ops.take(kernel, relative, axis=0)  # (p, r, c, d)
     folded = ops.reshape(
         ops.transpose(copies, (1, 2, 0, 3)), (order * channels, order * filters)
     )

@@ -100,7 +100,10 @@ def group_self_attention(
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
     tensors = (query, keys, values, encoding, embedding, seed)
-    if not (recompute and config.is_recompute_enabled()):
+    recompute = recompute and config.is_recompute_enabled()
+    # Without gradients there is nothing to keep. OpenVINO also computes the
+    # plain form wrongly where the size of the batch is not known.
+    if not recompute and backend.has_gradients():
         y = plain_attention(*tensors, local, dropout)
     else:
         size = encoding.shape[0] if local else None

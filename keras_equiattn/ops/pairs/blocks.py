@@ -55,7 +55,7 @@ def attend_in_blocks(
     seed: Float[Tensor, "4"] | None,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`ops.group_self_attention`, see there."""
-    height = ops.shape(query)[1]
+    batch, height = ops.shape(query)[:2]
     missing = 0 if plan.rows in (None, 1) else -height % plan.rows
     reach = 0 if plan.size is None else plan.size // 2
     around = [(0, 0), (reach, reach + missing), (reach, reach)]
@@ -75,7 +75,7 @@ def attend_in_blocks(
     )
     shapes = tuple(tuple(x.shape) for x in tensors)
     y = _attention(plan, shapes)(*tensors)
-    return _as_images(y, plan.heads)[:, :height]
+    return _as_images(y, batch, plan.heads)[:, :height]
 
 
 def _by_heads(
@@ -95,11 +95,16 @@ def _by_heads(
 
 
 def _as_images(
-    x: Float[Tensor, "steps channels order height width images"], heads: int
+    x: Float[Tensor, "steps channels order height width images"],
+    batch: Any,
+    heads: int,
 ) -> Float[Tensor, "batch height width order all_heads channels"]:
-    """Undoes `_by_heads`."""
-    steps, channels, order, height, width, images = ops.shape(x)
-    batch = images // heads
+    """Undoes `_by_heads`.
+
+    The batch is given: divided by the heads, its size would be one of which
+    OpenVINO knows nothing, and which it would forget all other sizes for.
+    """
+    steps, channels, order, height, width, _ = ops.shape(x)
     shape = (steps, channels, order, height, width, batch, heads)
     x = ops.transpose(ops.reshape(x, shape), (5, 3, 4, 2, 0, 6, 1))
     return ops.reshape(

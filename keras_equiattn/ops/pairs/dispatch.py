@@ -16,6 +16,10 @@ COMPILED_LINE = 2**19
 # The same elsewhere. Of 64 images and all heads PyTorch takes as long with
 # 2**20 as with 2**23 on that machine; on accelerators nothing was measured yet.
 EAGER_LINE = 2**21
+# The same where the compiler gets every step by itself. OpenVINO compiled
+# gsanet_rotmnist_p4 in 18 s with this and in 121 s with 2**21, and then took
+# 0.9 s and 1.8 s for two images (AMD EPYC, two cores, OpenVINO 2026.4.1).
+UNROLLED_LINE = 2**26
 # Images and heads that lie beside each other, at least: XLA makes no vectors
 # of 8 or 16 numbers, since it writes their loop out (50 ms an image in place
 # of 18, the same machine). PyTorch's loops, one of
@@ -49,6 +53,8 @@ def choose(
     target = backend.find_target(query, keys, encoding)
     if target.xla_on_cpu:
         sizes = COMPILED_LINE, COMPILED_TOGETHER
+    elif target.unrolls:
+        sizes = UNROLLED_LINE, EAGER_TOGETHER
     else:
         sizes = EAGER_LINE, EAGER_TOGETHER
     return blocks(query, keys, encoding, local, *sizes)

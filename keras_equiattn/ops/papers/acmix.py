@@ -4,8 +4,7 @@ With the linear maps `q`, `k`, `v` of the input, each of `filters` channels in
 `heads` contiguous blocks, the `3 heads` maps of a channel `c` within its block
 are mixed, and a convolution with one group for each `c` follows. All of that is
 linear in the input: it is one convolution, whose kernel is put together from
-the weights alone, at a cost that does not grow with the image. Or, where the
-linear maps are there anyway, it is one convolution of these in groups.
+the weights alone, at a cost that does not grow with the image.
 """
 
 from typing import NamedTuple
@@ -21,16 +20,9 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.group.convolution import conv
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.numerics import in_full_precision
-
-# Channels of the input, in all and for each linear map of a channel, from which
-# the grouped form is cheaper for PyTorch on a CPU: at 256 by a third, at 64 not
-# at all (`benchmarks/acmix.py time`).
-GROUPED_CHANNELS = 128
-GROUPED_CHANNELS_OF_A_MAP = 5
 
 
 class Convolution(NamedTuple):
@@ -85,7 +77,7 @@ def position_keys(
     """
     group = groups.get(group)
     inverses = group.matrices[group.inverse]
-    matrices = ops.convert_to_tensor(inverses, dtype=coordinates.dtype)
+    matrices = backend.constant(inverses, coordinates, coordinates.dtype)
     seen = ops.einsum("hij,xyj->xyhi", matrices, coordinates)
     kernel, bias = in_full_precision(kernel), in_full_precision(bias)
     return seen[..., 1:] * kernel[0] + seen[..., :1] * kernel[1] + bias
@@ -138,8 +130,9 @@ def joint_convolution(
     _checks.weight_size(
         (*shift.shape[:2], *inputs, size * outputs), "The joint kernel"
     )
-    shift = _by_channel(shift, maps.shape[-1])
-    composed = _composed(mixing, shift)
+    *outer, shifted = shift.shape
+    shift = ops.reshape(shift, (*outer, size, shifted // size))
+    composed = ops.einsum("mt,xytcg->xymcg", mixing, shift)
     kernel = ops.einsum("mric,xymcg->xyricg", maps, composed)
     added = []
     if biases is not None:
@@ -148,36 +141,6 @@ def joint_convolution(
         added.append(ops.einsum("t,xytcg->xycg", mixing_bias, shift))
     bias = _for_all(sum(added[1:], added[0]), outputs) if added else None
     return Convolution(_for_all(kernel, outputs), bias)
-
-
-def grouped_kernel(
-    mixing: Float[Tensor, "maps shifts"],
-    shift: Float[Tensor, "rows columns shifts shifted"],
-    size: int,
-    outputs: int,
-) -> Float[Tensor, "rows columns maps filters"]:
-    """The path of convolution of linear maps, for `convolve_maps`.
-
-    Args:
-        mixing, shift, outputs: see `joint_convolution`.
-        size: channels of each map.
-    """
-    return _for_all(_composed(mixing, _by_channel(shift, size)), outputs)
-
-
-def _by_channel(
-    shift: Float[Tensor, "rows columns shifts shifted"], size: int
-) -> Float[Tensor, "rows columns shifts {size} kernels"]:
-    *outer, shifted = shift.shape
-    return ops.reshape(shift, (*outer, size, shifted // size))
-
-
-def _composed(
-    mixing: Float[Tensor, "maps shifts"],
-    shift: Float[Tensor, "rows columns shifts size kernels"],
-) -> Float[Tensor, "rows columns maps size kernels"]:
-    """Mixing and shift kernels in one."""
-    return ops.einsum("mt,xytcg->xymcg", mixing, shift)
 
 
 def _for_all(
@@ -216,53 +179,6 @@ def convolve(
     inside = ops.pad(inside, [(0, 0), *around, (0, 0)])
     bias = lifting_conv(inside, bias[:, :, None], group, **options)
     return y + bias
-
-
-def in_groups(group: str | Group, channels: int, maps: int) -> bool:
-    """Whether `convolve_maps` is cheaper, given the linear maps.
-
-    It has `maps` multiply-adds where `convolve` has `channels`. Compilers are
-    slow at many groups of few channels.
-
-    Args:
-        group: a group or its name.
-        channels: of the input of the linear maps.
-        maps: how many linear maps each channel of a head has.
-    """
-    plane = groups.get(group).order == 1
-    enough = max(GROUPED_CHANNELS, GROUPED_CHANNELS_OF_A_MAP * maps)
-    return plane and channels >= enough and backend.find_target().eager_on_cpu
-
-
-def convolve_maps(
-    maps: list[Float[Tensor, "batch height width 1 *channels"]],
-    kernel: Float[Tensor, "rows columns maps filters"],
-    size: int,
-    strides: tuple[int, int],
-    dilation_rate: tuple[int, int],
-) -> Float[Tensor, "batch new_height new_width 1 filters"]:
-    """What `convolve` gives, on the plane, from the linear maps themselves.
-
-    Args:
-        maps: side by side, those of a channel `size` apart.
-        kernel: see `grouped_kernel`.
-        size: channels of each map, as many as the convolution has groups.
-        strides, dilation_rate: see `convolve`.
-    """
-    x = ops.concatenate([x[:, :, :, 0] for x in maps], axis=-1)
-    outer = ops.shape(x)[:3]
-    count = kernel.shape[2]
-    x = ops.reshape(x, (*outer, count, size))
-    x = ops.reshape(ops.swapaxes(x, -1, -2), (*outer, count * size))
-    window = FilterWindow(tuple(kernel.shape[:2]), (1, 1), dilation_rate)
-    around = window.padding((None, None), "same")
-    return conv(
-        ops.pad(x, [(0, 0), *around, (0, 0)]),
-        kernel,
-        strides=strides,
-        padding="valid",
-        dilation_rate=dilation_rate,
-    )[:, :, :, None]
 
 
 def queries_at(

@@ -10,6 +10,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
@@ -38,7 +39,8 @@ def transformed_query(
         `W'` and `b'`.
     """
     group = groups.get(group)
-    copies = ops.take(kernel, group.relative_table, axis=0)  # (r, s, c, d)
+    relative = backend.constant(group.relative_table, kernel)
+    copies = ops.take(kernel, relative, axis=0)  # (r, s, c, d)
     kernel = ops.sum(copies * psi[:, None, None], axis=0)
     return kernel, bias * ops.sum(psi, axis=0) + beta
 

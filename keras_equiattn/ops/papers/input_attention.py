@@ -153,4 +153,5 @@ def group_dense_orbit(
 ) -> Float[Tensor, "order order ..."]:
     """`L_h W` of weights on the group alone: `(h, j)` holds `W[h^-1 j]`."""
     group = groups.get(group)
-    return kernel_orbit(kernel[None, None], group, group_axis=True)[:, 0, 0]
+    moved = kernel_orbit(kernel[None, None], group, group_axis=True)
+    return ops.squeeze(moved, (1, 2))

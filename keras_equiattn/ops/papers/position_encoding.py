@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import layer_norm
@@ -56,7 +57,7 @@ def seen_offsets(
     """
     group = groups.get(group)
     inverses = group.matrices[group.inverse]
-    matrices = ops.convert_to_tensor(inverses, dtype=offsets.dtype)
+    matrices = backend.constant(inverses, offsets, offsets.dtype)
     seen = ops.einsum("hij,...j->...hi", matrices, offsets)
     return ops.where(ops.abs(seen) < ROUNDED, ops.zeros_like(seen), seen)
 

@@ -326,8 +326,10 @@ def _prepare(
     weights = {"kernel": ops.transpose(kernels, (0, 2, 1, 3))}
     if attention.channel_1 is not None:
         first, second = attention.channel_1, attention.channel_2
-        weights["first"] = orbit(ops.expand_dims(first, (0, 1)))[:, 0, 0]
-        weights["second"] = orbit(ops.expand_dims(second, (0, 1)))[:, 0, 0]
+        # Not by indices: OpenVINO then computes a product of it wrongly.
+        for name, weight in (("first", first), ("second", second)):
+            moved = orbit(ops.expand_dims(weight, (0, 1)))
+            weights[name] = ops.squeeze(moved, (1, 2))
     if attention.spatial is not None:
         weights["spatial"] = orbit(attention.spatial)
     return planes, weights

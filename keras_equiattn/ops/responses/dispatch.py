@@ -20,9 +20,14 @@ LIVE = 8
 # What "auto" counts with where batch or size of the image are not known.
 ASSUMED_BATCH = 128
 ASSUMED_PIXELS = 64 * 64
+# The batch where the compiler gets every step by itself: that of `predict`.
+PREDICTED_BATCH = 32
 # What the responses of some input channels may take, which are computed at a
 # time. On a CPU they stay in its cache, on an accelerator they fill it.
-RESPONSES = {"cpu": 2**20, "accelerator": 2**26}
+# "unrolled" is for a compiler that gets every step by itself: OpenVINO compiled
+# allcnnc_p4_full in 8 s, and not within 400 s with 2**20 and a batch of 128
+# (AMD EPYC, two cores, OpenVINO 2026.4.1).
+RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # Under a compiler, at least how many: fewer make too many steps.
 LEAST_TOGETHER = 2
 # Up to how many of them XLA takes sum and maximum one by one on a CPU: its
@@ -92,7 +97,8 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
     target = backend.find_target(response)
     batch, *size = response.shape
     plane = _plane_bytes(batch, size, response)
-    fitting = RESPONSES[target.device] // (filters * plane)
+    limit = RESPONSES["unrolled" if target.unrolls else target.device]
+    fitting = limit // (filters * plane)
     least = LEAST_TOGETHER if target.compiler else 1
     together = min(max(fitting, least), channels)
     fused = target.fuses_sums and not target.xla_on_cpu
@@ -122,5 +128,7 @@ def _plane_bytes(batch: int | None, size: Shape, like: Tensor) -> int:
     pixels = ASSUMED_PIXELS
     if height is not None and width is not None:
         pixels = height * width
-    images = ASSUMED_BATCH if batch is None else batch
+    unrolls = backend.find_target(like).unrolls
+    assumed = PREDICTED_BATCH if unrolls else ASSUMED_BATCH
+    images = assumed if batch is None else batch
     return max((8 if double else 4) * images * pixels, 1)
