@@ -15,8 +15,8 @@ them. They are counted at the level of kernels, in units of the input:
   `cost_analysis` says (JAX), which counts what a fusion reads again;
 - PyTorch, one operator after the other: operands and results of each operator
   that is no view;
-- PyTorch with `--compiled`: what Inductor says that its kernels access, and
-  the operators outside of them as before.
+- PyTorch with `--compiled`: what Inductor says that its kernels access, as
+  often as they run, and the operators outside of them as before.
 
 "bound" is the least there is: every argument and every result of the step
 once, forward and backward. Writes
@@ -212,45 +212,47 @@ def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
     """Of kernels of Inductor and of the operators outside of them."""
     import logging
 
+    import torch
     from torch._inductor import metrics
     from torch._inductor.compile_fx import inductor_metrics_log
-    from torch.utils._python_dispatch import _disable_current_modes
 
     from keras_equiattn.ops.backend import inductor
 
-    # Inductor counts bytes only where it logs them, once for each program;
-    # bodies of loops run several times.
+    compile_before = inductor._compile
+    inside = kernels = 0
+
+    def compile_counted(*arguments: Any) -> Any:
+        """What is compiled once may run many times in a step."""
+        metrics.reset()
+        run = compile_before(*arguments)
+        of_run = metrics.num_bytes_accessed, metrics.generated_kernel_count
+
+        def counted(tensors: Any) -> Any:
+            nonlocal inside, kernels
+            inside += of_run[0]
+            kernels += of_run[1]
+            with torch.utils._python_dispatch._disable_current_modes():
+                return run(tensors)
+
+        return counted
+
+    # Inductor counts bytes only where it logs them.
     inductor_metrics_log.setLevel(logging.INFO)
     inductor_metrics_log.info = lambda *_, **__: None
-    compile, inside = inductor._compile, [0, 0]
-
-    def counting(*arguments: Any) -> Any:
-        metrics.reset()
-        program = compile(*arguments)
-        cost = metrics.num_bytes_accessed, metrics.generated_kernel_count
-
-        def run(tensors: Any) -> Any:
-            inside[:] = [n + more for n, more in zip(inside, cost, strict=True)]
-            # Or operators within it would count twice.
-            with _disable_current_modes():
-                return program(tensors)
-
-        return run
-
-    inductor._compile = counting
+    inductor._compile = compile_counted
     x.requires_grad_()
     for _ in range(inductor.PATIENCE + 1):
         _torch_step(layer, x)
-    inductor._compile = compile
-    inside[:] = 0, 0
-    _torch_step(layer, x)
-    size, kernels = inside
+    inductor._compile = compile_before
+    inside = kernels = 0
+    outside = _torch(layer, x)
     if not kernels:
         raise RuntimeError("Inductor has compiled nothing.")
-    outside = _torch(layer, x)
+    # `_torch` runs two steps and counts the second.
+    inside, kernels = inside // 2, kernels // 2
     return {
-        "bytes": size + outside["bytes"],
-        "inductor": size,
+        "bytes": inside + outside["bytes"],
+        "inductor": inside,
         "kernels": kernels + outside["kernels"],
     }
 

@@ -19,6 +19,7 @@ from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops import AttentionKernels
 from keras_equiattn.ops import input_attention
 from keras_equiattn.ops import response_attention
+from keras_equiattn.ops.backend import inductor
 from keras_equiattn.ops.responses import dispatch
 from keras_equiattn.ops.responses.api import attended_sum
 from keras_equiattn.testing import relative_difference
@@ -444,6 +445,39 @@ def test_gradients_where_compilers_skip_a_rounding():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="Of Inductor, for PyTorch."
+)
+@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+def test_parts_that_inductor_compiles(attention, monkeypatch):
+    """Outputs and gradients; 5 channels are two groups of 2 and one left."""
+    compiled = []
+
+    def compile_part(function, *arguments):
+        compiled.append(function.func.__name__)
+        return compile_before(function, *arguments)
+
+    compile_before = inductor._compile
+    monkeypatch.setattr(inductor, "_compile", compile_part)
+    monkeypatch.setattr(inductor, "PATIENCE", 0)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
+    monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 2**14})
+    assert_chunks_agree(
+        (None, "auto"),
+        (2, 6, 7, 5),
+        "p2",
+        filters=2,
+        kernel_size=3,
+        attention=attention,
+    )
+    assert set(compiled) == {
+        "reduce",
+        "_gradients",
+        *(("peaks", "through_attention") if attention != "spatial" else ()),
+    }
+
+
 @pytest.mark.torch_first
 def test_input_channels_in_groups(monkeypatch):
     """Outputs and gradients; 5 channels are two groups of 2 and one left."""
@@ -456,12 +490,18 @@ def test_input_channels_in_groups(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    keras.backend.backend() == "torch", reason="PyTorch compiles no responses."
+    keras.backend.backend() == "torch", reason="Inductor gets them in any case."
 )
 def test_responses_as_sums_of_products(monkeypatch):
-    """What compilers for accelerators get; 5 x 3 filters are in no other test,
-    so nothing was compiled for them before."""
-    monkeypatch.setattr(dispatch, "WRITTEN_OUT", {"cpu": 15})
+    """What XLA gets for accelerators; 5 x 3 filters are in no other test, so
+    nothing was compiled for them before."""
+
+    def plan(*arguments):
+        found = plan_before(*arguments)
+        return found._replace(written_out=True, reduced=arguments[1])
+
+    plan_before = dispatch.plan
+    monkeypatch.setattr(dispatch, "plan", plan)
     assert_chunks_agree(
         (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(5, 3)
     )

@@ -12,6 +12,7 @@ from layer_contract import as_array
 from keras_equiattn.ops.pairs import api as module
 from keras_equiattn.ops.pairs import blocks as pair_blocks
 from keras_equiattn.ops.pairs import dispatch
+from keras_equiattn.ops.pairs import fused
 from keras_equiattn.ops.pairs.api import group_attention_weights
 from keras_equiattn.ops.pairs.api import group_self_attention
 from keras_equiattn.ops.pairs.api import plain_attention
@@ -295,6 +296,11 @@ ONLY_TORCH = pytest.mark.skipif(
 )
 
 
+def programs(name):
+    """The cache of what a body was compiled to."""
+    return getattr(fused, name).programs
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """Which bodies are compiled from now on."""
@@ -302,16 +308,18 @@ def compiled(monkeypatch):
 
     compile, names = inductor._compile, []
 
-    def recording(function, arguments):
+    def recording(function, *arguments):
         names.append(function.func.__name__)
-        return compile(function, arguments)
+        return compile(function, *arguments)
 
     monkeypatch.setattr(inductor, "_compile", recording)
     # Fast tests compile nothing.
     monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
-    pair_blocks._attention.cache_clear()
+    for function in (pair_blocks._attention, *map(programs, sorted(BODIES))):
+        function.cache_clear()
     yield names
-    pair_blocks._attention.cache_clear()
+    for function in (pair_blocks._attention, *map(programs, sorted(BODIES))):
+        function.cache_clear()
 
 
 @ONLY_TORCH
@@ -346,7 +354,7 @@ def test_first_calls_compile_nothing(compiled, monkeypatch):
 def _not_compiled(names):
     """In place of a compiler: what it gives runs the function as it is."""
 
-    def compile(function, arguments):
+    def compile(function, arguments, _):
         names.append(function.func.__name__)
 
         def run(tensors):

@@ -9,8 +9,9 @@ from keras_equiattn.ops.backend.autodiff import without_gradient
 from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
+from keras_equiattn.ops.backend.inductor import part
+from keras_equiattn.ops.backend.inductor import with_compiled_parts
 from keras_equiattn.ops.backend.loops import by_parts
-from keras_equiattn.ops.backend.loops import loop_body
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
@@ -29,6 +30,7 @@ from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import strided
+from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
@@ -62,12 +64,12 @@ __all__ = [
     "in_one_piece",
     "is_in_dynamo",
     "laid_out",
-    "loop_body",
     "maximum",
     "one_by_one",
     "overlap_add",
     "overlapping",
     "own_windows_of",
+    "part",
     "part_at",
     "prepared_seed",
     "product",
@@ -82,11 +84,13 @@ __all__ = [
     "strided",
     "sum_and_maximum",
     "sum_of_products",
+    "sum_of_views",
     "sums_of_products",
     "sums_together",
     "update",
     "vjp",
     "windows_of",
     "with_an_image",
+    "with_compiled_parts",
     "without_gradient",
 ]

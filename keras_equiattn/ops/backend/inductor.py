@@ -1,5 +1,6 @@
 """Functions of PyTorch tensors, compiled with Inductor once that pays off."""
 
+import contextvars
 import functools
 import importlib.util
 import logging
@@ -19,8 +20,82 @@ from keras_equiattn.ops.backend.target import tracing_for
 # compiled: a person who calls a layer by hand does not wait for a compiler,
 # and training has taken as many steps within a second.
 PATIENCE = 3
+# How often a function is compiled at most, for tensors that lie in memory in
+# other ways; any other runs uncompiled.
+LAYOUTS = 4
+# Inductor stores what it has to read a lot for, and a sum of more terms than
+# these. Where all of them go into a reduction it need not.
+FUSES_SUMS = {
+    "realize_reads_threshold": 1000,
+    "realize_acc_reads_threshold": 1000,
+    "realize_opcount_threshold": 10000,
+}
 
 _log = logging.getLogger(__name__)
+# Whether patience has come to its end for the function that runs now.
+_compiles_parts: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "compiles_parts", default=False
+)
+
+
+def with_compiled_parts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose parts are compiled after some of its calls.
+
+    For what has loops: written out they take a compiler minutes. Under JAX and
+    TensorFlow, whose compilers know loops, nothing changes.
+
+    All calls must have tensors of the same shapes and dtypes.
+
+    Args:
+        function: runs parts, see `part`.
+    """
+    if keras.backend.backend() != "torch":
+        return function
+    calls = 0
+
+    def run(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        token = _compiles_parts.set(calls > PATIENCE)
+        try:
+            return function(*arguments)
+        finally:
+            _compiles_parts.reset(token)
+
+    return run
+
+
+def part(fuses_sums: bool = False) -> Callable[..., Any]:
+    """Makes a part of functions `with_compiled_parts`, by itself what it was.
+
+    It decorates functions from nests of tensors, and from options that can be
+    hashed, passed by name, to nests of tensors, which run no other part.
+
+    Args:
+        fuses_sums: see `Target`. Takes the compiler longer where sums have
+            other uses, too.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.lru_cache(maxsize=1024)
+        def compiled(options: Any, shapes: Any) -> Compiled:
+            whole = functools.partial(function, **dict(options))
+            return Compiled(whole, patience=0, fuses_sums=fuses_sums)
+
+        @functools.wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            if not _compiles_parts.get():
+                return function(*arguments, **options)
+            shapes = tuple(
+                None if x is None else (x.shape, x.dtype)
+                for x in keras.tree.flatten(arguments)
+            )
+            return compiled(tuple(options.items()), shapes)(*arguments)
+
+        run.programs = compiled  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 class Compiled:
@@ -31,40 +106,47 @@ class Compiled:
     surroundings), under transformations of `torch.func`, and if the compiler
     fails.
 
-    All calls must have tensors of the same shapes and dtypes: make one for
-    each.
+    What is compiled takes tensors that lie in memory as those did that it was
+    compiled for, on the same device. There is one for each way they lie in.
 
     Args:
         function: from nests of tensors to a nest of tensors.
-        counts: whether each call counts. Those of the body of a loop do not:
-            its caller counts with `count` instead.
+        patience: calls before it is compiled, `PATIENCE` by default.
+        fuses_sums: see `Target`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], counts: bool = True
+        self,
+        function: Callable[..., Any],
+        patience: int | None = None,
+        fuses_sums: bool = False,
     ) -> None:
         self.function = function
-        self.counts = counts
+        self.patience = patience
+        self.fuses_sums = fuses_sums
         self.calls = 0
-        # One for each set of arguments that are None, and for each layout.
         self.compiled: dict[Any, Callable[..., Any]] = {}
-
-    def count(self) -> None:
-        """Counts a call of what this function is part of."""
-        self.calls += 1
 
     def __call__(self, *arguments: Any) -> Any:
         flat = keras.tree.flatten(arguments)
-        given = tuple(None if x is None else _layout(x) for x in flat)
         tensors = [x for x in flat if x is not None]
-        if given in self.compiled and not _is_transformed():
-            return self.compiled[given](tensors)
-        if self.counts:
-            self.count()
-        if self.calls <= PATIENCE or not _may_compile(tensors):
+        # Keras finds shapes with tensors that have no memory: a compiled
+        # function must not get them.
+        layout = tuple(
+            x if x is None else (x.device, x.dtype, x.shape, _strides(x))
+            for x in flat
+        )
+        if layout in self.compiled and not _is_transformed():
+            return self.compiled[layout](tensors)
+        enough = len(self.compiled) >= LAYOUTS
+        patience = PATIENCE if self.patience is None else self.patience
+        if self.calls < patience or enough or not _may_compile(tensors):
+            self.calls += 1
             return self.function(*arguments)
         try:
-            self.compiled[given] = _compile(self.function, arguments)
+            self.compiled[layout] = _compile(
+                self.function, arguments, self.fuses_sums
+            )
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
@@ -73,18 +155,19 @@ class Compiled:
             )
             self.calls = -sys.maxsize
             return self.function(*arguments)
-        return self.compiled[given](tensors)
+        return self.compiled[layout](tensors)
 
 
-def _layout(x: Tensor) -> tuple[int, ...]:
-    """What Inductor wants to be the same in every call: not the strides of
-    axes of size one."""
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Strides, but for axes of size one, of which they say nothing."""
     sizes = zip(x.shape, x.stride(), strict=True)
     return tuple(step for size, step in sizes if size > 1)
 
 
 def _compile(
-    function: Callable[..., Any], arguments: tuple[Any, ...]
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    fuses_sums: bool = False,
 ) -> Callable[[list[Tensor]], Any]:
     """Traces the function with its arguments, and compiles the trace."""
     import torch
@@ -97,7 +180,7 @@ def _compile(
         nest = keras.tree.map_structure(
             lambda x: None if x is None else next(left), arguments
         )
-        with tracing_for("inductor"):
+        with tracing_for("inductor", fuses_sums):
             results[:] = [function(*nest)]
         return list(keras.tree.flatten(results[0]))
 
@@ -105,7 +188,8 @@ def _compile(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = make_fx(flat, tracing_mode="fake")(*tensors)
-        run = torch._inductor.compile(graph, tensors)
+        options = FUSES_SUMS if fuses_sums else {}
+        run = torch._inductor.compile(graph, tensors, options=options)
     # Tensors that are two of the results are one again.
     places: dict[int, int] = {}
     nest = keras.tree.map_structure(

@@ -48,23 +48,6 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
     )
 
 
-def loop_body(function: Function) -> Function:
-    """What a loop computes in each step, to be compiled by PyTorch on its own.
-
-    PyTorch writes loops out, and would compile one for minutes. Pass what this
-    returns to `custom_vjp`, which counts the calls after which it is compiled.
-
-    Args:
-        function: from nests of tensors to a nest of tensors, which have the
-            same shapes and dtypes in every call.
-    """
-    if keras.backend.backend() != "torch":
-        return function
-    from keras_equiattn.ops.backend.inductor import Compiled
-
-    return Compiled(function, counts=False)
-
-
 def steps(count: Any) -> Any:
     """Numbers of as many steps, for `scan`: integers where Python loops.
 

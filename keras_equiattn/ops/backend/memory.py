@@ -2,13 +2,16 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.numerics import dtype_of_sums
 
@@ -261,6 +264,31 @@ def overlap_add(x: Tensor, axis: int, step: int) -> Tensor:
             around[axis : axis + 2] = [(n, parts - 1 - n), (0, step - length)]
             total = total + ops.pad(part, around)
     return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))
+
+
+def sum_of_views(
+    views: Callable[[Tensor], list[Tensor]],
+    parts: Float[Tensor, "*view count"],
+    like: Float[Tensor, "*whole"],
+) -> Float[Tensor, "*whole"]:
+    """The transpose of `views`: adds each part where a view comes from.
+
+    Args:
+        views: slices of a tensor.
+        parts: one for each of them, along the last axis.
+        like: a tensor of the shape of the sum.
+    """
+    one_by_one = find_target(like).compiler is None
+    if keras.backend.backend() == "torch" and one_by_one:
+        total = parts.new_zeros(like.shape)
+        for n, view in enumerate(views(total)):
+            view.add_(parts[..., n])
+        return total
+
+    def stacked(x: Tensor) -> Tensor:
+        return ops.stack(views(x), axis=-1)
+
+    return vjp(stacked, (like,), parts)[1][0]
 
 
 def laid_out(x: Tensor) -> Tensor:

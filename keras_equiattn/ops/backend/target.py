@@ -15,9 +15,10 @@ from keras_equiattn.ops._types import Tensor
 # take plain `keras.ops` wherever these three have code of their own.
 DIFFERENTIABLE = ("jax", "tensorflow", "torch")
 
-# The compiler that TensorFlow or PyTorch hands what it traces now to, if any.
-_tracing_for: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "tracing_for", default=None
+# The compiler that TensorFlow or PyTorch hands what it traces now to, if any,
+# and whether it fuses sums.
+_tracing_for: contextvars.ContextVar[tuple[str | None, bool]] = (
+    contextvars.ContextVar("tracing_for", default=(None, False))
 )
 
 
@@ -29,10 +30,13 @@ class Target:
         device: "cpu" or "accelerator".
         compiler: "xla", "inductor", "openvino", "graph" where TensorFlow runs
             the operators of a graph, or None where operators run one by one.
+        fuses_sums: whether the compiler makes a sum of many terms part of what
+            reduces it, and never stores it.
     """
 
     device: str
     compiler: str | None
+    fuses_sums: bool = False
 
     @property
     def eager_on_cpu(self) -> bool:
@@ -68,7 +72,9 @@ def find_target(*tensors: Tensor) -> Target:
         "tensorflow": _device_tensorflow,
         "torch": _device_torch,
     }.get(backend, lambda _: "cpu")(tensors)
-    return Target(device, _compiler(backend))
+    compiler = _compiler(backend)
+    fuses_sums = compiler == "xla" or _tracing_for.get()[1]
+    return Target(device, compiler, fuses_sums)
 
 
 def has_gradients() -> bool:
@@ -90,9 +96,9 @@ def refuse_to_train(what: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def tracing_for(compiler: str) -> Iterator[None]:
-    """Within it, what is traced is for this compiler."""
-    token = _tracing_for.set(compiler)
+def tracing_for(compiler: str, fuses_sums: bool = False) -> Iterator[None]:
+    """Within it, what is traced is for this compiler, see `Target`."""
+    token = _tracing_for.set((compiler, fuses_sums))
     try:
         yield
     finally:
@@ -106,12 +112,12 @@ def _compiler(backend: str) -> str | None:
         import torch
 
         # Also where a person compiles a model that holds our layers.
-        compiled = torch.compiler.is_compiling() or _tracing_for.get()
+        compiled = torch.compiler.is_compiling() or _tracing_for.get()[0]
         return "inductor" if compiled else None
     if backend == "openvino":
         return backend
     # A `custom_vjp` is a graph also where a person calls it by hand.
-    return _tracing_for.get() or "graph"
+    return _tracing_for.get()[0] or "graph"
 
 
 def _device_jax(tensors: tuple[Any, ...]) -> str:

@@ -15,7 +15,6 @@ def torch_custom_vjp(
     backward: Callable[..., Any],
     alternative: str,
     inductor: bool,
-    bodies: tuple[Any, ...],
 ) -> Callable[..., Any]:
     """`custom_vjp` for PyTorch, see there.
 
@@ -38,8 +37,6 @@ def torch_custom_vjp(
 
         @staticmethod
         def forward(*arguments: Tensor) -> Any:
-            for body in bodies:
-                body.count()
             result, kept = run(*arguments)
             found: list[Tensor] = []
 

@@ -120,7 +120,6 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
     One for each set of shapes and dtypes: some compilers take no others.
     """
     lines = ImageLines() if plan.size is None else WindowLines(plan.size)
-    run = fused.bodies(lines)
 
     def forward(*tensors: Tensor) -> Any:
         positions, seed = _unpacked(plan, tensors[3:])
@@ -133,7 +132,6 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                 query, number = piece
                 y, logs = fused.attend(
                     lines,
-                    run,
                     _place(plan, height, number),
                     query,
                     keys,
@@ -167,7 +165,6 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
                 *totals, d_embedding = totals
                 d_query, totals, found = fused.gradients(
                     lines,
-                    run,
                     _place(plan, height, number),
                     query,
                     keys,
@@ -218,7 +215,11 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         of_seed = () if seed is None else (ops.zeros_like(tensors[-1]),)
         return (*gradients, *found, *of_seed)
 
-    return backend.custom_vjp(forward, backward, "recompute=False", bodies=run)
+    return backend.custom_vjp(
+        backend.with_compiled_parts(forward),
+        backend.with_compiled_parts(backward),
+        "recompute=False",
+    )
 
 
 def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:

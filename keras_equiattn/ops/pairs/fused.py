@@ -30,7 +30,6 @@ dropout and the gradient `d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a
 d` is the same for both parts: the gradient of `S` is `a d - softmax(S) mean`.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
@@ -50,7 +49,6 @@ from keras_equiattn.ops.pairs.lines import WindowLines
 
 Lines = WindowLines | ImageLines
 Dropout = Callable[[Any, Any], Tensor] | None
-Body = Callable[..., Any]
 
 
 class Positions(NamedTuple):
@@ -84,15 +82,6 @@ class Block(NamedTuple):
     group: Tensor | None = None
 
 
-class Bodies(NamedTuple):
-    """What is computed for a line of neighbours, in each of the loops."""
-
-    add_exponentials: Body
-    add_values: Body
-    add_means: Body
-    add_gradients: Body
-
-
 class _Line(NamedTuple):
     """Exponentials and scores for a line of neighbours, a tensor for each.
 
@@ -110,17 +99,8 @@ class _Line(NamedTuple):
     scores: list[Tensor]
 
 
-def bodies(lines: Lines) -> Bodies:
-    """The functions that compute a line, which PyTorch may compile."""
-    functions = add_exponentials, add_values, add_means, add_gradients
-    return Bodies(
-        *(backend.loop_body(functools.partial(f, lines)) for f in functions)
-    )
-
-
 def attend(
     lines: Lines,
-    run: Bodies,
     place: Place,
     query: Float[Tensor, "channels query_elements rows columns images"],
     keys: Float[Tensor, "channels key_elements key_rows key_columns images"],
@@ -136,7 +116,6 @@ def attend(
 
     Args:
         lines: what the pixels see.
-        run: what is computed for a line.
         place: where the block lies.
         query: of the block.
         keys, values: of all rows, with their surroundings.
@@ -153,7 +132,7 @@ def attend(
         return lines.cut(keys, values, positions.encoding, place, number)
 
     def with_exponentials(carry: Any, number: Any) -> Any:
-        return run.add_exponentials(carry, block, cut(number)), ()
+        return add_exponentials(carry, block, cut(number), lines=lines), ()
 
     lowest = ops.full(shape, MASKED, dtype)
     (highest, total), _ = backend.scan(
@@ -164,7 +143,8 @@ def attend(
     def with_values(y: Tensor, number: Any) -> Any:
         factors = _factors(lines, dropout, query, keys, number)
         line = cut(number)
-        return run.add_values(y, block, line, factors, highest, inverse), ()
+        tensors = block, line, factors, highest, inverse
+        return add_values(y, *tensors, lines=lines), ()
 
     nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), dtype)
     y = backend.scan(with_values, nothing, numbers)[0]
@@ -173,7 +153,6 @@ def attend(
 
 def gradients(
     lines: Lines,
-    run: Bodies,
     place: Place,
     query: Tensor,
     keys: Tensor,
@@ -202,7 +181,7 @@ def gradients(
         return block, line, factors, logs, upstream
 
     def with_means(mean: Tensor, number: Any) -> Any:
-        return run.add_means(mean, *of_line(number)), ()
+        return add_means(mean, *of_line(number), lines=lines), ()
 
     # Not `zeros_like`, whose layout would be another than that of a sum.
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
@@ -210,7 +189,7 @@ def gradients(
 
     def with_gradients(totals: Any, number: Any) -> Any:
         added, at_place = totals
-        added, parts = run.add_gradients(added, *of_line(number), mean)
+        added, parts = add_gradients(added, *of_line(number), mean, lines=lines)
         starts = lines.starts(place, number)
         at_place = tuple(
             backend.add_at(total, start, part)
@@ -244,8 +223,9 @@ def gradients(
     return d_query + d_first, totals, d_embedding
 
 
+@backend.part()
 def add_exponentials(
-    lines: Lines, carry: tuple[Tensor, Tensor], block: Block, line: Line
+    carry: tuple[Tensor, Tensor], block: Block, line: Line, *, lines: Lines
 ) -> tuple[Tensor, Tensor]:
     """Adds a line to the highest score, and to the sum of exponentials."""
     highest, total = carry
@@ -258,14 +238,16 @@ def add_exponentials(
     return higher, total * ops.exp(highest - higher) + lines.total(terms)
 
 
+@backend.part()
 def add_values(
-    lines: Lines,
     y: Tensor,
     block: Block,
     line: Line,
     factors: Tensor | None,
     highest: Tensor,
     inverse: Tensor,
+    *,
+    lines: Lines,
 ) -> Tensor:
     """Adds the values of a line to the output.
 
@@ -281,14 +263,16 @@ def add_values(
     return y + lines.sums(weights, lines.seen(line.values))
 
 
+@backend.part()
 def add_means(
-    lines: Lines,
     mean: Tensor,
     block: Block,
     line: Line,
     factors: Tensor | None,
     logs: Tensor,
     upstream: Tensor,
+    *,
+    lines: Lines,
 ) -> Tensor:
     """Adds the means of `a d` over a line."""
     found = _line(lines, block, line, factors)
@@ -308,8 +292,8 @@ def add_means(
     )
 
 
+@backend.part()
 def add_gradients(
-    lines: Lines,
     totals: tuple[Tensor, Tensor, Any],
     block: Block,
     line: Line,
@@ -317,6 +301,8 @@ def add_gradients(
     logs: Tensor,
     upstream: Tensor,
     mean: Tensor,
+    *,
+    lines: Lines,
 ) -> tuple[tuple[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]:
     """The gradients of a line.
 

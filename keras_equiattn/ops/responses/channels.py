@@ -19,7 +19,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.numerics import sums_of_blocks
-from keras_equiattn.ops.responses.dispatch import Plan
+from keras_equiattn.ops.responses import dispatch
 
 
 class Reduced(NamedTuple):
@@ -38,7 +38,6 @@ class Reduced(NamedTuple):
 
 def responses(
     window: FilterWindow,
-    plan: Plan,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
     kernel: Float[Tensor, "channels taps filters"],
     alpha: Float[Tensor, "channels batch filters"] | None = None,
@@ -47,12 +46,11 @@ def responses(
 
     Args:
         window: of the convolution.
-        plan: how it is computed.
         planes: some channels of the padded input.
         kernel: the filters.
         alpha: channel attention, or None for 1.
     """
-    if plan.written_out:
+    if plan_for(window, planes, kernel).written_out:
         # Not a product: a compiler makes it part of what reduces it.
         found = 0.0
         for tap, view in enumerate(window.views(planes)):
@@ -103,38 +101,46 @@ def sums(
     return ops.reshape(found, (batch, height, width, kernel.shape[-1]))
 
 
+@backend.part(fuses_sums=True)
 def peaks(
-    window: FilterWindow,
-    plan: Plan,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
     kernel: Float[Tensor, "channels taps filters"],
+    *,
+    window: FilterWindow,
 ) -> Float[Tensor, "channels batch filters"]:
     """The maximum of each response over space."""
 
     def step(carry: Any, group: Any) -> Any:
-        found = responses(window, plan, *group)
+        found = responses(window, *group)
         return carry, ops.max(found, axis=(2, 3))
 
     groups = planes, kernel
-    # Not of all at once: XLA would keep them for what is reduced next.
-    return backend.scan_groups(step, (), groups, plan.together, planes)[1]
+    plan = plan_for(window, planes, kernel)
+    # XLA would keep all of them for what is reduced next.
+    size = plan.together if backend.find_target(planes).xla else plan.reduced
+    return backend.scan_groups(step, (), groups, size, planes)[1]
 
 
+@backend.part(fuses_sums=True)
 def reduce(
-    window: FilterWindow,
-    plan: Plan,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
     kernel: Float[Tensor, "channels taps filters"],
     alpha: Float[Tensor, "channels batch filters"] | None,
+    *,
+    window: FilterWindow,
     maxima: bool,
-    where: bool = False,
-) -> Reduced:
+    where: bool,
+) -> tuple[Tensor, ...]:
     """Sum and maximum of the weighted responses over the channels.
 
     Args:
-        window, plan, planes, kernel, alpha: see `responses`.
+        planes, kernel, alpha: see `responses`.
+        window: of the convolution.
         maxima: whether the maximum is asked for.
         where: whether its channel is, too.
+
+    Returns:
+        What `Reduced` has, as far as it is asked for.
     """
     like = window.views(planes[0])[0][..., None]
     zeros = ops.zeros_like(like) + ops.zeros(kernel.shape[-1:], like.dtype)
@@ -148,7 +154,16 @@ def reduce(
         first, *group = group
         if not maxima:
             return (carry[0] + sums(window, *group),), ()
-        found = responses(window, plan, *group)
+        found = responses(window, *group)
+        count = found.shape[0]
+        if count <= dispatch.FOLDED and backend.find_target(found).xla_on_cpu:
+            total, best, *index = carry
+            for n in range(count):
+                better = found[n] > best
+                total = total + found[n]
+                index = [ops.where(better, first[n], i) for i in index]
+                best = ops.maximum(best, found[n])
+            return (total, best, *index), ()
         total, maximum, *index = backend.sum_and_maximum(found, 0, where)
         best = backend.maximum(carry[1], maximum)
         if not where:
@@ -160,13 +175,12 @@ def reduce(
     groups = [_numbers(planes), planes, kernel]
     if alpha is not None:
         groups.append(alpha)
-    carry, _ = backend.scan_groups(step, carry, tuple(groups), plan.reduced)
-    return Reduced(*carry)
+    size = plan_for(window, planes, kernel).reduced
+    return tuple(backend.scan_groups(step, carry, tuple(groups), size)[0])
 
 
+@backend.part(fuses_sums=True)
 def through_attention(
-    window: FilterWindow,
-    plan: Plan,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
     kernel: Float[Tensor, "channels taps filters"],
     alpha: Float[Tensor, "channels batch filters"],
@@ -174,6 +188,8 @@ def through_attention(
     d_total: Float[Tensor, "batch height width filters"],
     reduced: Reduced,
     d_maximum: Float[Tensor, "batch height width filters"] | None,
+    *,
+    window: FilterWindow,
 ) -> tuple[
     Float[Tensor, "channels batch filters"],
     Float[Tensor, "channels batch filters"],
@@ -185,10 +201,11 @@ def through_attention(
     the maxima over the channels each belongs to one channel.
 
     Args:
-        window, plan, planes, kernel, alpha: see `responses`.
+        planes, kernel, alpha: see `responses`.
         floor: from which on a response counts as its maximum over space.
         d_total, d_maximum: gradients of sum and maximum over the channels.
         reduced: what is left over the channels.
+        window: of the convolution.
 
     Returns:
         The gradient, and how many positions of a response have its maximum.
@@ -199,9 +216,10 @@ def through_attention(
 
     def step(carry: Any, group: Any) -> Any:
         number, planes, kernel, alpha, floor = group
-        of_views = stacked_views(window, planes) @ flat
+        seen = stacked_views(window, planes)
+        of_views = ops.einsum("cbtp,bpn->cbtn", seen, flat)
         found = alpha * ops.sum(of_views * kernel[:, None], axis=2)
-        hits = _hits(responses(window, plan, planes, kernel), floor)
+        hits = _hits(responses(window, planes, kernel), floor)
         terms = [ops.cast(hits, _dtype(planes))]
         if of_maxima is not None:
             at = _is_at(reduced.channel, number)
@@ -213,8 +231,8 @@ def through_attention(
         return carry, (found + own[0] if own else found, count)
 
     groups = _numbers(planes), planes, kernel, alpha, floor
-    like = planes, planes
-    return backend.scan_groups(step, (), groups, plan.reduced, like)[1]
+    size = plan_for(window, planes, kernel).reduced
+    return backend.scan_groups(step, (), groups, size, (planes, planes))[1]
 
 
 class OfChannel(NamedTuple):
@@ -235,7 +253,6 @@ class OfChannel(NamedTuple):
 
 def gradients(
     window: FilterWindow,
-    plan: Plan,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
     kernel: Float[Tensor, "channels taps filters"],
     d_total: Float[Tensor, "batch height width filters"],
@@ -246,7 +263,7 @@ def gradients(
     """Gradients of the planes and of the filters.
 
     Args:
-        window, plan, planes, kernel: see `responses`.
+        window, planes, kernel: see `responses`.
         d_total: gradient of the sum of the weighted responses.
         index: channel of their maximum, or None.
         d_maximum: gradient of their maximum, or None.
@@ -257,37 +274,64 @@ def gradients(
         images, `(channels, blocks, taps, filters)`.
     """
 
+    plan = plan_for(window, planes, kernel)
+
     def step(carry: Any, group: Any) -> Any:
-        number, planes, kernel, *rest = group
-        d = d_total[None]
-        if index is not None:
-            own = _is_at(index, number)
-            d = ops.where(own, d_total + d_maximum, d_total)
-        if rest:
-            of = OfChannel(*rest)
-            hits = _hits(responses(window, plan, planes, kernel), of.floor)
-            every = of.d_every[:, :, None, None]
-            largest = every + of.d_largest[:, :, None, None]
-            d = backend.update(
-                "add",
-                d * of.alpha[:, :, None, None],
-                ops.where(hits, largest, every),
-            )
-        count, batch, height, width, filters = ops.shape(d)
-        d = ops.reshape(d, (count, batch, height * width, filters))
-        d_kernel = stacked_views(window, planes) @ d
-        turned = ops.swapaxes(kernel, 1, 2)[:, None]
-        # Not of all images at once: XLA would make `d` anew for that.
-        turned = ops.broadcast_to(turned, (count, batch, *turned.shape[2:]))
-        d_views = d @ turned
-        return carry, (
-            of_views(window, planes, ops.swapaxes(d_views, 2, 3)),
-            sums_of_blocks(d_kernel, plan.blocks, axis=1),
+        found = _gradients(
+            *group[:3],
+            d_total,
+            index,
+            d_maximum,
+            OfChannel(*group[3:]) if of_channel else None,
+            window=window,
+            blocks=plan.blocks,
         )
+        return carry, found
 
     groups = _numbers(planes), planes, kernel, *(of_channel or ())
     like = planes, kernel
     return backend.scan_groups(step, (), groups, plan.together, like)[1]
+
+
+@backend.part(fuses_sums=True)
+def _gradients(
+    number: Shaped[Tensor, " channels"],
+    planes: Float[Tensor, "channels batch padded_height padded_width"],
+    kernel: Float[Tensor, "channels taps filters"],
+    d_total: Float[Tensor, "batch height width filters"],
+    index: Shaped[Tensor, "batch height width filters"] | None,
+    d_maximum: Float[Tensor, "batch height width filters"] | None,
+    of_channel: OfChannel | None,
+    *,
+    window: FilterWindow,
+    blocks: int,
+) -> tuple[Tensor, Tensor]:
+    """The same for a few channels, whose numbers are given."""
+    d = d_total[None]
+    if index is not None:
+        own = _is_at(index, number)
+        d = ops.where(own, d_total + d_maximum, d_total)
+    if of_channel is not None:
+        of = of_channel
+        hits = _hits(responses(window, planes, kernel), of.floor)
+        every = of.d_every[:, :, None, None]
+        largest = every + of.d_largest[:, :, None, None]
+        d = backend.update(
+            "add",
+            d * of.alpha[:, :, None, None],
+            ops.where(hits, largest, every),
+        )
+    count, batch, height, width, filters = ops.shape(d)
+    d = ops.reshape(d, (count, batch, height * width, filters))
+    d_kernel = stacked_views(window, planes) @ d
+    turned = ops.swapaxes(kernel, 1, 2)[:, None]
+    # Not of all images at once: XLA would make `d` anew for that.
+    turned = ops.broadcast_to(turned, (count, batch, *turned.shape[2:]))
+    d_views = ops.reshape(d @ turned, (count, batch, height, width, -1))
+    return (
+        backend.sum_of_views(window.views, d_views, planes),
+        sums_of_blocks(d_kernel, blocks, axis=1),
+    )
 
 
 def rounded_down(
@@ -317,17 +361,13 @@ def _hits(
     return found >= floor[:, :, None, None]
 
 
-def of_views(
+def plan_for(
     window: FilterWindow,
     planes: Float[Tensor, "channels batch padded_height padded_width"],
-    d_views: Float[Tensor, "channels batch taps positions"],
-) -> Float[Tensor, "channels batch padded_height padded_width"]:
-    """Gradient of planes from that of their views."""
-
-    def views(planes: Tensor) -> Tensor:
-        return stacked_views(window, planes)
-
-    return backend.vjp(views, (planes,), d_views)[1][0]
+    kernel: Float[Tensor, "channels taps filters"],
+) -> dispatch.Plan:
+    """How the responses are computed."""
+    return dispatch.plan(window.views(planes[0])[0], *kernel.shape)
 
 
 def _numbers(planes: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.responses import channels
-from keras_equiattn.ops.responses import dispatch
 from keras_equiattn.ops.responses.channels import OfChannel
 from keras_equiattn.ops.responses.channels import Reduced
 from keras_equiattn.ops.responses.depthwise import depthwise_gradients
@@ -45,8 +44,9 @@ def attended_sum(
         `(chunks, batch, height, width, filters)`. TensorFlow forgets the sizes
         if the same form was compiled for several of them.
     """
-    compute = _attended_sum(form)
-    return compute(planes, *(weights[name] for name in form.names))
+    tensors = (planes, *(weights[name] for name in form.names))
+    shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
+    return _attended_sum(form, shapes)(*tensors)
 
 
 def attention_maps(
@@ -69,7 +69,9 @@ def attention_maps(
 
 
 @functools.lru_cache(maxsize=256)
-def _attended_sum(form: Form) -> Any:
+def _attended_sum(form: Form, shapes: Any) -> Any:
+    """One for each set of shapes: where they are compiled, calls count."""
+
     def forward(planes: Tensor, *weights: Tensor) -> Any:
         return _forward(form, planes, _named(form, weights))
 
@@ -79,7 +81,11 @@ def _attended_sum(form: Form) -> Any:
         d_planes, d_weights = _backward(form, planes, named, peaks, upstream)
         return (d_planes, *(d_weights[name] for name in form.names))
 
-    return backend.custom_vjp(forward, backward, "chunk_size=None")
+    return backend.custom_vjp(
+        backend.with_compiled_parts(forward),
+        backend.with_compiled_parts(backward),
+        "chunk_size=None",
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -209,7 +215,7 @@ def _chunk_gradients(
         its "means", `(channels, batch, filters)`.
     """
     window, kernel = form.window, weights["kernel"]
-    plan = _plan(form, planes, kernel)
+    blocks = channels.plan_for(window, planes, kernel).blocks
     _, alpha, reduced = _statistics(form, planes, weights, peaks, where=True)
     kept = {}
     d_total, d_maximum = upstream, None
@@ -221,7 +227,7 @@ def _chunk_gradients(
             weights["spatial"],
             upstream * reduced.total * gate * (1 - gate),
             form.attention_dilation_rate,
-            plan.blocks,
+            blocks,
         )
         d_total = upstream * gate + d_two[..., 0, :] / planes.shape[0]
         d_maximum = d_two[..., 1, :]
@@ -229,8 +235,6 @@ def _chunk_gradients(
     if alpha is not None:
         floor = channels.rounded_down(peaks, planes, kernel)
         d_log, count = channels.through_attention(
-            window,
-            plan,
             planes,
             kernel,
             alpha,
@@ -238,6 +242,7 @@ def _chunk_gradients(
             d_total,
             reduced,
             d_maximum,
+            window=window,
         )
         kept["scores"] = d_log * (1 - alpha)
         kept["means"] = means = _means(form, planes, kernel)
@@ -255,7 +260,6 @@ def _chunk_gradients(
         of_channel = OfChannel(alpha, floor, d_every, d_largest)
     d_planes, kept["kernel"] = channels.gradients(
         window,
-        plan,
         planes,
         kernel,
         d_total,
@@ -284,20 +288,24 @@ def _statistics(
         The peaks; channel attention `(channels, batch, filters)` or None; and
         what is left over the channels.
     """
-    kernel, alpha = weights["kernel"], None
-    plan = _plan(form, planes, kernel)
+    kernel, alpha, window = weights["kernel"], None, form.window
     if not form.has_channel:
         peaks = ops.zeros_like(planes[:, :, 0, :1])
     else:
         if peaks is None:
-            peaks = channels.peaks(form.window, plan, planes, kernel)
+            peaks = channels.peaks(planes, kernel, window=window)
         first, second = weights["first"], weights["second"]
         means = _means(form, planes, kernel)
         alpha = ops.sigmoid(channel_scores(means, peaks, first, second))
     reduced = channels.reduce(
-        form.window, plan, planes, kernel, alpha, form.has_spatial, where
+        planes,
+        kernel,
+        alpha,
+        window=window,
+        maxima=form.has_spatial,
+        where=where,
     )
-    return peaks, alpha, reduced
+    return peaks, alpha, Reduced(*reduced)
 
 
 def _maps(
@@ -331,7 +339,3 @@ def _gate(form: Form, two: Tensor, weights: Weights) -> Tensor:
     """Spatial attention `(batch, height, width, filters)`."""
     rate = form.attention_dilation_rate
     return ops.sigmoid(depthwise_sum(two, weights["spatial"], rate))
-
-
-def _plan(form: Form, planes: Tensor, kernel: Tensor) -> dispatch.Plan:
-    return dispatch.plan(form.window.views(planes[0])[0], *kernel.shape)

@@ -30,13 +30,17 @@ PREDICTED_BATCH = 32
 RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # Under a compiler, at least how many: fewer make too many steps.
 LEAST_TOGETHER = 2
+# Up to how many of them XLA takes sum and maximum one by one on a CPU: its
+# reductions would be stored before they are added to those of others.
+FOLDED = 16
 # Entries of a filter up to which a compiler gets a response as a sum of
-# products, which it need not store to reduce it. That moves 0.4 of the bytes,
-# but a CPU, whose cache holds some responses, multiplies matrices faster: with
-# 128 images of 16 x 16 pixels, 16 channels on p4 and 3 x 3 filters a training
-# step took 3.5 s written out and 1.9 s with products (AMD EPYC, two cores, JAX
-# 0.10.2). On an accelerator nothing was measured yet.
-WRITTEN_OUT = {"cpu": 0, "accelerator": 25}
+# products, which it need not store to reduce it. That moves 0.4 of the bytes.
+# XLA on a CPU multiplies matrices faster all the same: with 128 images of 16 x
+# 16 pixels, 16 channels on p4 and 3 x 3 filters a training step took 3.5 s
+# written out and 1.9 s with products (AMD EPYC, two cores, JAX 0.10.2).
+# Inductor makes vectors of the sums. On an accelerator nothing was measured
+# yet.
+WRITTEN_OUT = 25
 # Blocks of images for which gradients of weights are kept apart until all loops
 # are over: several devices, with some images each, then add them up once.
 BLOCKS = 8
@@ -96,16 +100,15 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
     limit = RESPONSES["unrolled" if target.unrolls else target.device]
     fitting = limit // (filters * plane)
     least = LEAST_TOGETHER if target.compiler else 1
-    xla = target.compiler == "xla"
     together = min(max(fitting, least), channels)
-    limit = WRITTEN_OUT[target.device] if target.compiler else 0
-    written_out = taps <= limit
+    fused = target.fuses_sums and not target.xla_on_cpu
+    written_out = fused and taps <= WRITTEN_OUT
     return Plan(
         together=together,
         # What a compiler does not store takes no memory.
         reduced=channels if written_out else together,
         written_out=written_out,
-        blocks=math.gcd(batch, BLOCKS) if xla and batch else 1,
+        blocks=math.gcd(batch, BLOCKS) if target.xla and batch else 1,
     )
 
 
