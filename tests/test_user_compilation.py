@@ -121,6 +121,32 @@ def test_torch_compile(name):
         )
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.usefixtures("with_dynamo")
+def test_torch_compile_of_several_layers():
+    """Dynamo takes sizes that change from layer to layer for symbols."""
+    import torch
+
+    x = inputs = keras.Input((9, 9, 3))
+    for layer in (
+        layers.LiftingConv2D(4, 3, group="p4"),
+        layers.SqueezeExcite(group="p4", reduction_ratio=1),
+        layers.SpatialPooling2D(2, strides=1, group="p4"),
+        layers.GroupConv2D(4, 3, group="p4"),
+        layers.GroupPooling(),
+    ):
+        x = layer(x)
+    model = keras.Model(inputs, x)
+    compiled = torch.compile(model, fullgraph=True)
+    for batch in (2, 3):
+        x = torch.rand(batch, 9, 9, 3)
+        np.testing.assert_allclose(
+            as_array(compiled(x)), as_array(model(x)), rtol=1e-4, atol=1e-5
+        )
+
+
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_each_image_by_jax(name):

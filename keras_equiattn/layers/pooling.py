@@ -8,6 +8,7 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import as_floats
 from keras_equiattn.layers.base.group_layer import GroupLayer
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import output_size
@@ -164,12 +165,19 @@ class GroupPooling(keras.layers.Layer):
         super().__init__(**kwargs)
         self.mode = pooling_mode(mode)
         self.data_format = _checks.data_format(data_format)
+        backend.remember(self)
 
     def build(self, input_shape: Shape) -> None:
         self.compute_output_shape(input_shape)
         self.built = True
 
     def call(self, inputs: Tensor) -> Tensor:
+        if backend.is_in_dynamo():
+            return backend.in_one_piece(self, "pooled", inputs)
+        return self.pooled(inputs)
+
+    def pooled(self, inputs: Tensor) -> Tensor:
+        """The maximum or the mean over the group."""
         self.compute_output_shape(inputs.shape)
         x = as_floats(inputs, self.compute_dtype)
         return group_pool(x, self.mode, self._group_axis)

@@ -68,6 +68,9 @@ def _run(
 ) -> tuple[Any, dict[int, Tensor]]:
     """What the method returns, and new values of the variables it changes."""
     layer = _layers[number]
+    values, arguments = keras.tree.map_structure(
+        _with_known_sizes, (values, arguments)
+    )
     pairs = list(zip(layer.variables, values, strict=True))
     with keras.StatelessScope(state_mapping=pairs) as scope:
         found = getattr(layer, method)(*arguments)
@@ -77,6 +80,18 @@ def _run(
         for n, (new, old) in enumerate(zip(now, values, strict=True))
         if new is not old
     }
+
+
+def _with_known_sizes(x: Any) -> Any:
+    """A tensor with numbers for sizes: Dynamo makes symbols of those that it
+    has seen change, such as the last batch of an epoch, or the weights of two
+    layers. What is traced is then for these sizes alone.
+    """
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.view([int(n) for n in x.shape])
 
 
 def _run_as_it_is(layer: Any, method: str, *arguments: Any) -> Any:
