@@ -19,11 +19,13 @@ them. They are counted at the level of kernels, in units of the input:
   often as they run, and the operators outside of them as before.
 
 "bound" is the least there is: every argument and every result of the step
-once, forward and backward. Writes
+once, forward and backward. "largest" lists what moves the most: bytes in units
+of the input, runs, and the kernel or operator. Writes
 `benchmarks/results/traffic-<backend>-<dtype>-<batch>-<date>.json`.
 """
 
 import argparse
+import collections
 import datetime
 import json
 import math
@@ -38,6 +40,8 @@ import xla_traffic
 from keras_equiattn import layers
 from keras_equiattn.applications import reporting
 
+# Kernels, or operators, that a result lists: those that move the most.
+LARGEST = 10
 RESULTS = Path(__file__).parent / "results"
 # For each family what makes the layer and the shape of its input without the
 # batch: 64 channels in all.
@@ -101,6 +105,10 @@ def measure(
         "torch": _torch_compiled if compiled else _torch,
     }[keras.backend.backend()](layer, x)
     seconds = time.perf_counter() - start
+    found["largest"] = [
+        [round(moved / unit, 1), runs, what]
+        for moved, runs, what in sorted(found.pop("each"), reverse=True)
+    ][:LARGEST]
     for what in ("bytes", "cost_analysis", "inductor"):
         if what in found:
             found[what.replace("bytes", "moved")] = round(
@@ -175,9 +183,9 @@ def _torch(layer: Any, x: Any) -> dict[str, Any]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Count(TorchDispatchMode):
-        bytes = kernels = 0
+    moved: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
 
+    class Count(TorchDispatchMode):
         def __torch_dispatch__(
             self, f: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -186,17 +194,23 @@ def _torch(layer: Any, x: Any) -> dict[str, Any]:
             if f.is_view or "_unsafe_view" in str(f) or "empty" in str(f):
                 return result
             tensors = torch.utils._pytree.tree_leaves((args, kwargs, result))
-            self.bytes += sum(
+            one = moved[str(f)]
+            one[0] += sum(
                 _spanned(t) for t in tensors if isinstance(t, torch.Tensor)
             )
-            self.kernels += 1
+            one[1] += 1
             return result
 
     x.requires_grad_()
     _torch_step(layer, x)
-    with Count() as counted:
+    with Count():
         _torch_step(layer, x)
-    return {"bytes": counted.bytes, "kernels": counted.kernels}
+    each = [(size, runs, what) for what, (size, runs) in moved.items()]
+    return {
+        "bytes": sum(size for size, _, _ in each),
+        "kernels": sum(runs for _, runs, _ in each),
+        "each": each,
+    }
 
 
 def _spanned(x: Any) -> int:
@@ -219,18 +233,19 @@ def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
     from keras_equiattn.ops.backend import inductor
 
     compile_before = inductor._compile
-    inside = kernels = 0
+    inside: dict[str, list[int]] = {}
 
-    def compile_counted(*arguments: Any) -> Any:
+    def compile_counted(function: Any, *arguments: Any) -> Any:
         """What is compiled once may run many times in a step."""
         metrics.reset()
-        run = compile_before(*arguments)
+        run = compile_before(function, *arguments)
         of_run = metrics.num_bytes_accessed, metrics.generated_kernel_count
+        inner = getattr(function, "func", function)
+        name = f"compiled {inner.__qualname__}"
 
         def counted(tensors: Any) -> Any:
-            nonlocal inside, kernels
-            inside += of_run[0]
-            kernels += of_run[1]
+            one = inside.setdefault(name, [0, 0])
+            one[:] = (n + more for n, more in zip(one, of_run, strict=True))
             with torch.utils._python_dispatch._disable_current_modes():
                 return run(tensors)
 
@@ -244,16 +259,20 @@ def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
     for _ in range(inductor.PATIENCE + 1):
         _torch_step(layer, x)
     inductor._compile = compile_before
-    inside = kernels = 0
+    inside.clear()
     outside = _torch(layer, x)
-    if not kernels:
+    if not inside:
         raise RuntimeError("Inductor has compiled nothing.")
     # `_torch` runs two steps and counts the second.
-    inside, kernels = inside // 2, kernels // 2
+    each = [
+        (size // 2, runs // 2, what) for what, (size, runs) in inside.items()
+    ]
+    size = sum(size for size, _, _ in each)
     return {
-        "bytes": inside + outside["bytes"],
-        "inductor": inside,
-        "kernels": kernels + outside["kernels"],
+        "bytes": size + outside["bytes"],
+        "inductor": size,
+        "kernels": sum(runs for _, runs, _ in each) + outside["kernels"],
+        "each": each + outside["each"],
     }
 
 

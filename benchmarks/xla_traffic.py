@@ -8,6 +8,7 @@ more than the whole; where it writes a slice of its result, that does.
 
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 BYTES = {
@@ -44,11 +45,26 @@ LINE = re.compile(
 )
 
 
+class Moved(NamedTuple):
+    """What a kernel moves in all its runs.
+
+    Attributes:
+        bytes: of operands and results.
+        runs: how often it runs.
+        what: the instruction, its result and where it comes from.
+    """
+
+    bytes: int
+    runs: int
+    what: str
+
+
 class Traffic(NamedTuple):
     """What a program moves, and how many kernels it runs."""
 
     bytes: int
     kernels: int
+    each: list[Moved]
 
 
 class Instruction(NamedTuple):
@@ -110,25 +126,27 @@ class _Program:
             elif found := LINE.match(line):
                 body.append(Instruction(*found.groups()))
 
-    def traffic(self, name: str | None = None, times: int = 1) -> Traffic:
-        """Of a computation that runs so many times."""
-        body = self.computations[name or self.entry]
+    def traffic(self) -> Traffic:
+        each = list(self._each(self.entry, 1))
+        return Traffic(
+            sum(one.bytes for one in each), sum(one.runs for one in each), each
+        )
+
+    def _each(self, name: str, times: int) -> Iterator[Moved]:
+        """The kernels of a computation that runs so many times."""
+        body = self.computations[name]
         kinds = {one.name: one.kind for one in body}
-        total, kernels = 0, 0
         for one in body:
             if one.operation in FREE:
                 continue
             if one.operation in ("while", "call", "conditional"):
                 for inner, trips in self._inside(one):
-                    found = self.traffic(inner, times * trips)
-                    total, kernels = (
-                        total + found.bytes,
-                        kernels + found.kernels,
-                    )
+                    yield from self._each(inner, times * trips)
                 continue
-            total += times * self._moved(one, kinds)
-            kernels += times
-        return Traffic(total, kernels)
+            origin = re.search(r'op_name="([^"]*)"', one.rest)
+            path = origin[1].split("/")[-3:] if origin else []
+            what = " ".join([one.operation, one.kind, "/".join(path)])
+            yield Moved(times * self._moved(one, kinds), times, what)
 
     def _inside(self, one: Instruction) -> list[tuple[str, int]]:
         """What an instruction runs, and how often."""

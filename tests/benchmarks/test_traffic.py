@@ -28,13 +28,13 @@ class TestXLA:
         import xla_traffic
 
         text = compiled(lambda x, y: (2 * x + y) * y, self.x, self.x)
-        assert xla_traffic.count(text) == (3 * self.x.nbytes, 1)
+        assert xla_traffic.count(text)[:2] == (3 * self.x.nbytes, 1)
 
     def test_slices_count_what_they_read(self):
         import xla_traffic
 
         text = compiled(lambda x: x[:8] + x[8:16], self.x)
-        assert xla_traffic.count(text) == (3 * 8 * 128 * 4, 1)
+        assert xla_traffic.count(text)[:2] == (3 * 8 * 128 * 4, 1)
 
     @pytest.mark.parametrize("trips", [3, 7])
     def test_loops_count_for_each_trip(self, trips):

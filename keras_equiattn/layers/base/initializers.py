@@ -34,6 +34,8 @@ def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
     def initialize(shape: Shape, dtype: str | None = None) -> Tensor:
         size = math.prod(int(n) for n in shape if n is not None)
         values = initializer((fan_in, size // fan_in), dtype=dtype)
+        # A function of the user's may return an array of another dtype.
+        values = ops.convert_to_tensor(values, dtype)
         return ops.reshape(values, tuple(shape))
 
     return initialize
