@@ -10,10 +10,11 @@ by `w` and weighted by `a`. The other two are gradients of these, and all
 gradients of any of the four are among the four again. A bias `b[n, p, c]` may
 stand beside the product `k w`, as in an affine map.
 
-There are four realisations, `window_planes`, `window_products`, `window_bands`
-and `window_tiles`. Each has `scores`, `weighted_sums`, and the gradients of
-both, `score_gradients` and `sum_gradients`, and none builds the neighbours of
-all pixels. Tensors in these modules:
+The modules `planes`, `views`, `products` and `tiles` compute it. Each has
+`scores`, `weighted_sums`, and the gradients of both, `score_gradients` and
+`sum_gradients`, and none builds the neighbours of all pixels. Arguments may be
+in half precision: products are made of them as they are, and sums are in
+float32. Tensors in these modules:
 
     a     (neighbours, batch, query elements, heads, height, width)
     x     (batch, height, width, query elements, channels)

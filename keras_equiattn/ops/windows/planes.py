@@ -3,7 +3,7 @@
 XLA makes one loop of a sum that is written out, and vectorises it along the
 last axis: so the columns of the image come last here. What can be long (key
 elements, blocks of channels) is a loop that XLA compiles once. Sizes must be
-known. `ops.window_form` says what the functions compute.
+known. `ops.windows.form` says what the functions compute.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 For each neighbour one pass over the pixels, and one product with a small matrix
 that holds the weights and adds up the channels of each head. On a CPU a few
 images at a time, so that the next pass finds in the cache what this one wrote.
-Sizes may be unknown. `ops.window_form` says what the functions compute.
+Sizes may be unknown. `ops.windows.form` says what the functions compute.
 """
 
 import math

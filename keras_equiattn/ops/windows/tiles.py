@@ -4,7 +4,7 @@ The queries of a tile meet all keys that any of them sees in one product of
 matrices, and each takes its window out of that. In tiles of 4 x 4 a window of
 7 x 7 costs twice the multiply-adds that it needs, and far fewer passes over
 memory. For keys as they are, without weights; sizes must be known.
-`ops.window_form` says what the functions compute.
+`ops.windows.form` says what the functions compute.
 """
 
 import math
