@@ -16,8 +16,8 @@ from keras_equiattn.ops.windows.form import Form
 # Channels of a head from which products of tiles are worth what they copy. With
 # 8 (SASA 5 x 5) and 16 (ACmix 7 x 7) they move 0.53 and 0.34 of the bytes of
 # `products`, and take 0.8 to 1.5 times its time; with 4 (ACmix on p4) 0.62 and
-# 1.6 times (steps of 64 to 128 images of 32 x 32 with 64 channels, AMD EPYC, two
-# cores, PyTorch 2.13, benchmarks/results/traffic-torch-float32-8-*.json).
+# 1.6 times (steps of 64 or 128 images of 32 x 32 with 64 channels, AMD EPYC,
+# two cores, PyTorch 2.13).
 TILED_CHANNELS = 8
 
 
