@@ -11,5 +11,6 @@ from jaxtyping import Shaped as Shaped
 # A tensor of whatever backend runs, or a symbolic `keras.KerasTensor`.
 Tensor: TypeAlias = Any
 
-# A static shape; None where a size is known only at run time.
-Shape: TypeAlias = Sequence[int | None]
+# A static shape of integers; None where a size is known only at run time, or a
+# symbol where JAX exports a function.
+Shape: TypeAlias = Sequence[Any]
