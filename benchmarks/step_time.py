@@ -1,0 +1,106 @@
+"""Time of a training step of every family, beside a convolution.
+
+    KERAS_BACKEND=jax python benchmarks/step_time.py
+    KERAS_BACKEND=tensorflow python benchmarks/step_time.py
+    KERAS_BACKEND=torch python benchmarks/step_time.py
+    KERAS_BACKEND=torch python benchmarks/step_time.py --eager
+
+A step is the output of a layer, with its linear maps, and the gradients with
+respect to weights and input, for a batch that people train with. The families
+are those of `traffic.py`. Each is timed in turns, in one process, with Keras'
+3 x 3 `Conv2D` on the same image, whose channels are those of all group elements
+together. "seconds" is the median of a step, and "ratio" divides it by that of
+the convolution. "compilation" is by how much the slowest step before those that
+count exceeds the median: that step waits for the compiler. With `--eager`
+PyTorch runs without Inductor. Writes
+`benchmarks/results/step_time-<backend>-<batch>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import timing
+import traffic
+
+from keras_equiattn.applications import reporting
+
+RESULTS = Path(__file__).parent / "results"
+# Steps before those that count: after some calls PyTorch's are compiled.
+WARM_UP = 6
+
+
+def measure(name: str, batch: int, repeats: int) -> dict[str, Any]:
+    """Seconds of a step of this family and of a convolution."""
+    make, shape = traffic.FAMILIES[name]
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).normal(size=(batch, *shape))
+    x = x.astype("float32")
+    folded = x.reshape(*x.shape[:3], math.prod(shape[2:]))
+    convolution = keras.layers.Conv2D(folded.shape[-1], 3, padding="same")
+    steps = {
+        "layer": timing.training_step(make(), x),
+        "convolution": timing.training_step(convolution, folded),
+    }
+    slowest = 0.0
+    for _ in range(WARM_UP):
+        steps["convolution"]()
+        start = time.perf_counter()
+        steps["layer"]()
+        slowest = max(slowest, time.perf_counter() - start)
+    seconds = timing.alternate(steps, repeats, warm_up=0, untimed=1)
+    median = {key: statistics.median(found) for key, found in seconds.items()}
+    return {
+        "seconds": round(median["layer"], 4),
+        "convolution": round(median["convolution"], 4),
+        "ratio": round(median["layer"] / median["convolution"], 2),
+        "compilation": round(slowest - median["layer"], 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--eager", action="store_true")
+    names = [name for name in traffic.FAMILIES if name != "conv2d"]
+    parser.add_argument("--families", nargs="+", choices=names, default=names)
+    options = parser.parse_args()
+    backend = keras.backend.backend()
+    if options.eager and backend != "torch":
+        parser.error("--eager goes with KERAS_BACKEND=torch")
+    if min(options.batch, options.repeats) < 1:
+        parser.error(
+            "--batch and --repeats must be positive. Received: "
+            f"--batch {options.batch} --repeats {options.repeats}"
+        )
+    if options.eager:
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    results = {}
+    for name in options.families:
+        results[name] = measure(name, options.batch, options.repeats)
+        print(name, results[name], flush=True)
+    results |= {
+        "settings": vars(options),
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    how = f"{backend}-eager" if options.eager else backend
+    date = datetime.date.today().isoformat()
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"step_time-{how}-{options.batch}-{date}.json"
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
