@@ -3,9 +3,10 @@
     python examples/gallery.py
     python examples/gallery.py --out runs/gallery --only orbit
 
-`orbit` shows a digit in all poses of p4m. `lifting` shows what a filter for edges
-finds in a digit, and in the digit turned by a quarter, when a `LiftingConv2D`
-applies it in the four poses of p4: the maps turn, and the poses are exchanged. Writes one `<name>.png` for each picture.
+`orbit` shows a digit in all poses of p4m. `lifting` shows what a filter for
+edges finds in a digit, and in the digit turned by a quarter, when a
+`LiftingConv2D` applies it in the four poses of p4: the maps turn, and the poses
+are exchanged. Writes one `<name>.png` for each picture.
 """
 
 import argparse
