@@ -1,8 +1,11 @@
-# Every target makes the environment it needs in .venv. Python compiles what it
-# imports; all that is installed would take longer.
+# Every target makes the environment it needs in .venv, with uv where that is
+# installed and with pip elsewhere. Python compiles a module when it is first
+# imported and keeps the result, even where the environment asks for neither:
+# that takes less time than to compile all that is installed.
 #
-#   make demo        trains three small networks on digits, prints a table
-#   make test        the test suite on TensorFlow, JAX and PyTorch
+#   make demo        trains a plain and an equivariant network on digits
+#   make test        the test suite on TensorFlow, JAX and PyTorch; for one
+#                    backend and some tests: make test BACKENDS=jax K=pooling
 #   make test-slow   full sweeps, prepared real data, oldest Keras
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
@@ -12,7 +15,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 BACKENDS ?= torch tensorflow jax
 PYTEST := $(BIN)/python -m pytest -q -n 2
+# Tests whose names match this expression alone; no backend need have any.
+K ?=
+some = $(if $(K),-k "$(K)" || test $$? -eq 5)
+# Installs into the environment $(1).
+install = $(if $(shell command -v uv),uv pip install -q --python $(1)/bin/python,\
+  $(1)/bin/pip install -q --no-compile)
 
+export PYTHONDONTWRITEBYTECODE :=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: demo test test-slow test-floor lint types docs bench clean
@@ -26,7 +36,8 @@ test: .venv/.dev
 	@set -e; which="not slow"; \
 	for backend in $(BACKENDS); do \
 	  echo "== $$backend"; \
-	  KERAS_BACKEND=$$backend $(PYTEST) -m "$$which"; \
+	  KERAS_BACKEND=$$backend $(PYTEST) --durations=20 -m "$$which" \
+	    $(some); \
 	  which="not slow and not once"; \
 	done
 
@@ -109,15 +120,15 @@ bench: .venv/.dev
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml
-	$(BIN)/pip install -q --no-compile tensorflow-cpu -e ".[examples]"
+	$(call install,.venv) tensorflow-cpu -e ".[examples]"
 	@touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml requirements-dev.txt
-	$(BIN)/pip install -q --no-compile -r requirements-dev.txt
+	$(call install,.venv) -r requirements-dev.txt
 	@touch $@
 
 .venv/.docs: .venv/.dev
-	$(BIN)/pip install -q --no-compile -e ".[docs]"
+	$(call install,.venv) -e ".[docs]"
 	@touch $@
 
 # The version in the first line that has one.
@@ -125,7 +136,7 @@ floor = $(shell sed -n 's/.*"$(1)>=\([0-9.]*\)".*/\1/p' pyproject.toml | head -1
 
 .venv-floor/.done: pyproject.toml requirements-dev.txt
 	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
-	.venv-floor/bin/pip install -q --no-compile \
+	$(call install,.venv-floor) \
 	  "keras==$(call floor,keras).*" "jax==$(call floor,jax).*" \
 	  "tensorflow-cpu==$(call floor,tensorflow).*" \
 	  "torch==$(call floor,torch).*" -e ".[dev,examples]"
