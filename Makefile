@@ -9,6 +9,7 @@
 #   make test-slow   full sweeps, prepared real data, oldest Keras
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
+#   make dist        sdist and wheel, in dist/
 #   make bench       the benchmarks, in benchmarks/results/
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -25,7 +26,7 @@ install = $(if $(shell command -v uv),uv pip install -q --python $(1)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow test-floor lint types docs bench clean
+.PHONY: demo test test-slow test-floor lint types docs dist bench clean
 
 demo: .venv/.demo
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
@@ -85,6 +86,11 @@ types: .venv/.dev
 
 docs: .venv/.docs
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/mkdocs build --strict
+
+dist: .venv/.dev
+	rm -rf dist
+	$(BIN)/python -m build -o dist .
+	$(BIN)/twine check --strict dist/*
 
 bench: .venv/.dev
 	for backend in $(BACKENDS); do \
