@@ -131,6 +131,12 @@ class LayerContract:
     def test_file_round_trip(self, case, tmp_path):
         check_file_round_trip(case, tmp_path)
 
+    @pytest.mark.conduct
+    def test_file_round_trip_with_a_query(self, case, tmp_path):
+        if not getattr(case.make(), "attends", False):
+            pytest.skip("the layer has no attention to show")
+        check_file_round_trip_with_a_query(case, tmp_path)
+
     def test_golden_weights(self, request):
         update = request.config.getoption("--update-golden")
         check_golden(self.cases[0], update)
@@ -244,6 +250,23 @@ def check_file_round_trip(case, folder):
     model.save(path)
     revived = keras.saving.load_model(path, safe_mode=True)
     np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+
+
+def check_file_round_trip_with_a_query(case, folder):
+    """A file holds the position as a list, and no backend may trace it."""
+    layer = case.make()
+    inputs = keras.Input(batch_shape=case.input_shape)
+    outputs = layer(inputs, return_attention_maps=True, query=(1, 0))
+    model = keras.Model(inputs, outputs)
+    x = case.sample()
+    expected = model.predict(x, verbose=0)
+    path = folder / "model.keras"
+    model.save(path)
+    revived = keras.saving.load_model(path, safe_mode=True)
+    found = revived.predict(x, verbose=0)
+    pairs = map(keras.tree.flatten, (found, expected))
+    for one, other in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def check_golden(case, update=False):

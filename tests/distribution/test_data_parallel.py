@@ -28,7 +28,8 @@ def run(program, families, **environment):
         [sys.executable, str(HERE / program), *families],
         env={
             **os.environ,
-            "PYTHONPATH": str(HERE.parents[1]),
+            # The package, and the helpers of the tests.
+            "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE.parent}",
             **environment,
         },
         capture_output=True,

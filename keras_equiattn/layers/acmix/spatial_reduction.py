@@ -231,17 +231,12 @@ class SpatialReductionACmix2D(TransformerACmix):
         return (y, of_tokens), maps
 
     def compute_output_spec(
-        self,
-        inputs: Any,
-        return_attention_maps: bool = False,
-        query: tuple[int, int] | None = None,
-        **options: Any,
+        self, inputs: Any, *arguments: Any, **options: Any
     ) -> Any:
-        # Not from `compute_output_shape`: that knows nothing of tokens.
-        generic = super(keras.layers.Layer, self).compute_output_spec
-        special = super().compute_output_spec
-        spec = special if options.get("tokens") is None else generic
-        return spec(inputs, return_attention_maps, query, **options)
+        if options.get("tokens") is None:
+            return super().compute_output_spec(inputs, *arguments, **options)
+        # Not from `compute_output_shape`: that knows nothing of the tokens.
+        return self.traced_output_spec(inputs, *arguments, **options)
 
     def call_channels_last(
         self,

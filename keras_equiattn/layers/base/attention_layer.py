@@ -1,5 +1,6 @@
 """What layers with attention share: the maps that they can return."""
 
+import functools
 from typing import Any
 
 import keras
@@ -68,9 +69,23 @@ class AttentionLayer(GroupLayer):
         if not return_attention_maps:
             return super().compute_output_spec(inputs)
         # Not from `compute_output_shape`: that knows nothing of the maps.
-        return super(keras.layers.Layer, self).compute_output_spec(
-            inputs, return_attention_maps=True, query=query, **options
+        return self.traced_output_spec(inputs, True, query, **options)
+
+    def traced_output_spec(
+        self,
+        inputs: Any,
+        return_attention_maps: bool = False,
+        query: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> Any:
+        """What a call with these arguments returns, found by tracing it."""
+        # Under JAX Keras also traces the numbers within a tuple or a list,
+        # and a position must be known: so the trace does not see it.
+        call = keras.Operation(name=self.name)
+        call.call = functools.partial(
+            self.call, return_attention_maps=return_attention_maps, query=query
         )
+        return call.compute_output_spec(inputs, **options)
 
     def check_query(
         self, query: tuple[int, int], size: Shape
