@@ -12,9 +12,8 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.convolution import conv
-from keras_equiattn.ops.numerics import in_full_precision
-from keras_equiattn.ops.numerics import MASKED
-from keras_equiattn.ops.numerics import softmax
+from keras_equiattn.ops.numerics import lowest_score
+from keras_equiattn.ops.numerics import softmax_in_full_precision
 
 
 def dense_attention(
@@ -42,18 +41,18 @@ def dense_attention(
     Returns:
         The weighted sums, and the weights before dropout.
     """
-    dtype, channels = values.dtype, values.shape[-1]
+    channels = values.shape[-1]
     query, keys, values = (
         _by_head(x, num_heads) for x in (query, keys, values)
     )
     scores = ops.einsum("...pnc,...qnc->...npq", query, keys)
-    scores = in_full_precision(scores)
     if bias is not None:
         scores = scores + ops.cast(bias, scores.dtype)
     if visible is not None:
         of_heads = ops.convert_to_tensor(visible[..., None, :, :])
-        scores = ops.where(of_heads, scores, ops.cast(MASKED, scores.dtype))
-    weights = ops.cast(softmax(scores, (-1,)), dtype)
+        masked = ops.cast(lowest_score(scores), scores.dtype)
+        scores = ops.where(of_heads, scores, masked)
+    weights = softmax_in_full_precision(scores)
     y = ops.einsum("...npq,...qnc->...pnc", dropout(weights), values)
     return ops.reshape(y, (*ops.shape(y)[:-2], channels)), weights
 

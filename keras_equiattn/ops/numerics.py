@@ -22,18 +22,40 @@ def dtype_of_sums(x: Tensor) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
+def lowest_score(x: Tensor) -> float:
+    """A masked score among scores like these, finite in their dtype."""
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return -6e4 if dtype == "float16" else MASKED
+
+
+def mean(
+    x: Tensor, axis: int | tuple[int, ...], dtype: str | None = None
+) -> Tensor:
     """The mean, summed in float32 for half precision, in float64 for float64.
 
     Not `ops.mean`: under PyTorch it would pass float64 through float32.
+
+    Args:
+        x: any tensor.
+        axis: one axis or several, which the mean does not have.
+        dtype: of the mean; None is that of `x`.
     """
     axes = (axis,) if isinstance(axis, int) else axis
     sizes = [ops.shape(x)[each] for each in axes]
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    total = ops.sum(in_full_precision(x), axis=axis)
+    total = sum_in_full_precision(x, axes)
     known = all(isinstance(size, int) for size in sizes)
     count = math.prod(sizes) if known else ops.prod(ops.stack(sizes))
-    return ops.cast(total / ops.cast(count, total.dtype), dtype)
+    return ops.cast(total / ops.cast(count, total.dtype), dtype or x.dtype)
+
+
+def sum_in_full_precision(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The sum over some axes, in float32 for half precision."""
+    if keras.backend.backend() == "torch" and ops.is_tensor(x):
+        # PyTorch does this without a copy of `x` in float32; compilers do the
+        # same with a cast.
+        dtype = ops.zeros((), dtype_of_sums(x)).dtype
+        return x.sum(axes, dtype=dtype)
+    return ops.sum(in_full_precision(x), axis=axes)
 
 
 def sums_of_blocks(x: Tensor, blocks: int, axis: int) -> Tensor:
@@ -46,9 +68,9 @@ def sums_of_blocks(x: Tensor, blocks: int, axis: int) -> Tensor:
 
 def moments(x: Tensor, axis: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Mean and variance, see `mean`."""
-    middle = ops.expand_dims(mean(x, axis), axis)
-    spread = x - middle
-    return ops.squeeze(middle, axis), mean(spread * spread, axis)
+    middle = mean(x, axis)
+    spread = x - ops.expand_dims(middle, axis)
+    return middle, mean(spread * spread, axis)
 
 
 def layer_norm(
@@ -71,3 +93,14 @@ def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     # Exponentials twice: cheaper than to write them and read them again.
     total = ops.sum(ops.exp(x - top), axis=axes, keepdims=True)
     return ops.exp(x - (top + ops.log(total)))
+
+
+def softmax_in_full_precision(x: Tensor) -> Tensor:
+    """Over the last axis, computed in float32 for half precision.
+
+    The result has the dtype of `x`.
+    """
+    if keras.backend.backend() == "torch":
+        # Its kernel computes in float32, and copies nothing for that.
+        return ops.softmax(x, axis=-1)
+    return ops.cast(ops.softmax(in_full_precision(x), axis=-1), x.dtype)

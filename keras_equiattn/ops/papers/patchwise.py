@@ -20,6 +20,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import reflected
 from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.numerics import moments
@@ -43,11 +44,10 @@ def patch_moments(
         Both over the batch and the positions of the window, with `seen = 1 +
         neighbours`: the query comes first.
     """
-    query, keys = (
-        in_full_precision(ops.convert_to_tensor(x)) for x in (query, keys)
-    )
-    # What neighbours have on average is close to that of all keys. Without it
-    # the difference of mean square and squared mean is not lost in rounding.
+    # Squares of numbers above 255 are infinite in float16.
+    query, keys = map(in_full_precision, (query, keys))
+    # Neighbours have a mean close to that of all keys. Without that mean, the
+    # difference of mean square and squared mean is not lost in rounding.
     centre = mean(keys, (0, 1, 2, 3))
     rest = keys - centre
     rows, columns = (
@@ -114,8 +114,8 @@ def patch_features(
     Returns:
         The features, in float32 for half precision.
     """
-    query, keys, scale, shift, kernel = map(
-        in_full_precision, (query, keys, scale, shift, kernel)
+    scale, shift, kernel = (
+        ops.cast(x, keys.dtype) for x in (scale, shift, kernel)
     )
     of_query = _features(query[:, :, :, 0], scale[0], shift[0], kernel[0])
     rows, columns = window.size
@@ -188,7 +188,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
         batch, height, width = ops.shape(strips)[2:5]
         width = width - _reach(window)[1]
         total = ops.zeros(
-            (batch, height, width, by_row[-1].shape[-1]), frames.dtype
+            (batch, height, width, by_row[-1].shape[-1]), dtype_of_sums(frames)
         )
 
         def add(total: Tensor, row: Any) -> Any:
@@ -243,7 +243,8 @@ def _of_row(
 def _features(
     x: Tensor, scale: Tensor, shift: Tensor, kernel: Tensor
 ) -> Tensor:
-    return ops.relu(x * scale + shift) @ kernel
+    """Of numbers `x (..., channels)`, in float32 for half precision."""
+    return in_full_precision(ops.relu(x * scale + shift) @ kernel)
 
 
 def _reach(window: Window) -> tuple[int, int]:

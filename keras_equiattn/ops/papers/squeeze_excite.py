@@ -35,15 +35,14 @@ def squeeze_excite(
         `y` like `x`, and `s`.
     """
     dtype = keras.backend.standardize_dtype(x.dtype)
-    statistic = mean(in_full_precision(x), tuple(range(1, len(x.shape) - 1)))
+    axes = tuple(range(1, len(x.shape) - 1))
+    reduce_kernel, reduce_bias, expand_kernel, expand_bias = map(
+        in_full_precision,
+        (reduce_kernel, reduce_bias, expand_kernel, expand_bias),
+    )
     # Not `ops.matmul`: under PyTorch it passes float64 through float32.
-    hidden = ops.relu(
-        statistic @ in_full_precision(reduce_kernel)
-        + in_full_precision(reduce_bias)
-    )
-    scores = hidden @ in_full_precision(expand_kernel) + in_full_precision(
-        expand_bias
-    )
+    statistic = mean(x, axes, reduce_kernel.dtype)
+    hidden = ops.relu(statistic @ reduce_kernel + reduce_bias)
+    scores = hidden @ expand_kernel + expand_bias
     channel = ops.cast(ops.sigmoid(scores), dtype)
-    inner = (1,) * (len(x.shape) - 2)
-    return x * ops.reshape(channel, (-1, *inner, x.shape[-1])), channel
+    return x * ops.expand_dims(channel, axes), channel
