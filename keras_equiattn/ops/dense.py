@@ -57,7 +57,10 @@ def dense_attention(
     return ops.reshape(y, (*ops.shape(y)[:-2], channels)), weights
 
 
-def _by_head(x: Tensor, num_heads: int) -> Tensor:
+def _by_head(
+    x: Float[Tensor, "*outer seen channels"], num_heads: int
+) -> Float[Tensor, "*outer seen {num_heads} size"]:
+    """Splits channels into heads, contiguous blocks of `size` channels."""
     *outer, channels = ops.shape(x)
     return ops.reshape(x, (*outer, num_heads, channels // num_heads))
 

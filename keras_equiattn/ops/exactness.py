@@ -69,9 +69,8 @@ def is_exact(
     Raises:
         ValueError: for arguments of another form.
     """
-    group = groups.get(group)
-    _checks.choice(padding, "padding", ("valid", "same"))
-    return _is_exact(group, _axes(size, window, strides, dilation), padding)
+    axes = _axes(size, window, strides, dilation)
+    return _is_exact(groups.get(group), axes, padding)
 
 
 def require_exact(
@@ -92,14 +91,13 @@ def require_exact(
         allow_unknown: whether an unknown size passes if some size is exact.
     """
     group = groups.get(group)
-    _checks.choice(padding, "padding", ("valid", "same"))
     axes = _axes(size, window, strides, dilation)
     if _is_exact(group, axes, padding, allow_unknown):
         return
-    sizes, windows, all_strides, dilations = zip(*axes, strict=True)
+    sizes, windows, steps, rates = zip(*axes, strict=True)
     raise ValueError(
         f"{name} would not be exactly equivariant under '{group.name}': "
-        f"window {windows}, strides {all_strides}, dilation {dilations}, "
+        f"window {windows}, strides {steps}, dilation {rates}, "
         f"padding '{padding}' on an input of size {sizes} do not map onto "
         f"themselves when the input is turned or mirrored. "
         f"{_advice(group, axes, padding, allow_unknown)} "
@@ -113,19 +111,20 @@ def _is_exact(
     padding: str,
     allow_unknown: bool = False,
 ) -> bool:
+    """Whether the group maps the windows along both axes onto themselves."""
+    _checks.choice(padding, "padding", ("valid", "same"))
     height, width = axes
     if not all(_fits(axis, padding) for axis in axes):
         return False
-    if group.order == 1:
-        return True
-    if group.name == "z2m":  # mirrors columns only
-        return _reversible(width, padding, allow_unknown)
     if group.quarter_turns and height[1:] != width[1:]:
         return False
-    return all(_reversible(axis, padding, allow_unknown) for axis in axes)
+    # What is reversed: "z2" has no mirror, "z2m" mirrors columns only.
+    reversed_ = {"z2": (), "z2m": (width,)}.get(group.name, axes)
+    return all(_reversible(axis, padding, allow_unknown) for axis in reversed_)
 
 
 def _fits(axis: _Axis, padding: str) -> bool:
+    """Whether at least one window lies within the padded image."""
     extent = effective_window(axis.window, axis.dilation)
     return padding == "same" or axis.size is None or extent <= axis.size
 
@@ -200,24 +199,25 @@ def _advice(
 
 
 def _list(numbers: Iterable[int]) -> str:
+    """The numbers in ascending order, for a message."""
     return ", ".join(map(str, sorted(numbers)))
 
 
 def _axes(
-    size: Size, window: Pair, strides: Pair, dilation: Pair
+    size: Size, window: Pair, strides: Pair = 1, dilation: Pair = 1
 ) -> tuple[_Axis, _Axis]:
-    is_pair = isinstance(size, Iterable)
-    sizes = tuple(size) if is_pair else (size, size)  # type: ignore[arg-type]
+    """The windows along rows and along columns, checked."""
+    sizes = tuple(size) if isinstance(size, Iterable) else (size, size)
     if len(sizes) != 2:
         raise ValueError(
             "`size` must be an integer, None or a pair of them. "
             f"Received: {size!r}"
         )
     known = [n if n is None else _checks.integer(n, "size") for n in sizes]
-    windows = _checks.pair(window, "window")
-    steps = _checks.pair(strides, "strides")
-    dilations = _checks.pair(dilation, "dilation")
-    return (
-        _Axis(known[0], windows[0], steps[0], dilations[0]),
-        _Axis(known[1], windows[1], steps[1], dilations[1]),
-    )
+    pairs = [
+        _checks.pair(window, "window"),
+        _checks.pair(strides, "strides"),
+        _checks.pair(dilation, "dilation"),
+    ]
+    height, width = map(_Axis, known, *pairs)
+    return height, width

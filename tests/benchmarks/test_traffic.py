@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_equiattn import layers
+
 BACKEND = keras.backend.backend()
 
 
@@ -89,3 +91,33 @@ def test_families_are_measured(name):
     found = traffic.measure(name, 1, "float32", False)
     assert found["moved"] > found["bound"] > 3
     assert found["kernels"] > 1
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="XLA widens it on CPUs.")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.PatchwiseACmix2D(32),
+        lambda: layers.WindowACmix2D(32, 4, window_size=4),
+        lambda: layers.SpatialReductionACmix2D(32, 4),
+        lambda: layers.SqueezeExcite(),
+    ],
+    ids=["patchwise", "window", "reduction", "squeeze"],
+)
+def test_half_precision_moves_half_of_the_bytes(monkeypatch, make):
+    import traffic
+
+    shape = (16, 16, 32)
+    loss = keras.layers.Identity
+    families = {"layer": (make, shape), "loss": (loss, shape)}
+    monkeypatch.setattr(traffic, "FAMILIES", families)
+
+    def moved(dtype, size):
+        """By the layer alone, without the loss."""
+        of_both, of_loss = (
+            traffic.measure(name, 2, dtype, False)["moved"]
+            for name in ("layer", "loss")
+        )
+        return (of_both - of_loss) * size
+
+    assert moved("mixed_bfloat16", 2) < 0.6 * moved("float32", 4)

@@ -6,11 +6,16 @@ and a linear map to a few features. These become the weights of the window. All
 keys of a window, `neighbours * channels` numbers for each pixel, are never
 built: their statistics are sums over the image with a count for each pixel, and
 the linear map adds up one row of the window after the other.
+
+Three kinds of tensors have names here: `Features`, the few numbers of each
+position; `Frames`, the image cut as `Window.frames` does it; and `Strips`, what
+each row of the window sees of these.
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any
+from typing import TypeAlias
 
 from keras import ops
 
@@ -26,6 +31,12 @@ from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.numerics import moments
 from keras_equiattn.ops.windows.api import window_sum
 from keras_equiattn.ops.windows.form import Form
+
+Features: TypeAlias = Float[Tensor, "batch new_height new_width features"]
+Frames: TypeAlias = Float[Tensor, "frames batch height columns channels"]
+Strips: TypeAlias = Float[
+    Tensor, "rows phases batch new_height columns channels"
+]
 
 
 def patch_moments(
@@ -97,7 +108,7 @@ def patch_features(
     kernel: Float[Tensor, "seen channels features"],
     window: Window,
     recompute: bool = True,
-) -> Float[Tensor, "batch new_height new_width features"]:
+) -> Features:
     """Features of each position, from its query and the keys in its window.
 
     `h(i) = relu(s_0 q(i) + t_0) W_0 + sum_n relu(s_n k(i + d_n) + t_n) W_n`.
@@ -135,7 +146,7 @@ def patch_features(
 
 
 def patch_weights(
-    features: Float[Tensor, "batch new_height new_width features"],
+    features: Features,
     kernel: Float[Tensor, "features neighbours heads"],
     bias: Float[Tensor, "neighbours heads"],
 ) -> Float[Tensor, "neighbours batch 1 heads new_height new_width"]:
@@ -168,7 +179,9 @@ def shared_window_sum(
     return _reordered(y, heads, each)
 
 
-def _reordered(x: Tensor, outer: int, inner: int) -> Tensor:
+def _reordered(
+    x: Float[Tensor, "batch height width 1 channels"], outer: int, inner: int
+) -> Float[Tensor, "batch height width 1 channels"]:
     """Channels `(outer, inner)` as channels `(inner, outer)`."""
     *rest, channels = ops.shape(x)
     x = ops.swapaxes(ops.reshape(x, (*rest, outer, inner)), -1, -2)
@@ -183,7 +196,9 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
     row of the window; one for each set of shapes, as in `ops.windows`.
     """
 
-    def forward(frames: Tensor, *by_row: Tensor) -> Any:
+    def forward(
+        frames: Frames, *by_row: Float[Tensor, "..."]
+    ) -> tuple[Features, tuple[()]]:
         strips = _strips(window, frames)
         batch, height, width = ops.shape(strips)[2:5]
         width = width - _reach(window)[1]
@@ -191,13 +206,13 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
             (batch, height, width, by_row[-1].shape[-1]), dtype_of_sums(frames)
         )
 
-        def add(total: Tensor, row: Any) -> Any:
+        def add(total: Features, row: Any) -> tuple[Features, tuple[()]]:
             return total + _of_row(window, *row), ()
 
         return backend.scan(add, total, (strips, *by_row))[0], ()
 
     def backward(
-        arguments: tuple[Tensor, ...], _: Any, d: Tensor
+        arguments: tuple[Tensor, ...], _: Any, d: Features
     ) -> tuple[Tensor, ...]:
         frames, *by_row = arguments
         rows = (_strips(window, frames), *by_row)
@@ -214,9 +229,8 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
     return backend.custom_vjp(forward, backward, "recompute=False")
 
 
-def _strips(window: Window, frames: Tensor) -> Tensor:
-    """What each row of the window sees, `(rows, phases, batch, new_height,
-    columns, channels)`, for the frames of all phases along the columns."""
+def _strips(window: Window, frames: Frames) -> Strips:
+    """What each row of the window sees, from the frames of all phases."""
     along = window.strides[1]
     height = ops.shape(frames)[2] - _reach(window)[0]
     strips = []
@@ -228,9 +242,17 @@ def _strips(window: Window, frames: Tensor) -> Tensor:
 
 
 def _of_row(
-    window: Window, strip: Tensor, scale: Tensor, shift: Tensor, kernel: Tensor
-) -> Tensor:
-    """What a row of the window adds to the features."""
+    window: Window,
+    strip: Float[Tensor, "phases batch new_height columns channels"],
+    scale: Float[Tensor, " seen_channels"],
+    shift: Float[Tensor, " seen_channels"],
+    kernel: Float[Tensor, "seen_channels features"],
+) -> Features:
+    """What a row of the window adds to the features.
+
+    Of scale, shift and kernel it takes what belongs to that row, the channels
+    of its first neighbour before those of the second.
+    """
     width = ops.shape(strip)[3] - _reach(window)[1]
     # Along its columns all rows are alike.
     seen = [
@@ -241,9 +263,12 @@ def _of_row(
 
 
 def _features(
-    x: Tensor, scale: Tensor, shift: Tensor, kernel: Tensor
-) -> Tensor:
-    """Of numbers `x (..., channels)`, in float32 for half precision."""
+    x: Float[Tensor, "batch new_height new_width channels"],
+    scale: Float[Tensor, " channels"],
+    shift: Float[Tensor, " channels"],
+    kernel: Float[Tensor, "channels features"],
+) -> Features:
+    """`relu(scale x + shift) kernel`, in float32 for half precision."""
     return in_full_precision(ops.relu(x * scale + shift) @ kernel)
 
 

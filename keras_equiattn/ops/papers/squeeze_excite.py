@@ -6,6 +6,7 @@ from keras import ops
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 
@@ -41,7 +42,7 @@ def squeeze_excite(
         (reduce_kernel, reduce_bias, expand_kernel, expand_bias),
     )
     # Not `ops.matmul`: under PyTorch it passes float64 through float32.
-    statistic = mean(x, axes, reduce_kernel.dtype)
+    statistic = mean(x, axes, dtype_of_sums(x))
     hidden = ops.relu(statistic @ reduce_kernel + reduce_bias)
     scores = hidden @ expand_kernel + expand_bias
     channel = ops.cast(ops.sigmoid(scores), dtype)
