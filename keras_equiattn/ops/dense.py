@@ -12,6 +12,7 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.convolution import conv
+from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import lowest_score
 from keras_equiattn.ops.numerics import softmax_in_full_precision
 
@@ -47,6 +48,11 @@ def dense_attention(
     )
     scores = ops.einsum("...pnc,...qnc->...npq", query, keys)
     if bias is not None:
+        if is_half(scores):
+            # A bias would be lost in the rounding of large scores.
+            lowest = lowest_score(scores)
+            top = ops.max(scores, axis=-1, keepdims=True, initial=lowest)
+            scores = scores - ops.stop_gradient(top)
         scores = scores + ops.cast(bias, scores.dtype)
     if visible is not None:
         of_heads = ops.convert_to_tensor(visible[..., None, :, :])

@@ -16,10 +16,15 @@ def in_full_precision(x: Tensor) -> Tensor:
     return ops.cast(x, dtype_of_sums(x))
 
 
+def is_half(x: Tensor) -> bool:
+    """Whether these are numbers of half precision."""
+    return keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+
+
 def dtype_of_sums(x: Tensor) -> str:
     """What numbers like these are added up in: single precision at least."""
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    dtype = str(keras.backend.standardize_dtype(x.dtype))
+    return "float32" if is_half(x) else dtype
 
 
 def lowest_score(x: Tensor) -> float:
@@ -103,4 +108,4 @@ def softmax_in_full_precision(x: Tensor) -> Tensor:
     if keras.backend.backend() == "torch":
         # Its kernel computes in float32, and copies nothing for that.
         return ops.softmax(x, axis=-1)
-    return ops.cast(ops.softmax(in_full_precision(x), axis=-1), x.dtype)
+    return ops.cast(softmax(in_full_precision(x), (-1,)), x.dtype)

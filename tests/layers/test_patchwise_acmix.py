@@ -339,7 +339,11 @@ def test_moments(offset):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_loses_no_more_than_its_own_digits(dtype):
-    """Statistics and features of the numbers that there are."""
+    """Statistics of the numbers that there are; products in half precision.
+
+    Numbers of 30 leave a bfloat16 three digits after the point in binary: what
+    is lost of features must not grow with that.
+    """
     rng = np.random.default_rng(0)
     half = ops.cast(30 + rng.normal(size=(4, 6, 5, 1, 3)), dtype)
     exact = ops.cast(half, "float32")
@@ -356,7 +360,8 @@ def test_half_precision_loses_no_more_than_its_own_digits(dtype):
     ]
     found = patch_features(half, half, *weights, window)
     expected = patch_features(exact, exact, *weights, window)
-    assert relative_difference(as_array(found), as_array(expected)) < 1e-6
+    limit = {"float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    assert relative_difference(as_array(found), as_array(expected)) < limit
 
 
 @pytest.mark.torch_first

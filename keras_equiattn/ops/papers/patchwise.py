@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 from typing import TypeAlias
 
+import keras
 from keras import ops
 
 from keras_equiattn import config
@@ -27,6 +28,7 @@ from keras_equiattn.ops.geometry import reflected
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.numerics import moments
 from keras_equiattn.ops.windows.api import window_sum
@@ -115,7 +117,7 @@ def patch_features(
 
     Args:
         query: one for each position of the window.
-        keys: one for each pixel.
+        keys: one for each pixel; the border of the window is "reflect".
         scale, shift: of the query, then of the neighbours, row by row: what is
             left of a normalisation.
         kernel: the linear map of the same.
@@ -125,6 +127,8 @@ def patch_features(
     Returns:
         The features, in float32 for half precision.
     """
+    if is_half(keys):
+        query, keys, shift = _centred(query, keys, scale, shift)
     scale, shift, kernel = (
         ops.cast(x, keys.dtype) for x in (scale, shift, kernel)
     )
@@ -143,6 +147,33 @@ def patch_features(
         _of_row(window, strips[index], *(x[index] for x in by_row))
         for index in range(rows)
     )
+
+
+def _centred(
+    query: Float[Tensor, "batch new_height new_width 1 channels"],
+    keys: Float[Tensor, "batch height width 1 channels"],
+    scale: Float[Tensor, "seen channels"],
+    shift: Float[Tensor, "seen channels"],
+) -> tuple[
+    Float[Tensor, "batch new_height new_width 1 channels"],
+    Float[Tensor, "batch height width 1 channels"],
+    Float[Tensor, "seen channels"],
+]:
+    """Query, keys and shift of an equal normalisation with small shifts.
+
+    `s x + t = s (x - c) + (t + s c)` for any `c`. In half precision the left
+    side loses digits where large numbers cancel. The `c` taken here, one for
+    each channel, makes the squares of the new shifts smallest.
+    """
+    scale, shift = map(in_full_precision, (scale, shift))
+    centre = -ops.sum(scale * shift, axis=0) / (
+        ops.sum(scale * scale, axis=0) + keras.config.epsilon()
+    )
+    # A float16 ends at 65504.
+    centre = ops.cast(ops.clip(centre, -3e4, 3e4), keys.dtype)
+    centre = ops.stop_gradient(centre)
+    shift = shift + scale * in_full_precision(centre)
+    return query - centre, keys - centre, shift
 
 
 def patch_weights(
