@@ -1,0 +1,293 @@
+"""Tables of what layers and networks cost: time, memory and traffic."""
+
+import re
+from collections import defaultdict
+
+from report_files import block
+from report_files import count
+from report_files import File
+from report_files import MissingResultError
+from report_files import Results
+from report_files import run
+from report_files import short
+from report_files import versioned
+
+# What the keys in the files of traffic.py and step_time.py stand for.
+FAMILIES = {
+    "conv2d": "`Conv2D` 3 x 3",
+    "sasa": "SASA 5 x 5",
+    "asc": "ASC 5 x 5",
+    "acmix": "ACmix 7 x 7",
+    "asc_p4": "ASC 5 x 5, p4",
+    "acmix_p4": "ACmix 7 x 7, p4",
+    "full_attention_p4": "full attention 3 x 3, p4",
+    "gsa_p4": "group self-attention 5 x 5, p4",
+    "gsa_global_p4": "the same, whole image of 7 x 7",
+}
+STEP_TIMES = {
+    "tensorflow": "TensorFlow",
+    "jax": "JAX",
+    "torch": "PyTorch",
+    "torch-eager": "PyTorch, eager",
+}
+TRAFFIC = {
+    "torch-float32": "PyTorch, operator by operator",
+    "torch-mixed_bfloat16": "the same in bfloat16, bytes",
+    "torch-inductor-float32": "PyTorch, Inductor",
+    "jax-float32": "JAX, XLA",
+    "tensorflow-float32": "TensorFlow, XLA",
+}
+
+
+def step_time(results: Results) -> str:
+    found = step_times(results)
+    if not found:
+        return f"Nothing is measured yet: `{run('step_time.py', 'jax')}`."
+    files = list(found.values())
+    rows = [
+        [
+            label,
+            *(
+                f"{short(file[name]['ratio'])} ({file[name]['seconds']:.2f} s)"
+                if name in file
+                else ""
+                for file in files
+            ),
+        ]
+        for name, label in FAMILIES.items()
+        if any(name in file for file in files)
+    ]
+    header = ("layer", *(STEP_TIMES[how] for how in found))
+    commands = [
+        run("step_time.py" + " --eager" * ("eager" in how), how.split("-")[0])
+        for how in found
+    ]
+    return block(header, rows, files, *commands)
+
+
+def step_times(results: Results) -> dict[str, File]:
+    """The newest file of each backend that has one, at batch 128."""
+    found = {}
+    for how in STEP_TIMES:
+        try:
+            found[how] = results.latest(f"step_time-{how}-128", "")
+        except MissingResultError:
+            continue
+    return found
+
+
+def group_conv(results: Results) -> str:
+    files = results.by_backend("group_conv-{}", run("group_conv.py"))
+    rows = [
+        [
+            versioned(backend, file),
+            f"{1000 * file['seconds_median']['Conv2D']:.0f}",
+            f"{1000 * file['seconds_median']['GroupConv2D']:.0f}",
+            f"{file['ratio_of_medians']:.2f}",
+        ]
+        for backend, file in files.items()
+    ]
+    header = ("backend", "`Conv2D`, ms", "`GroupConv2D`, ms", "ratio")
+    return block(header, rows, list(files.values()), run("group_conv.py"))
+
+
+def attentive_time(results: Results) -> str:
+    command = run("attentive_conv.py time")
+    files = results.by_backend("attentive_conv-time-{}", command)
+    forms = ("input", "co", "channel", "spatial", "full")
+    forms += ("full held", "full naive")
+    rows = [
+        [
+            versioned(backend, file),
+            f"{file['seconds_median']['None']:.2f}",
+            *(short(file["ratio"][form]) for form in forms),
+        ]
+        for backend, file in files.items()
+    ]
+    header = (
+        "backend",
+        "plain, s",
+        *(form.replace(" ", ", ") for form in forms),
+    )
+    return block(header, rows, list(files.values()), command)
+
+
+def windows_time(results: Results) -> str:
+    command = run("windows.py time")
+    files = results.by_backend("windows-time-{}", command)
+    forms = [
+        f"{kind} {form}"
+        for kind in ("sasa", "asc")
+        for form in ("5 x 5", "7 x 7", "5 x 5, unfold")
+    ]
+    rows = [
+        [
+            versioned(backend, file),
+            f"{1000 * file['seconds_median']['Conv2D']:.1f}",
+            *(short(file["ratio"][form]) for form in forms),
+        ]
+        for backend, file in files.items()
+    ]
+    names = [re.sub("^[a-z]+", lambda m: m.group().upper(), f) for f in forms]
+    header = ("backend", "`Conv2D`, ms", *names)
+    return block(header, rows, list(files.values()), command)
+
+
+def acmix_time(results: Results) -> str:
+    command = run("acmix.py time --repeats 15")
+    files = results.by_backend("acmix-time-{}", command)
+    rows = []
+    for backend, file in files.items():
+        ratios = [size["ratio"] for size in file["sizes"].values()]
+        # Files of the time when the layer had a grouped convolution too call
+        # what it computes today "dense".
+        ours = [ratio.get("dense", ratio["ACmix2D"]) for ratio in ratios]
+        unfold = [ratio["unfold_dense"] for ratio in ratios]
+        rows.append([versioned(backend, file), *map(short, ours + unfold)])
+    sizes = list(next(iter(files.values()))["sizes"])
+    header = ["backend", *sizes, *(f"unfold, {size}" for size in sizes)]
+    return block(header, rows, list(files.values()), command)
+
+
+def gsa_time(results: Results) -> str:
+    command = run("group_self_attention.py time")
+    files = results.by_backend("group_self_attention-time-{}", command)
+    rows = [
+        [
+            versioned(backend, file),
+            f"{file['seconds']['ours']:.2f}",
+            f"{file['seconds']['cubic']:.2f}",
+            f"{file['cubic / ours']:.2f}",
+        ]
+        for backend, file in files.items()
+    ]
+    header = ("backend", "ours, s", "cubic, s", "cubic over ours")
+    return block(header, rows, list(files.values()), command)
+
+
+def attentive_memory_file(results: Results) -> File:
+    """Temporaries of attentive networks, in GiB."""
+    command = run("attentive_conv.py memory", "jax")
+    return results.latest("attentive_conv-memory-jax", command)
+
+
+def attentive_memory(results: Results) -> str:
+    file = attentive_memory_file(results)
+    rows = []
+    for name, sizes in file["gib"].items():
+        network, attention = name.split()
+        forms = [short(sizes.get(f)) for f in ("chunked", "held", "naive")]
+        rows.append([network, attention.replace("None", "none"), *forms])
+    header = ("network", "attention", "chunked, GiB", "held, GiB", "naive, GiB")
+    return block(header, rows, [file], run("attentive_conv.py memory", "jax"))
+
+
+def attentive_rss(results: Results) -> str:
+    command = run("attentive_conv.py rss")
+    files = results.by_backend("attentive_conv-rss-{}", command)
+    rows = [
+        [versioned(backend, file), *map(count, file["mib"].values())]
+        for backend, file in files.items()
+    ]
+    header = ("backend", "chunked, MiB", "held, MiB", "naive, MiB")
+    return block(header, rows, list(files.values()), command)
+
+
+def windows_memory(results: Results) -> str:
+    command = run("windows.py memory", "jax")
+    file = results.latest("windows-memory-jax", command)
+    rows = [
+        [
+            f"{kind.upper()} 5 x 5",
+            *(f"{sizes[form]:.1f}" for form in ("ours", "unfold")),
+            f"{sizes['ours / unfold']:.2f}",
+        ]
+        for kind, sizes in file["mib"].items()
+    ]
+    header = ("layer", "ours, MiB", "unfold, MiB", "ratio")
+    return block(header, rows, [file], command)
+
+
+def acmix_memory(results: Results) -> str:
+    command = run("acmix.py memory", "jax")
+    file = results.latest("acmix-memory-jax", command)
+    rows = [
+        [
+            size,
+            *(f"{sizes[form]:.1f}" for form in ("ACmix2D", "unfold", "Conv2D")),
+            f"{sizes['ACmix2D / unfold']:.2f}",
+        ]
+        for size, sizes in file["mib"].items()
+    ]
+    header = ("size", "ours, MiB", "unfold, MiB", "`Conv2D`, MiB", "ratio")
+    return block(header, rows, [file], command)
+
+
+def gsa_memory(results: Results) -> str:
+    command = run("group_self_attention.py memory", "jax")
+    file = results.latest("group_self_attention-memory-jax", command)
+    sizes: dict[tuple, dict[str, float]] = defaultdict(dict)
+    for row in file["rows"]:
+        case = (row["group"], row["kernel_size"], row["batch"])
+        sizes[case][row["form"]] = row["gib"]
+    rows = [
+        [
+            group,
+            f"{size} x {size}" if size else "whole image",
+            str(batch),
+            *(count(forms.get(form), 3) for form in ("ours", "cubic")),
+        ]
+        for (group, size, batch), forms in sizes.items()
+    ]
+    header = ("group", "window", "batch", "ours, GiB", "cubic, GiB")
+    return block(header, rows, [file], command)
+
+
+def traffic_files(results: Results) -> dict[str, File]:
+    """The newest file of each column of the table."""
+    command = run("traffic.py", "<backend>")
+    return {how: results.latest(f"traffic-{how}-8", command) for how in TRAFFIC}
+
+
+def traffic(results: Results) -> str:
+    files = traffic_files(results)
+    rows = []
+    for name, label in FAMILIES.items():
+        cells = [label]
+        for how, file in files.items():
+            if name not in file:
+                cells.append("")
+            elif "bfloat16" in how:  # each in units of its own input
+                single = files[how.replace("mixed_bfloat16", "float32")]
+                moved = file[name]["moved"] / single[name]["moved"]
+                cells.append(f"{moved / 2:.2f}")
+            else:
+                moved, kernels = file[name]["moved"], file[name]["kernels"]
+                cells.append(f"{moved:,.0f} ({kernels:,})")
+        rows.append(cells)
+    compiled = list(files["torch-inductor-float32"])
+    names = " ".join(name for name in FAMILIES if name in compiled)
+    return block(
+        ("layer", *TRAFFIC.values()),
+        rows,
+        list(files.values()),
+        run("traffic.py"),
+        run("traffic.py --dtype mixed_bfloat16", "torch"),
+        run(f"traffic.py --compiled \\\n    --families {names}", "torch"),
+    )
+
+
+TABLES = (
+    acmix_memory,
+    acmix_time,
+    attentive_memory,
+    attentive_rss,
+    attentive_time,
+    group_conv,
+    gsa_memory,
+    gsa_time,
+    step_time,
+    traffic,
+    windows_memory,
+    windows_time,
+)

@@ -1,0 +1,192 @@
+"""Figures of the results: one for each topic, all in one style.
+
+A figure is drawn from a dictionary that is also stored in the picture, so that
+a picture shows by itself whether it is out of date.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import report_accuracy
+import report_costs
+from report_files import Results
+
+# Points that are drawn over each other differ in shape as well as in colour.
+STYLES = (
+    ("o", "#1f5fa8"),
+    ("s", "#c8501e"),
+    ("D", "#2f8f5b"),
+    ("^", "#7a4fa3"),
+)
+
+
+def accuracy(results: Results) -> dict[str, Any]:
+    files = [
+        file
+        for file in report_accuracy.short_training(results, "float32")
+        if file["run"]["model"].startswith("resnet29")
+    ]
+    return {
+        "rows": [file["run"]["model"] for file in files],
+        "series": {
+            label: [file["run"][key] for file in files]
+            for label, key in (
+                ("upright test images", "test_accuracy_percent"),
+                ("turned test images", "rotated_test_accuracy_percent"),
+            )
+        },
+        "axis": "test accuracy after a short training (%)",
+        "log": False,
+        "alt": "Accuracy on upright and on turned images of short trainings",
+    }
+
+
+def step_time(results: Results) -> dict[str, Any] | None:
+    files = report_costs.step_times(results)
+    if not files:
+        return None
+    names = [
+        name
+        for name in report_costs.FAMILIES
+        if any(name in file for file in files.values())
+    ]
+    return {
+        "rows": [label(name) for name in names],
+        "series": {
+            report_costs.STEP_TIMES[how]: [
+                file[name]["ratio"] if name in file else None for name in names
+            ]
+            for how, file in files.items()
+        },
+        "axis": "time of a training step over a 3 x 3 convolution's",
+        "log": True,
+        "alt": "Time of a training step of every family over a convolution's",
+    }
+
+
+def memory(results: Results) -> dict[str, Any]:
+    file = report_costs.attentive_memory_file(results)
+    rows = [row for row in file["gib"] if "held" in file["gib"][row]]
+    return {
+        "rows": [row.replace(" ", ", ") for row in rows],
+        "series": {
+            form: [file["gib"][row][form] for row in rows]
+            for form in ("chunked", "held", "naive")
+        },
+        "axis": "temporaries of a training step (GiB)",
+        "log": True,
+        "alt": "Memory of attentive networks: chunked, held and naive",
+    }
+
+
+def traffic(results: Results) -> dict[str, Any]:
+    files = {
+        report_costs.TRAFFIC[how]: file
+        for how, file in report_costs.traffic_files(results).items()
+        if "bfloat16" not in how
+    }
+    return {
+        "rows": [label(name) for name in report_costs.FAMILIES],
+        "series": {
+            how: [
+                file[name]["moved"] if name in file else None
+                for name in report_costs.FAMILIES
+            ]
+            for how, file in files.items()
+        },
+        "axis": "bytes moved by a training step (sizes of the input)",
+        "log": True,
+        "alt": "Bytes that a training step of every family moves",
+    }
+
+
+FIGURES = {
+    function.__name__: function
+    for function in (accuracy, step_time, memory, traffic)
+}
+
+
+def label(family: str) -> str:
+    """The name of a family without Markdown, and by itself."""
+    text = report_costs.FAMILIES[family].replace("`", "")
+    return text.replace("the same,", "group self-attention,")
+
+
+def file_name(name: str) -> str:
+    return f"results-{name}.png"
+
+
+def link(name: str, results: Results) -> str:
+    """The picture in Markdown; nothing where nothing is measured."""
+    shown = FIGURES[name](results)
+    return f"![{shown['alt']}](images/{file_name(name)})" if shown else ""
+
+
+def stale(results: Results, folder: Path) -> list[str]:
+    """Names of the figures that show something else than the files hold."""
+    return [
+        name
+        for name, function in FIGURES.items()
+        if stored(folder / file_name(name)) != function(results)
+    ]
+
+
+def stored(path: Path) -> dict[str, Any] | None:
+    """What a picture was drawn from."""
+    from PIL import Image
+
+    if not path.exists():
+        return None
+    with Image.open(path) as image:
+        return json.loads(image.info["Description"])
+
+
+def draw_all(results: Results, folder: Path) -> None:
+    """Draws every figure that has changed, and removes what has no files."""
+    for name in stale(results, folder):
+        shown = FIGURES[name](results)
+        path = folder / file_name(name)
+        if shown is None:
+            path.unlink()
+        else:
+            draw(shown, path)
+
+
+def draw(shown: dict[str, Any], path: Path) -> None:
+    """Rows of points, one for each series, joined by a line."""
+    from matplotlib.figure import Figure
+
+    rows, series = shown["rows"], shown["series"]
+    # A figure by itself takes the Agg canvas and leaves pyplot alone.
+    figure = Figure(figsize=(7, 1.5 + 0.32 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for y in range(len(rows)):
+        values = [v[y] for v in series.values() if v[y] is not None]
+        ends = (min(values), max(values))
+        axes.plot(ends, (y, y), color="#c4c9d0", linewidth=2, zorder=1)
+    for (marker, colour), (name, values) in zip(
+        STYLES, series.items(), strict=False
+    ):
+        points = [(v, y) for y, v in enumerate(values) if v is not None]
+        axes.scatter(
+            *zip(*points, strict=True),
+            label=name,
+            marker=marker,
+            color=colour,
+            s=36,
+            alpha=0.85,
+            zorder=2,
+        )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel(shown["axis"])
+    if shown["log"]:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.grid(axis="x", alpha=0.3)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(series), frameon=False)
+    metadata = {"Description": json.dumps(shown)}
+    figure.savefig(path, dpi=110, metadata=metadata)

@@ -1,0 +1,152 @@
+"""Reads the files of results, and writes what the pages show of them."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+# Packages that the pages name, each as the files call it.
+PACKAGES = {
+    "keras": "Keras",
+    "jax": "JAX",
+    "tensorflow-cpu": "TensorFlow",
+    "tensorflow": "TensorFlow",
+    "torch": "PyTorch",
+}
+File = dict[str, Any]
+
+
+class MissingResultError(Exception):
+    """No file of this kind has been made yet."""
+
+
+@dataclass
+class Results:
+    """The folder of results; `folder` is `benchmarks/results` but in tests."""
+
+    folder: Path = RESULTS
+
+    def latest(self, kind: str, command: str) -> File:
+        """The newest file of a kind, by the date in its name.
+
+        Args:
+            kind: how the name of the file begins, up to the date.
+            command: what makes such a file.
+
+        Raises:
+            MissingResultError: with the command, where there is no file.
+        """
+        name = re.compile(re.escape(kind) + r"-\d{4}-\d\d-\d\d\.json")
+        paths = [
+            p for p in self.folder.glob("*.json") if name.fullmatch(p.name)
+        ]
+        if not paths:
+            raise MissingResultError(
+                f"{self.folder} has no {kind}-<date>.json. `{command}` "
+                "makes it."
+            )
+        return read(max(paths))
+
+    def by_backend(self, kind: str, command: str) -> dict[str, File]:
+        """The newest file of every backend, by its name.
+
+        `kind` and `command` have "{}" in place of the backend.
+        """
+        return {
+            backend: self.latest(kind.format(backend), command.format(backend))
+            for backend in BACKENDS
+        }
+
+    def all(self, pattern: str, command: str) -> list[File]:
+        """All files that a pattern finds, in the order of their dates."""
+        paths = sorted(self.folder.glob(pattern), key=lambda p: (date(p), p))
+        if not paths:
+            raise MissingResultError(
+                f"{self.folder} has no {pattern}. `{command}` makes it."
+            )
+        return [read(path) for path in paths]
+
+
+def date(path: Path) -> str:
+    """The date in the name of a file; empty where there is none."""
+    found = re.search(r"\d{4}-\d\d-\d\d", path.name)
+    return found.group() if found else ""
+
+
+def read(path: Path) -> File:
+    """A file of results; "date" is that of its name."""
+    return json.loads(path.read_text()) | {"date": date(path)}
+
+
+def machine(files: Sequence[File]) -> str:
+    """One sentence: on which hardware, with which versions and when."""
+    hardware = [file["hardware"] for file in files]
+    cores = sorted({of["cores"] for of in hardware})
+    count = " or ".join(map(str, cores))
+    noun = "core" if cores == [1] else "cores"
+    processors = " or ".join(sorted({of["processor"] for of in hardware}))
+    memory = " or ".join(sorted({f"{of['memory_gib']:.0f}" for of in hardware}))
+    devices = sorted({of["device"] for of in hardware} - {"CPU"})
+    on = f"{count} {noun} of an {processors} with {memory} GiB of memory"
+    on += "".join(f" and {device}" for device in devices)
+    versions = sorted(
+        {
+            f"{title} {file['versions'][package]}"
+            for file in files
+            for package, title in PACKAGES.items()
+            if package in file["versions"]
+        }
+    )
+    dates = sorted({file["date"] for file in files} - {""})
+    when = f" on {' and '.join(dates)}" if dates else ""
+    return f"Measured{when} on {on}, with {', '.join(versions)}."
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def block(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    files: Sequence[File],
+    *commands: str,
+) -> str:
+    """The machine, the table, and the commands that made its files."""
+    # {} in a command stands for the backends.
+    lines = "\n".join(
+        command.format(backend)
+        for command in commands
+        for backend in (BACKENDS if "{}" in command else [""])
+    )
+    return f"{machine(files)}\n\n{table(header, rows)}\n\n```bash\n{lines}\n```"
+
+
+def run(command: str, backend: str = "{}") -> str:
+    """The command line of a script of benchmarks/; {} are all backends."""
+    return f"KERAS_BACKEND={backend} python benchmarks/{command}"
+
+
+def versioned(backend: str, file: File) -> str:
+    """The name of a backend and its version."""
+    versions = file["versions"]
+    package = backend if backend in versions else f"{backend}-cpu"
+    return f"{BACKENDS[backend]} {versions[package]}"
+
+
+def count(number: float | None, digits: int = 0) -> str:
+    """A number with commas; nothing for None."""
+    return "" if number is None else f"{number:,.{digits}f}"
+
+
+def short(number: float | None) -> str:
+    """A number with two digits at least; nothing for None."""
+    if number is None:
+        return ""
+    return count(number, 0 if number >= 20 else 1 if number >= 2 else 2)
