@@ -10,7 +10,7 @@
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
 #   make dist        sdist and wheel, in dist/
-#   make bench       the benchmarks, in benchmarks/results/
+#   make bench       the benchmarks, in benchmarks/results/ and docs/results.md
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -106,6 +106,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
 	done
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled \
 	  --families sasa asc acmix asc_p4 acmix_p4 full_attention_p4 gsa_p4
@@ -121,6 +122,7 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py networks
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/short_runs.py
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/report.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

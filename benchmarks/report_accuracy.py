@@ -2,8 +2,8 @@
 
 import re
 import statistics
-from collections import defaultdict
 
+import training_table
 from report_files import BACKENDS
 from report_files import block
 from report_files import count
@@ -43,72 +43,31 @@ PRINTED: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def trainings(results: Results) -> dict[str, list[File]]:
-    """Trainings on rotated MNIST that differ in the seed alone, by settings."""
-    same = defaultdict(list)
-    for file in results.all("training/*.json", "python examples/train.py"):
-        same[reporting.settings_key(file)].append(file)
-    return dict(sorted(same.items()))
+TRAIN = (
+    "python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist \\\n"
+    "    --epochs 100 --milestones 80 --train-on-all --seed 0 --out runs/p4"
+)
 
 
-def test_error(files: list[File]) -> str:
-    """Mean and standard deviation over the seeds, in %."""
-    errors = [file["test"]["error_percent"] for file in files if file["test"]]
-    if not errors:
-        return "not tested"
-    if None in errors:
-        return "not finite"
-    mean = f"{statistics.mean(errors):.3f}"
-    if len(errors) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(errors):.3f}"
-
-
-def symmetry_error(files: list[File]) -> str:
-    """The largest equivariance error of the seeds."""
-    errors = [file["equivariance"]["error"] for file in files]
-    return reporting.number(None if None in errors else max(errors), ".1e")
+def trainings(results: Results) -> list[list[File]]:
+    """Trainings on rotated MNIST that differ in the seed alone."""
+    return training_table.grouped(results.all("training/*.json", TRAIN))
 
 
 def rotmnist_runs(results: Results) -> str:
-    runs = list(trainings(results).values())
-    rows = []
-    for files in runs:
-        first = files[0]
-        validation = first["validation"]
-        rows.append(
-            [
-                first["model"],
-                count(first["parameters"]),
-                str(first["epochs"]),
-                ", ".join(
-                    str(seed)
-                    for seed in sorted(f["options"]["seed"] for f in files)
-                ),
-                reporting.number(validation["error_percent"], ".3f")
-                if validation
-                else "trained on",
-                test_error(files),
-                symmetry_error(files),
-            ]
-        )
-    header = (
-        "network",
-        "parameters",
-        "epochs",
-        "seeds",
-        "validation error, %",
-        "test error, %",
-        "equivariance error",
-    )
-    return block(
-        header,
-        rows,
-        [file for files in runs for file in files],
-        "python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist "
-        "\\\n    --epochs 100 --milestones 80 --train-on-all --seed 0 "
-        "--out runs/p4",
-    )
+    runs = trainings(results)
+    rows = [training_table.row(files) for files in runs]
+    return block(training_table.HEADER, rows, sum(runs, []), TRAIN)
+
+
+def tested(results: Results, dataset: str) -> dict[str, list[File]]:
+    """The tested trainings of each network; of several, that of most seeds."""
+    runs = [
+        files
+        for files in trainings(results)
+        if files[0]["test"] and files[0]["dataset"]["name"] == dataset
+    ]
+    return {files[0]["model"]: files for files in sorted(runs, key=len)}
 
 
 def parameters(results: Results) -> File:
@@ -118,19 +77,15 @@ def parameters(results: Results) -> File:
 
 def rotmnist_paper(results: Results) -> str:
     counts = parameters(results)
-    tested = {
-        files[0]["model"]: files
-        for files in trainings(results).values()
-        if files[0]["test"]
-    }
+    runs = tested(results, "rot_mnist")
     rows = []
     for model, (printed,) in PRINTED["romero2020"].items():
-        files = tested.get(model, [])
+        files = runs.get(model, [])
         rows.append(
             [
                 model,
                 count(counts["parameters"][model]),
-                test_error(files) if files else "",
+                training_table.test_error(files) if files else "",
                 str(len(files) or ""),
                 printed,
             ]
@@ -138,8 +93,9 @@ def rotmnist_paper(results: Results) -> str:
     return block(
         ("network", "parameters", "ours", "seeds", "paper"),
         rows,
-        [counts, *(file for files in tested.values() for file in files)],
+        [counts, *sum(runs.values(), [])],
         run("parameters.py", "torch"),
+        TRAIN,
     )
 
 
@@ -165,24 +121,31 @@ def checkpoints(results: Results) -> str:
 
 def resnet29(results: Results) -> str:
     file = parameters(results)
+    runs = {name: tested(results, name) for name in ("cifar10", "cifar100")}
     rows = []
     for model, printed in PRINTED["diaconu2019"].items():
-        ours = [
-            count(file["parameters"][f"{model}, {classes} classes"])
-            for classes in (10, 100)
-        ]
-        thousands = [f"{p},000" if p else "" for p in printed[::2]]
-        rows.append(
-            [
-                model,
-                *(ours[0], thousands[0], printed[1]),
-                *(ours[1], thousands[1], printed[3]),
+        cells = [model]
+        for data, (thousands, accuracy) in zip(
+            runs, (printed[:2], printed[2:]), strict=True
+        ):
+            classes = data.removeprefix("cifar")
+            ours = file["parameters"][f"{model}, {classes} classes"]
+            errors = [
+                one["test"]["error_percent"]
+                for one in runs[data].get(model, [])
             ]
-        )
+            cells += [
+                count(ours),
+                f"{thousands},000" if thousands else "",
+                f"{100 - statistics.mean(errors):.2f}" if errors else "",
+                accuracy,
+            ]
+        rows.append(cells)
     header = ["network"]
     for data in ("CIFAR-10", "CIFAR-100"):
-        header += [f"{data}: parameters", "paper", "paper's accuracy, %"]
-    return block(header, rows, [file], run("parameters.py", "torch"))
+        header += [f"{data}: parameters", "paper", "accuracy, %", "paper"]
+    used = [one for found in runs.values() for one in sum(found.values(), [])]
+    return block(header, rows, [file, *used], run("parameters.py", "torch"))
 
 
 def gsanet_parameters(results: Results) -> str:
@@ -196,23 +159,32 @@ def gsanet_parameters(results: Results) -> str:
     return block(("network", *groups), rows, [file], command)
 
 
+TWO_EPOCHS = (
+    "KERAS_BACKEND=jax python examples/train.py "
+    "--model gsanet_rotmnist_p4 --epochs 2 \\\n    "
+    "--validation-size 4000 --evaluation-size 1000 --log-steps 25 "
+    "--seed 0 --out runs/gsa"
+)
+
+
+def two_epochs(results: Results) -> File:
+    """The short training of group self-attention on rotated MNIST."""
+    folder = "gsanet_rotmnist_p4-two_epochs"
+    (file,) = results.all(f"{folder}/results.json", TWO_EPOCHS)
+    return file
+
+
 def gsanet_epochs(results: Results) -> str:
-    command = (
-        "KERAS_BACKEND=jax python examples/train.py "
-        "--model gsanet_rotmnist_p4 --epochs 2 \\\n    "
-        "--validation-size 4000 --evaluation-size 1000 --log-steps 25 "
-        "--seed 0 --out runs/gsa"
-    )
-    (file,) = results.all("gsanet_rotmnist_p4-two_epochs/*.json", command)
+    file = two_epochs(results)
     row = [
         file["model"],
         str(file["epochs"]),
         f"{file['validation']['error_percent']:.1f}",
-        test_error([file]),
+        f"{file['test']['error_percent']:.1f}",
         f"{file['wall_time_seconds'] / 60:.0f}",
     ]
     header = ("network", "epochs", "validation error, %", "test error, %")
-    return block((*header, "minutes"), [row], [file], command)
+    return block((*header, "minutes"), [row], [file], TWO_EPOCHS)
 
 
 def short_training(results: Results, policy: str) -> list[File]:
@@ -311,11 +283,15 @@ def angles(results: Results) -> str:
 
 
 def equivariance(results: Results) -> str:
-    trained = list(trainings(results).values())
+    trained = [files for files in trainings(results) if files[0]["test"]]
+    trained.append([two_epochs(results)])
     rows = [
-        [files[0]["model"], "rotated MNIST", symmetry_error(files)]
+        [
+            files[0]["model"],
+            f"{files[0]['dataset']['name']}, {files[0]['epochs']} epochs",
+            training_table.symmetry_error(files),
+        ]
         for files in trained
-        if files[0]["test"]
     ]
     brief = short_training(results, "float32")
     rows += [
@@ -327,11 +303,11 @@ def equivariance(results: Results) -> str:
         for file in brief
     ]
     return block(
-        ("network", "data", "equivariance error"),
-        sorted(rows, key=lambda row: float(row[-1])),
-        [file for files in trained for file in files] + brief,
-        "python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist "
-        "--out runs/p4",
+        ("network", "training", "equivariance error"),
+        rows,
+        sum(trained, []) + brief,
+        TRAIN,
+        TWO_EPOCHS,
         run("short_runs.py", "tensorflow"),
     )
 

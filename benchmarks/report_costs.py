@@ -42,7 +42,8 @@ TRAFFIC = {
 def step_time(results: Results) -> str:
     found = step_times(results)
     if not found:
-        return f"Nothing is measured yet: `{run('step_time.py', 'jax')}`."
+        command = run("step_time.py", "jax")
+        return f"Nothing is measured yet. `{command}` makes the first file."
     files = list(found.values())
     rows = [
         [

@@ -12,12 +12,13 @@ import report_accuracy
 import report_costs
 from report_files import Results
 
-# Points that are drawn over each other differ in shape as well as in colour.
+# Marker, colour and size of each series: points in the same place are drawn one
+# inside the other.
 STYLES = (
-    ("o", "#1f5fa8"),
-    ("s", "#c8501e"),
-    ("D", "#2f8f5b"),
-    ("^", "#7a4fa3"),
+    ("o", "#1f5fa8", 110),
+    ("s", "#e07b39", 60),
+    ("D", "#2f8f5b", 28),
+    ("^", "#111111", 12),
 )
 
 
@@ -159,13 +160,13 @@ def draw(shown: dict[str, Any], path: Path) -> None:
 
     rows, series = shown["rows"], shown["series"]
     # A figure by itself takes the Agg canvas and leaves pyplot alone.
-    figure = Figure(figsize=(7, 1.5 + 0.32 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(7, 1.4 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for y in range(len(rows)):
         values = [v[y] for v in series.values() if v[y] is not None]
         ends = (min(values), max(values))
         axes.plot(ends, (y, y), color="#c4c9d0", linewidth=2, zorder=1)
-    for (marker, colour), (name, values) in zip(
+    for (marker, colour, size), (name, values) in zip(
         STYLES, series.items(), strict=False
     ):
         points = [(v, y) for y, v in enumerate(values) if v is not None]
@@ -174,12 +175,12 @@ def draw(shown: dict[str, Any], path: Path) -> None:
             label=name,
             marker=marker,
             color=colour,
-            s=36,
-            alpha=0.85,
+            s=size,
+            linewidths=0,
             zorder=2,
         )
     axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
     axes.set_xlabel(shown["axis"])
     if shown["log"]:
         axes.set_xscale("log")
@@ -187,6 +188,10 @@ def draw(shown: dict[str, Any], path: Path) -> None:
     axes.grid(axis="x", alpha=0.3)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=len(series), frameon=False)
+    figure.legend(
+        loc="outside upper center",
+        ncols=2 if len(series) > 3 else 3,
+        frameon=False,
+    )
     metadata = {"Description": json.dumps(shown)}
     figure.savefig(path, dpi=110, metadata=metadata)

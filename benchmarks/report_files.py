@@ -102,8 +102,14 @@ def machine(files: Sequence[File]) -> str:
         }
     )
     dates = sorted({file["date"] for file in files} - {""})
-    when = f" on {' and '.join(dates)}" if dates else ""
-    return f"Measured{when} on {on}, with {', '.join(versions)}."
+    when = f" on {listed(dates)}" if dates else ""
+    return f"Measured{when} on {on}, with {listed(versions)}."
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words with commas between them, and "and" before the last."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

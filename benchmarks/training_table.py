@@ -10,43 +10,55 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from keras_equiattn.applications import reporting
 
 
-def rows(paths: list[Path]) -> list[list[str]]:
-    """One row per set of runs that differ in the seed alone."""
-    runs = defaultdict(list)
-    for path in paths:
-        run = json.loads(path.read_text())
-        runs[reporting.settings_key(run)].append(run)
-    return [row(same) for _, same in sorted(runs.items())]
+def grouped(runs: Iterable[dict]) -> list[list[dict]]:
+    """Sets of runs that differ in the seed alone."""
+    same = defaultdict(list)
+    for run in runs:
+        same[reporting.settings_key(run)].append(run)
+    return [runs for _, runs in sorted(same.items())]
+
+
+def test_error(runs: list[dict]) -> str:
+    """Mean and standard deviation over the seeds, in %."""
+    errors = [run["test"]["error_percent"] for run in runs if run["test"]]
+    if not errors:
+        return "not tested"
+    if None in errors:
+        return "not finite"
+    mean = f"{statistics.mean(errors):.3f}"
+    if len(errors) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(errors):.3f}"
+
+
+def symmetry_error(runs: list[dict]) -> str:
+    """The largest equivariance error of the seeds."""
+    errors = [run["equivariance"]["error"] for run in runs]
+    return reporting.number(None if None in errors else max(errors), ".1e")
 
 
 def row(runs: list[dict]) -> list[str]:
+    """What runs show that differ in the seed alone."""
     run = runs[0]
-    seeds = sorted(run["options"]["seed"] for run in runs)
-    errors = [run["test"]["error_percent"] for run in runs if run["test"]]
-    test = "not tested"
-    if None in errors:
-        test = "not finite"
-    elif errors:
-        test = f"{statistics.mean(errors):.3f}"
-    if len(errors) > 1 and None not in errors:
-        test += f" ± {statistics.stdev(errors):.3f}"
-    symmetry = [run["equivariance"]["error"] for run in runs]
     return [
         run["model"],
         run["dataset"]["name"],
         f"{run['parameters']:,}",
         str(run["epochs"]),
-        ", ".join(map(str, seeds)),
+        ", ".join(
+            str(seed) for seed in sorted(r["options"]["seed"] for r in runs)
+        ),
         reporting.number(run["validation"]["error_percent"], ".3f")
         if run["validation"]
         else "trained on",
-        test,
-        reporting.number(None if None in symmetry else max(symmetry), ".1e"),
+        test_error(runs),
+        symmetry_error(runs),
     ]
 
 
@@ -66,7 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", type=Path)
     options = parser.parse_args()
-    table = [HEADER, ["---"] * len(HEADER), *rows(options.results)]
+    runs = (json.loads(path.read_text()) for path in options.results)
+    table = [HEADER, ["---"] * len(HEADER), *map(row, grouped(runs))]
     print("\n".join(f"| {' | '.join(cells)} |" for cells in table))
 
 

@@ -52,5 +52,8 @@ def test_diverged_runs_have_a_row(training_table, tmp_path):
         write_run(tmp_path / "a.json", 0, 2.0),
         write_run(tmp_path / "b.json", 1, None, None),
     ]
-    (row,) = training_table.rows([Path(file) for file in files])
+    (runs,) = training_table.grouped(
+        json.loads(Path(file).read_text()) for file in files
+    )
+    row = training_table.row(runs)
     assert row[-2:] == ["not finite", "not finite"]

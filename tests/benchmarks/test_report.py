@@ -1,0 +1,108 @@
+"""The page of results, and what is written to it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+def step_time(ratio):
+    return {
+        "sasa": {"seconds": 1.5, "ratio": ratio},
+        "hardware": {
+            "processor": "A CPU",
+            "cores": 1,
+            "memory_gib": 7.9,
+            "device": "CPU",
+        },
+        "versions": {"backend": "jax", "keras": "3.0", "jax": "1.0"},
+    }
+
+
+def write(folder, name, content):
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_pages_show_the_files():
+    import report
+    from report_files import Results
+
+    assert report.stale_tables(Results()) == []
+
+
+def test_every_table_is_shown():
+    import report
+    import report_figures
+
+    text = "".join((report.DOCS / name).read_text() for name in report.PAGES)
+    shown = {(m["kind"], m["name"]) for m in report.BLOCK.finditer(text)}
+    known = {("table", name) for name in report.TABLES}
+    known |= {("figure", name) for name in report_figures.FIGURES}
+    assert shown == known
+
+
+def test_the_latest_file_counts(tmp_path):
+    import report
+    from report_files import Results
+
+    results = Results(tmp_path)
+    page = "<!-- table: step_time -->\nold\n<!-- end -->\nprose"
+    empty = report.filled(page, results)
+    assert "step_time.py` makes the first file" in empty
+    write(tmp_path, "step_time-jax-128-2026-10-09.json", step_time(7.7))
+    write(tmp_path, "step_time-jax-128-2026-11-01.json", step_time(3.25))
+    write(tmp_path, "step_time-jax-2-2026-12-01.json", step_time(9.9))
+    full = report.filled(page, results)
+    assert "| SASA 5 x 5 | 3.2 (1.50 s) |" in full
+    assert "on 2026-11-01 on 1 core of an A CPU with 8 GiB" in full
+    assert "JAX 1.0 and Keras 3.0." in full
+    assert "7.7" not in full
+    assert "ASC" not in full
+    assert full.endswith("<!-- end -->\nprose")
+    assert report.filled(full, results) == full
+
+
+def test_a_missing_file_names_its_command(tmp_path):
+    from report_costs import windows_memory
+    from report_files import MissingResultError
+    from report_files import Results
+
+    with pytest.raises(MissingResultError, match=r"windows\.py memory"):
+        windows_memory(Results(tmp_path))
+
+
+def test_what_is_out_of_date_is_named(tmp_path):
+    import report
+    from report_files import Results
+
+    for name in report.PAGES:
+        page = (report.DOCS / name).read_text()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(page.replace("1,017 (578)", "1 (1)"))
+    assert report.stale_tables(Results(), tmp_path) == [
+        "results.md: table traffic",
+        "guide/engine.md: table traffic",
+    ]
+
+
+def test_a_figure_tells_what_it_shows(tmp_path):
+    import report_figures
+
+    shown = {
+        "rows": ["one", "two"],
+        "series": {"here": [1.0, 20.0], "there": [3.0, None]},
+        "axis": "time (s)",
+        "log": True,
+        "alt": "Time",
+    }
+    report_figures.draw(shown, tmp_path / "figure.png")
+    assert report_figures.stored(tmp_path / "figure.png") == shown
+    assert report_figures.stored(tmp_path / "none.png") is None
