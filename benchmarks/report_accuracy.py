@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from itertools import chain
 
 import training_table
 from report_files import BACKENDS
@@ -10,8 +11,6 @@ from report_files import count
 from report_files import File
 from report_files import Results
 from report_files import run
-
-from keras_equiattn.applications import reporting
 
 # What papers print, by the name of our network.
 PRINTED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -57,7 +56,9 @@ def trainings(results: Results) -> list[list[File]]:
 def rotmnist_runs(results: Results) -> str:
     runs = trainings(results)
     rows = [training_table.row(files) for files in runs]
-    return block(training_table.HEADER, rows, sum(runs, []), TRAIN)
+    return block(
+        training_table.HEADER, rows, list(chain.from_iterable(runs)), TRAIN
+    )
 
 
 def tested(results: Results, dataset: str) -> dict[str, list[File]]:
@@ -93,7 +94,7 @@ def rotmnist_paper(results: Results) -> str:
     return block(
         ("network", "parameters", "ours", "seeds", "paper"),
         rows,
-        [counts, *sum(runs.values(), [])],
+        [counts, *chain.from_iterable(runs.values())],
         run("parameters.py", "torch"),
         TRAIN,
     )
@@ -144,7 +145,11 @@ def resnet29(results: Results) -> str:
     header = ["network"]
     for data in ("CIFAR-10", "CIFAR-100"):
         header += [f"{data}: parameters", "paper", "accuracy, %", "paper"]
-    used = [one for found in runs.values() for one in sum(found.values(), [])]
+    used = [
+        one
+        for found in runs.values()
+        for one in chain.from_iterable(found.values())
+    ]
     return block(header, rows, [file, *used], run("parameters.py", "torch"))
 
 
@@ -305,7 +310,7 @@ def equivariance(results: Results) -> str:
     return block(
         ("network", "training", "equivariance error"),
         rows,
-        sum(trained, []) + brief,
+        [*chain.from_iterable(trained), *brief],
         TRAIN,
         TWO_EPOCHS,
         run("short_runs.py", "tensorflow"),
