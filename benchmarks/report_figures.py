@@ -157,6 +157,8 @@ def draw_all(results: Results, folder: Path) -> None:
 def draw(shown: dict[str, Any], path: Path) -> None:
     """Rows of points, one for each series, joined by a line."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import NullLocator
 
     rows, series = shown["rows"], shown["series"]
     # A figure by itself takes the Agg canvas and leaves pyplot alone.
@@ -184,7 +186,9 @@ def draw(shown: dict[str, Any], path: Path) -> None:
     axes.set_xlabel(shown["axis"])
     if shown["log"]:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="x", alpha=0.3)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
