@@ -190,6 +190,7 @@ def draw(shown: dict[str, Any], path: Path) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="x", alpha=0.3)
+    axes.tick_params(axis="x", labelsize=8.5)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(
