@@ -25,7 +25,6 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.windows import gradients
-from keras_equiattn.ops.windows.form import Image
 from keras_equiattn.ops.windows.form import Pixels
 from keras_equiattn.ops.windows.form import Weights
 
@@ -184,8 +183,8 @@ def window_sum(
 @checked()
 def window_attention(
     query: NewImage,
-    keys: Image,
-    values: Image,
+    keys: KeyImage,
+    values: KeyImage,
     window: Window,
     num_heads: int,
     of_keys: AffineMap = UNCHANGED,
@@ -260,7 +259,10 @@ def _run(
 
 
 def _side(
-    image: KeyImage, window: Window, num_heads: int, affine: AffineMap
+    image: Float[Tensor, "batch height width key_order own_channels"],
+    window: Window,
+    num_heads: int,
+    affine: AffineMap,
 ) -> tuple[gradients.Side, gradients.Seen]:
     """How neighbours are seen, and the tensors that say what is seen.
 
@@ -279,7 +281,10 @@ def _side(
     return gradients.Side(window, num_heads), (x, weight, bias)
 
 
-def _query(query: NewImage, affine: AffineMap) -> Pixels:
+def _query(
+    query: Float[Tensor, "batch height width order own_channels"],
+    affine: AffineMap,
+) -> Pixels:
     """Queries with the elements that the form has: one without weights."""
     query = _tensor(query)
     return _as_channels(query) if affine.weight is None else query

@@ -64,7 +64,9 @@ Planes: TypeAlias = Float[
 KeyPlanes: TypeAlias = Float[
     Tensor, "frames batch key_elements heads head_channels rows columns"
 ]
-Image: TypeAlias = Float[Tensor, "batch height width order channels"]
+Image: TypeAlias = Float[
+    Tensor, "batch image_height image_width order channels"
+]
 Frames: TypeAlias = Float[Tensor, "frames batch rows columns order channels"]
 
 
