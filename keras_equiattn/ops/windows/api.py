@@ -269,7 +269,8 @@ def _side(
     Without weights a query element sees the keys of the same element: those of
     all elements are heads of one.
     """
-    x, weight, bias = map(_tensor, (image, *affine))
+    x: Any = _tensor(image)
+    weight, bias = map(_tensor, affine)
     if weight is None:
         num_heads = num_heads * x.shape[3]
         x, bias = map(_as_channels, (x, bias))

@@ -8,6 +8,7 @@ Sizes may be unknown. `ops.windows.form` says what `derivatives` computes.
 
 import math
 from collections.abc import Callable
+from typing import Any
 from typing import TypeAlias
 
 import keras
@@ -52,11 +53,9 @@ def derivatives(
     matrices = _matrices(form, k, w)
     of_weights = w is not None and "k" in wanted
 
-    def images(
-        a: Weights | None, x: Pixels | None, k: Keys
-    ) -> tuple[Tensor, ...]:
+    def images(a: Tensor, x: Tensor, k: Keys) -> tuple[Tensor, ...]:
         size = ops.shape(x)[1:3] if a is None else ops.shape(a)[4:]
-        queries = None if x is None else ops.moveaxis(x, 3, 1)
+        queries: Any = None if x is None else ops.moveaxis(x, 3, 1)
         found = {}
         if "x" in wanted:
             shape = (*ops.shape(a)[1:3], *size, k.shape[5])
@@ -91,7 +90,7 @@ def derivatives(
             found["x"] = ops.moveaxis(found["x"], 1, 3)
         if "k" in wanted:
             found["k"] = ops.stack(of_k)
-        if of_weights:
+        if w is not None and "k" in wanted:
             count, order, elements, channels = w.shape
             shape = (count, order, form.heads, elements, channels)
             of_heads = ops.reshape(ops.stack(of_w), shape)
@@ -188,33 +187,49 @@ def with_bias(
         The derivatives in the order of the arguments of the form.
     """
     if bias is not None:
-        if x is not None:
-            batch, height, width, order, channels = ops.shape(x)
-            x = ops.reshape(
-                ops.moveaxis(x, 3, 1), (batch, order, height * width, channels)
-            )
-        if a is not None:
-            count, batch, order, heads, height, width = ops.shape(a)
-            shape = (batch, order, count * heads, height * width)
-            a = ops.reshape(ops.moveaxis(a, 0, 2), shape)
-        count = len(form.neighbours)
+        count, (order, channels) = len(form.neighbours), bias.shape[1:]
+        heads: Any = _by_head(a)
+        queries: Any = _by_element(x)
         if "a" in found:
-            more = _bias_matrix(form, bias) @ _transposed(x)
+            more = _bias_matrix(form, bias) @ _transposed(queries)
+            batch, *_, height, width = ops.shape(found["a"])[1:]
             shape = (batch, order, count, form.heads, height, width)
             more = ops.moveaxis(ops.reshape(more, shape), 2, 0)
             found["a"] = found["a"] + more
         if "x" in found:
-            more = _transposed(a) @ _bias_matrix(form, bias)
-            shape = (batch, order, height, width, bias.shape[-1])
-            more = ops.moveaxis(ops.reshape(more, shape), 1, 3)
+            more = _transposed(heads) @ _bias_matrix(form, bias)
+            batch, height, width = ops.shape(found["x"])[:3]
+            rows = ops.reshape(more, (batch, order, height, width, channels))
+            more = ops.moveaxis(rows, 1, 3)
             found["x"] = found["x"] + ops.cast(more, found["x"].dtype)
         if "k" in found:
-            more = ops.sum(in_full_precision(a @ x), axis=0)
-            shape = (order, count, form.heads, bias.shape[-1])
-            more = ops.swapaxes(ops.reshape(more, shape), 0, 1)
-            found["bias"] = _own_head(form, more)
+            more = ops.sum(in_full_precision(heads @ queries), axis=0)
+            more = ops.reshape(more, (order, count, form.heads, channels))
+            found["bias"] = _own_head(form, ops.swapaxes(more, 0, 1))
     names = ("a", "x", "k", "w", "bias")
     return tuple(found[name] for name in names if name in found)
+
+
+def _by_head(
+    a: Weights | None,
+) -> Float[Tensor, "batch elements neighbours_and_heads pixels"] | None:
+    """Weights with neighbours and heads along one axis, if there are any."""
+    if a is None:
+        return None
+    count, batch, order, heads, height, width = ops.shape(a)
+    a = ops.moveaxis(a, 0, 2)
+    return ops.reshape(a, (batch, order, count * heads, height * width))
+
+
+def _by_element(
+    x: Pixels | None,
+) -> Float[Tensor, "batch elements pixels channels"] | None:
+    """Pixels along one axis, for each element, if there are any."""
+    if x is None:
+        return None
+    batch, height, width, order, channels = ops.shape(x)
+    x = ops.moveaxis(x, 3, 1)
+    return ops.reshape(x, (batch, order, height * width, channels))
 
 
 def _own_head(

@@ -11,6 +11,7 @@ A matrix here stands for each image, tile and head, in this order.
 """
 
 import math
+from typing import Any
 from typing import NamedTuple
 from typing import TypeAlias
 
@@ -48,11 +49,9 @@ def derivatives(
     size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
     tiles = Tiles(form, size, tuple(map(_tile_size, size, form.reach)))
 
-    def images(
-        a: Weights | None, x: Pixels | None, k: Keys
-    ) -> tuple[Tensor, ...]:
-        queries = None if x is None else _queries(tiles, x)
-        matrices = None if a is None else _matrices(tiles, a)
+    def images(a: Tensor, x: Tensor, k: Keys) -> tuple[Tensor, ...]:
+        queries: Any = None if x is None else _queries(tiles, x)
+        matrices: Any = None if a is None else _matrices(tiles, a)
         found = {}
         if "a" in wanted:
             found["a"] = _scores(tiles, queries, k)
