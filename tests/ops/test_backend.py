@@ -102,36 +102,21 @@ def test_dropout_of_two_seeds_and_two_places_has_nothing_in_common():
         assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.01
 
 
-@pytest.mark.parametrize("outer", [0, 2])
-def test_entries_at_strides(outer):
-    """Also where a step along one axis is shorter than another axis."""
-    start, shape, strides = 1, (2, 3, 2), (9, 3, 1)
-    places = start + np.tensordot(strides, np.indices(shape), 1)
-    x = np.random.default_rng(0).normal(size=(outer, 20)).astype("float32")
-    found = backend.strided(ops.convert_to_tensor(x), start, shape, strides)
-    found = ops.convert_to_numpy(found)
-    np.testing.assert_array_equal(found, x[:, places])
-    back = backend.at_strides(
-        ops.convert_to_tensor(found), start, x.shape[1], strides
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_of_a_softmax(dtype):
+    """Also what a private operator of PyTorch makes of it."""
+    rng = np.random.default_rng(0)
+    d, scores = rng.normal(size=(2, 6, 3, 4)).astype("float32")
+    weights = np.exp(scores) / np.exp(scores).sum(0)
+    d, weights = (ops.convert_to_tensor(x, dtype) for x in (d, weights))
+    exact, p = (
+        ops.convert_to_numpy(ops.cast(x, "float32")) for x in (d, weights)
     )
-    expected = np.zeros_like(x)
-    expected[:, places] = found
-    np.testing.assert_array_equal(ops.convert_to_numpy(back), expected)
-
-
-@pytest.mark.parametrize(
-    ("length", "size", "step"), [(8, 4, 2), (7, 5, 2), (3, 3, 2), (5, 2, 3)]
-)
-def test_overlapping_pieces(length, size, step):
-    x = np.random.default_rng(0).normal(size=(2, length, 3)).astype("float32")
-    found = backend.overlapping(ops.convert_to_tensor(x), 1, size, step)
-    starts = range(0, length - size + 1, step)
-    expected = np.stack([x[:, i : i + size] for i in starts], axis=1)
-    np.testing.assert_array_equal(ops.convert_to_numpy(found), expected)
-    total = ops.convert_to_numpy(backend.overlap_add(found, 1, step))
-    summed = np.zeros((2, max(length, total.shape[1]), 3), "float32")
-    for n, start in enumerate(starts):
-        summed[:, start : start + size] += expected[:, n]
-    assert not summed[:, total.shape[1] :].any()
-    summed = summed[:, : total.shape[1]]
-    assert relative_difference(total, summed) < 1e-6
+    mean = (exact * p).sum(0)
+    found = backend.softmax_gradient(
+        d, weights, lambda: ops.convert_to_tensor(mean)
+    )
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    found = ops.convert_to_numpy(ops.cast(found, "float32"))
+    limit = 1e-6 if dtype == "float32" else 2e-2
+    assert relative_difference(found, p * (exact - mean)) < limit

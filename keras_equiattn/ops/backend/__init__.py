@@ -17,22 +17,13 @@ from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
 from keras_equiattn.ops.backend.memory import add_at
-from keras_equiattn.ops.backend.memory import add_product
-from keras_equiattn.ops.backend.memory import add_product_at
-from keras_equiattn.ops.backend.memory import at_strides
 from keras_equiattn.ops.backend.memory import constant
-from keras_equiattn.ops.backend.memory import laid_out
 from keras_equiattn.ops.backend.memory import maximum
-from keras_equiattn.ops.backend.memory import overlap_add
-from keras_equiattn.ops.backend.memory import overlapping
-from keras_equiattn.ops.backend.memory import own_windows_of
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import put_at
-from keras_equiattn.ops.backend.memory import strided
 from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import update
-from keras_equiattn.ops.backend.memory import windows_of
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import prepared_seed
@@ -51,10 +42,7 @@ from keras_equiattn.ops.backend.target import Target
 __all__ = [
     "Target",
     "add_at",
-    "add_product",
-    "add_product_at",
     "add_products",
-    "at_strides",
     "by_parts",
     "constant",
     "custom_vjp",
@@ -63,12 +51,8 @@ __all__ = [
     "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
-    "laid_out",
     "maximum",
     "one_by_one",
-    "overlap_add",
-    "overlapping",
-    "own_windows_of",
     "part",
     "part_at",
     "prepared_seed",
@@ -81,7 +65,6 @@ __all__ = [
     "softmax",
     "softmax_gradient",
     "steps",
-    "strided",
     "sum_and_maximum",
     "sum_of_products",
     "sum_of_views",
@@ -89,7 +72,6 @@ __all__ = [
     "sums_together",
     "update",
     "vjp",
-    "windows_of",
     "with_an_image",
     "with_compiled_parts",
     "without_gradient",

@@ -15,16 +15,13 @@ Function = Callable[..., Any]
 
 
 def custom_vjp(
-    forward: Function,
-    backward: Function,
-    alternative: str,
-    inductor: bool = False,
+    forward: Function, backward: Function, alternative: str
 ) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
     JAX compiles it in any case. Under TensorFlow it is compiled by XLA within
     a `tf.function`, so in `fit`; called eagerly it is not, since that would
-    take seconds. Under PyTorch see `inductor`.
+    take seconds. Under PyTorch their parts are compiled, see `part`.
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
     and PyTorch, which would lose what flows through the kept tensors, that is
@@ -38,8 +35,6 @@ def custom_vjp(
             tensors. Where there are several results, a gradient may be None
             under PyTorch.
         alternative: what to pass to differentiate twice, for the error.
-        inductor: whether PyTorch compiles both with Inductor after some calls.
-            All calls must then have tensors of the same shapes and dtypes.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -47,7 +42,7 @@ def custom_vjp(
     if keras.backend.backend() == "torch":
         from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
 
-        return torch_custom_vjp(forward, backward, alternative, inductor)
+        return torch_custom_vjp(forward, backward, alternative)
     if not has_gradients():
         return lambda *arguments: forward(
             *map(ops.convert_to_tensor, arguments)

@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,7 +79,7 @@ def part(fuses_sums: bool = False) -> Callable[..., Any]:
         @functools.lru_cache(maxsize=1024)
         def compiled(options: Any, shapes: Any) -> Compiled:
             whole = functools.partial(function, **dict(options))
-            return Compiled(whole, patience=0, fuses_sums=fuses_sums)
+            return Compiled(whole, fuses_sums)
 
         @functools.wraps(function)
         def run(*arguments: Any, **options: Any) -> Any:
@@ -99,7 +98,7 @@ def part(fuses_sums: bool = False) -> Callable[..., Any]:
 
 
 class Compiled:
-    """A function that is compiled for its tensors after some calls.
+    """A function that is compiled for its tensors.
 
     It runs as it is where nothing compiles: without a compiler for the
     device, within `torch.compile` (which compiles it along with its
@@ -111,20 +110,15 @@ class Compiled:
 
     Args:
         function: from nests of tensors to a nest of tensors.
-        patience: calls before it is compiled, `PATIENCE` by default.
         fuses_sums: see `Target`.
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        patience: int | None = None,
-        fuses_sums: bool = False,
+        self, function: Callable[..., Any], fuses_sums: bool = False
     ) -> None:
         self.function = function
-        self.patience = patience
         self.fuses_sums = fuses_sums
-        self.calls = 0
+        self.failed = False
         self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -139,9 +133,7 @@ class Compiled:
         if layout in self.compiled and not _is_transformed():
             return self.compiled[layout](tensors)
         enough = len(self.compiled) >= LAYOUTS
-        patience = PATIENCE if self.patience is None else self.patience
-        if self.calls < patience or enough or not _may_compile(tensors):
-            self.calls += 1
+        if self.failed or enough or not _may_compile(tensors):
             return self.function(*arguments)
         try:
             self.compiled[layout] = _compile(
@@ -153,7 +145,7 @@ class Compiled:
                 "which runs uncompiled from now on: %s",
                 error,
             )
-            self.calls = -sys.maxsize
+            self.failed = True
             return self.function(*arguments)
         return self.compiled[layout](tensors)
 

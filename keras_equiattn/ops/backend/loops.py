@@ -19,13 +19,14 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
 
     One step at a time on every backend: what a step allocates is free before
     the next. Not differentiable under TensorFlow; for use within
-    `recomputed`.
+    `custom_vjp`.
 
     Args:
         function: takes the carry and a slice of `xs`, returns the next carry
             and an output.
         carry: a nest of tensors, or `()`.
-        xs: a nest of tensors with the same first axis, and of `steps`.
+        xs: a nest of tensors with the same first axis, and of `steps`. What
+            is None after the first of them stays None in slices.
         like: a nest of tensors with structure and dtypes of an output.
 
     Returns:
@@ -40,7 +41,9 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
         return _scan_tensorflow(function, carry, xs, like)
     outputs = []
     for index in range(len(keras.tree.flatten(xs)[0])):
-        piece = keras.tree.map_structure(lambda x, i=index: x[i], xs)
+        piece = keras.tree.map_structure(
+            lambda x, i=index: None if x is None else x[i], xs
+        )
         carry, output = function(carry, piece)
         outputs.append(output)
     return carry, keras.tree.map_structure(
@@ -154,7 +157,7 @@ def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
     length = ops.shape(flat[0])[0]
 
     def body(index: Any, flat_carry: Any, arrays: Any) -> Any:
-        piece = [tf.gather(x, index) for x in flat]
+        piece = [None if x is None else tf.gather(x, index) for x in flat]
         next_carry, outputs = function(
             keras.tree.pack_sequence_as(carry, flat_carry),
             keras.tree.pack_sequence_as(xs, piece),

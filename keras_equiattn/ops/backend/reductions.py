@@ -168,6 +168,8 @@ def softmax_gradient(
     if keras.backend.backend() == "torch" and target.compiler is None:
         import torch
 
+        # Private, but it reads both tensors and writes the result once. What is
+        # public needs the scores, or takes three passes.
         weights = weights.to(d.dtype)
         one_kernel = torch.ops.aten._softmax_backward_data
         return one_kernel(d, weights, 0, d.dtype)

@@ -7,14 +7,13 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.backend.inductor import Compiled
+from keras_equiattn.ops.backend.inductor import with_compiled_parts
 
 
 def torch_custom_vjp(
     forward: Callable[..., Any],
     backward: Callable[..., Any],
     alternative: str,
-    inductor: bool,
 ) -> Callable[..., Any]:
     """`custom_vjp` for PyTorch, see there.
 
@@ -24,10 +23,7 @@ def torch_custom_vjp(
     """
     import torch
 
-    run: Callable[..., Any] = Compiled(forward) if inductor else forward
-    run_back: Callable[..., Any] = backward
-    if inductor:
-        run_back = Compiled(backward)
+    run, run_back = map(with_compiled_parts, (forward, backward))
     # The nests of results and kept tensors of the last call, as places in the
     # list of all: tensors may be both.
     nests: list[Any] = [0, ()]

@@ -6,12 +6,12 @@ The only place that chooses, and that holds what was tuned.
 from types import ModuleType
 
 from keras_equiattn.ops import backend
-from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.windows import planes
 from keras_equiattn.ops.windows import products
 from keras_equiattn.ops.windows import tiles
 from keras_equiattn.ops.windows import views
 from keras_equiattn.ops.windows.form import Form
+from keras_equiattn.ops.windows.form import Keys
 
 # Channels of a head from which products of tiles are worth what they copy. With
 # 8 (SASA 5 x 5) and 16 (ACmix 7 x 7) they move 0.53 and 0.34 of the bytes of
@@ -21,16 +21,15 @@ from keras_equiattn.ops.windows.form import Form
 TILED_CHANNELS = 8
 
 
-def choose(form: Form, x: Tensor, k: Tensor, weighted: bool) -> ModuleType:
-    """The module for these tensors.
+def choose(form: Form, k: Keys, weighted: bool) -> ModuleType:
+    """The module that computes derivatives of the form with these keys.
 
     Args:
         form: what is computed.
-        x: queries, or a tensor of the same first axes.
-        k: keys.
+        k: the keys, which say where it is computed.
         weighted: whether the keys have weights.
     """
-    target = backend.find_target(x, k)
+    target = backend.find_target(k)
     if target.compiler == "xla":
         return planes
     if target.compiler == "inductor":

@@ -10,24 +10,64 @@ by `w` and weighted by `a`. The other two are gradients of these, and all
 gradients of any of the four are among the four again. A bias `b[n, p, c]` may
 stand beside the product `k w`, as in an affine map.
 
-The modules `planes`, `views`, `products` and `tiles` compute it. Each has
-`scores`, `weighted_sums`, and the gradients of both, `score_gradients` and
-`sum_gradients`, and none builds the neighbours of all pixels. Arguments may be
-in half precision: products are made of them as they are, and sums are in
-float32. Tensors in these modules:
+The modules `planes`, `views`, `products` and `tiles` compute it. Each has one
+function, `derivatives`, and none builds the neighbours of all pixels:
 
-    a     (neighbours, batch, query elements, heads, height, width)
-    x     (batch, height, width, query elements, channels)
-    k     (frames, batch, rows, columns, key elements, channels)
-    w     (neighbours, query elements, key elements, channels), or None for
-          one, with one query element and one key element
-    bias  (neighbours, query elements, channels), or None
+    derivatives(form, wanted, a, x, k, w, bias)
+
+`wanted` is a string of names. It starts with "a" or "x", for the derivative
+with respect to `a` or `x`; a "k" after it asks for those with respect to `k`
+and, where they are given, `w` and `bias`, too. Thus "a" are scores and "x"
+weighted sums; "xk" are all gradients of scores, and "ak" those of sums. Of `a`
+and `x` the one that is not needed may be None. Arguments may be in half
+precision: products are made of them as they are, and sums are in float32.
+
+This module is the vocabulary of the others:
+
+    a     `Weights`  (neighbours, batch, query elements, heads, height, width)
+    x     `Pixels`   (batch, height, width, query elements, channels)
+    k     `Keys`     (frames, batch, rows, columns, key elements, channels)
+    w     `Maps`     (neighbours, query elements, key elements, channels); None
+                     for one, with one query element and one key element
+    bias  `Biases`   (neighbours, query elements, channels), or None
+
+`Planes` are pixels, and `KeyPlanes` keys, with the channels of each head before
+the rows and columns. `Frames` are keys by their geometry alone, and `Image` is
+what they were made of.
 
 The keys are padded, and cut into `strides[0] * strides[1]` frames in which
 the neighbours of adjacent queries are adjacent.
 """
 
+from typing import Any
 from typing import NamedTuple
+from typing import TypeAlias
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+
+Weights: TypeAlias = Float[
+    Tensor, "neighbours batch elements heads height width"
+]
+Pixels: TypeAlias = Float[Tensor, "batch height width elements channels"]
+Keys: TypeAlias = Float[
+    Tensor, "frames batch rows columns key_elements channels"
+]
+Maps: TypeAlias = Float[Tensor, "neighbours elements key_elements channels"]
+Biases: TypeAlias = Float[Tensor, "neighbours elements channels"]
+Planes: TypeAlias = Float[
+    Tensor, "batch elements heads head_channels height width"
+]
+KeyPlanes: TypeAlias = Float[
+    Tensor, "frames batch key_elements heads head_channels rows columns"
+]
+Image: TypeAlias = Float[
+    Tensor, "batch image_height image_width order channels"
+]
+Frames: TypeAlias = Float[Tensor, "frames batch rows columns order channels"]
 
 
 class Neighbour(NamedTuple):
@@ -36,6 +76,41 @@ class Neighbour(NamedTuple):
     frame: int
     row: int
     column: int
+
+    def seen(self, size: tuple[Any, Any]) -> tuple[slice, slice]:
+        """Rows and columns of the frame that pixels see at this place.
+
+        Args:
+            size: rows and columns of pixels.
+        """
+        rows = slice(self.row, self.row + size[0])
+        return rows, slice(self.column, self.column + size[1])
+
+
+class Grid(NamedTuple):
+    """The neighbours in one frame, which lie on a grid.
+
+    Attributes:
+        frame: the frame.
+        numbers: of the neighbours, row by row.
+        start: row and column of the first.
+        steps: from one row to the next, and from one column to the next.
+        size: rows and columns.
+    """
+
+    frame: int
+    numbers: tuple[int, ...]
+    start: tuple[int, int]
+    steps: tuple[int, int]
+    size: tuple[int, int]
+
+    def part(
+        self, x: Float[Tensor, "neighbours ..."]
+    ) -> Float[Tensor, "some ..."]:
+        """Of something for all neighbours what is for those of this grid."""
+        if len(self.numbers) == x.shape[0]:
+            return x
+        return ops.take(x, np.array(self.numbers), axis=0)
 
 
 class Form(NamedTuple):
@@ -58,3 +133,59 @@ class Form(NamedTuple):
             max(place.row for place in self.neighbours),
             max(place.column for place in self.neighbours),
         )
+
+    def grids(self) -> list[Grid]:
+        """The neighbours, frame by frame; frames without any are left out."""
+        found = []
+        for frame in sorted({place.frame for place in self.neighbours}):
+            numbers, places = zip(
+                *(
+                    (n, (place.row, place.column))
+                    for n, place in enumerate(self.neighbours)
+                    if place.frame == frame
+                ),
+                strict=True,
+            )
+            rows, columns = (
+                sorted(set(axis)) for axis in zip(*places, strict=True)
+            )
+            start, size = (rows[0], columns[0]), (len(rows), len(columns))
+            down, along = (
+                axis[1] - axis[0] if len(axis) > 1 else 1
+                for axis in (rows, columns)
+            )
+            found.append(Grid(frame, numbers, start, (down, along), size))
+        return found
+
+    def in_order(
+        self, found: list[Float[Tensor, "..."]]
+    ) -> Float[Tensor, "neighbours ..."]:
+        """What was found grid by grid, in the order of the neighbours."""
+        if len(found) == 1:
+            return found[0]
+        numbers = [n for grid in self.grids() for n in grid.numbers]
+        return ops.take(ops.concatenate(found), np.argsort(numbers), axis=0)
+
+    def all_frames(
+        self, found: list[Float[Tensor, "..."]]
+    ) -> Float[Tensor, "frames ..."]:
+        """What was found grid by grid, with zeros for frames without any."""
+        by_frame = {
+            grid.frame: x for grid, x in zip(self.grids(), found, strict=True)
+        }
+        nothing = ops.zeros_like(found[0])
+        return ops.stack([by_frame.get(n, nothing) for n in range(self.frames)])
+
+    def split(
+        self, x: Float[Tensor, "*outer all"]
+    ) -> Float[Tensor, "*outer heads channels"]:
+        """The channels of each head apart."""
+        channels = x.shape[-1] // self.heads
+        return ops.reshape(x, (*x.shape[:-1], self.heads, channels))
+
+
+def joined(
+    x: Float[Tensor, "*outer heads channels"],
+) -> Float[Tensor, "*outer all"]:
+    """The channels of all heads along one axis."""
+    return ops.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))

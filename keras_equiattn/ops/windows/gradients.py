@@ -2,17 +2,20 @@
 
 The backward pass of attention keeps the arguments and the weights of the
 neighbours; it computes nothing of the forward pass anew, and nothing here has
-neighbours with all their channels. Each function is made once for each set of
-shapes: TensorFlow would run one that it has compiled for unknown sizes where
-they are known, too, and Inductor compiles for known sizes.
+neighbours with all their channels.
+
+`SCORES`, `SUMS` and `ATTENTION` are pairs of functions, one for each pass, of
+tensors that are None where there are none. "What is seen" are three tensors in
+a row: the image that keys or values are, and weights and bias of its affine
+map, or None.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 from typing import NamedTuple
+from typing import TypeAlias
 
 from keras import ops
 
@@ -22,9 +25,14 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows import dispatch
+from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
+from keras_equiattn.ops.windows.form import Image
+from keras_equiattn.ops.windows.form import Maps
+from keras_equiattn.ops.windows.form import Pixels
+from keras_equiattn.ops.windows.form import Weights
 
-ALTERNATIVE = "recompute=False"
+Seen: TypeAlias = tuple[Image, Maps | None, Biases | None]
 
 
 class Side(NamedTuple):
@@ -33,42 +41,36 @@ class Side(NamedTuple):
     Attributes:
         window: where they lie.
         heads: blocks of channels.
-        weighted: whether the neighbours have weights.
-        biased: whether the neighbours have a bias.
     """
 
     window: Window
     heads: int
-    weighted: bool
-    biased: bool
 
-    @property
-    def form(self) -> Form:
-        """What is summed over."""
-        frames = math.prod(self.window.strides)
-        return Form(self.window.neighbours, self.heads, frames)
+    def scores(self, query: Pixels, seen: Seen) -> Weights:
+        """Scores of the neighbours."""
+        return self._derivatives("a", None, query, seen)[0]
 
-    @property
-    def tensors(self) -> int:
-        """How many tensors say what is seen."""
-        return 1 + self.weighted + self.biased
-
-    def scores(self, query: Tensor, *seen: Tensor) -> Tensor:
-        """Scores of the neighbours, see `ops.windows.form`."""
-        how, parts = self._with(query, seen)
-        return how.scores(self.form, query, *parts)
-
-    def sums(self, weights: Tensor, *seen: Tensor) -> Tensor:
+    def sums(self, weights: Weights, seen: Seen) -> Pixels:
         """Weighted sums of the neighbours, in the dtype of the values."""
-        how, parts = self._with(weights[0], seen)
-        weights = ops.cast(weights, seen[0].dtype)
-        y = how.weighted_sums(self.form, weights, *parts)
-        return ops.cast(y, seen[0].dtype)
+        found = self._derivatives("x", weights, None, seen)
+        return ops.cast(found[0], seen[0].dtype)
+
+    def score_gradients(
+        self, d: Weights, query: Pixels, seen: Seen
+    ) -> tuple[Tensor, ...]:
+        """Gradients of the scores: of the query, and of what is seen."""
+        found = self._derivatives("xk", d, query, seen)
+        return self._like_arguments(found, query, seen)
+
+    def sum_gradients(
+        self, d: Pixels, weights: Weights, seen: Seen
+    ) -> tuple[Tensor, ...]:
+        """Gradients of the sums: of the weights, and of what is seen."""
+        found = self._derivatives("ak", weights, d, seen)
+        return self._like_arguments(found, weights, seen)
 
     def mean_gradient(
-        self,
-        d: Float[Tensor, "batch height width elements channels"],
-        y: Float[Tensor, "batch height width elements channels"],
+        self, d: Pixels, y: Pixels
     ) -> Float[Tensor, "batch elements heads height width"]:
         """The mean gradient of the weights, from that of the sums."""
         batch, height, width, elements, channels = ops.shape(y)
@@ -79,171 +81,184 @@ class Side(NamedTuple):
         )
         return ops.transpose(ops.sum(both, axis=-1), (0, 3, 4, 1, 2))
 
-    def score_gradients(
-        self, d: Tensor, query: Tensor, *seen: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Gradients of the scores: of the query, and of what is seen."""
-        how, parts = self._with(query, seen)
-        d = ops.cast(d, query.dtype)
-        found = how.score_gradients(self.form, d, query, *parts)
-        return self._like_arguments(found, (query, *seen))
+    def own(
+        self, weights: Weights
+    ) -> Float[Tensor, "neighbours batch more fewer height width"]:
+        """Weights with the heads of this side, which may be those of another.
 
-    def sum_gradients(
-        self, d: Tensor, weights: Tensor, *seen: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Gradients of the sums: of the weights, and of what is seen."""
-        how, parts = self._with(weights[0], seen)
-        dtype = seen[0].dtype
-        d, a = ops.cast(d, dtype), ops.cast(weights, dtype)
-        found = how.sum_gradients(self.form, d, a, *parts)
-        return self._like_arguments(found, (weights, *seen))
+        Without weights of the neighbours elements and heads are all heads.
+        """
+        count, batch, elements, heads, height, width = ops.shape(weights)
+        elements = elements * heads // self.heads
+        return ops.reshape(
+            weights, (count, batch, elements, self.heads, height, width)
+        )
 
-    def _with(
-        self, x: Tensor, seen: tuple[Tensor, ...]
-    ) -> tuple[ModuleType, tuple[Tensor, Tensor | None, Tensor | None]]:
-        """What computes the form, and keys, weights and bias for it."""
-        left = iter(seen)
-        keys = self.window.frames(next(left))
-        weight = next(left) if self.weighted else None
-        bias = next(left) if self.biased else None
-        how = dispatch.choose(self.form, x, keys, self.weighted)
-        return how, (keys, weight, bias)
+    def _derivatives(
+        self, wanted: str, a: Weights | None, x: Pixels | None, seen: Seen
+    ) -> tuple[Tensor, ...]:
+        """Derivatives of the form, with all tensors in the dtype of the keys.
+
+        Those of the keys are of frames.
+        """
+        image, w, bias = seen
+        a, x = (None if t is None else ops.cast(t, image.dtype) for t in (a, x))
+        keys = self.window.frames(image)
+        frames = math.prod(self.window.strides)
+        form = Form(self.window.neighbours, self.heads, frames)
+        how = dispatch.choose(form, keys, w is not None)
+        return how.derivatives(form, wanted, a, x, keys, w, bias)
 
     def _like_arguments(
-        self, gradients: tuple[Tensor, ...], arguments: tuple[Tensor, ...]
+        self, gradients: tuple[Tensor, ...], first: Tensor, seen: Seen
     ) -> tuple[Tensor, ...]:
         """Gradients in the dtypes of the arguments: of images, not frames."""
+        arguments = [x for x in (first, *seen) if x is not None]
         found = [
             ops.cast(gradient, x.dtype)
             for gradient, x in zip(gradients, arguments, strict=True)
         ]
-        size = tuple(ops.shape(arguments[1])[1:3])
+        size = tuple(ops.shape(seen[0])[1:3])
         found[1] = self.window.image_of(found[1], size)
         return tuple(found)
 
 
-@functools.lru_cache(maxsize=512)
-def scores(side: Side, recompute: bool, shapes: Any) -> Callable[..., Tensor]:
-    """Scores of two to four tensors, as a differentiable function."""
-
-    def backward(
-        tensors: tuple[Tensor, ...], _: Any, d: Tensor
-    ) -> tuple[Tensor, ...]:
-        return side.score_gradients(d, *tensors)
-
-    def forward(*tensors: Tensor) -> Tensor:
-        return in_full_precision(side.scores(*tensors))
-
-    return _differentiable(forward, backward, recompute)
+@backend.part()
+def _scores(tensors: Any, *, side: Side) -> Any:
+    """Scores of a query and what is seen, and nothing to keep."""
+    query, *seen = tensors
+    return in_full_precision(side.scores(query, tuple(seen))), ()
 
 
-@functools.lru_cache(maxsize=512)
-def sums(side: Side, recompute: bool, shapes: Any) -> Callable[..., Tensor]:
-    """Weighted sums of two to four tensors, as a differentiable function."""
-
-    def backward(
-        tensors: tuple[Tensor, ...], _: Any, d: Tensor
-    ) -> tuple[Tensor, ...]:
-        return side.sum_gradients(d, *tensors)
-
-    return _differentiable(side.sums, backward, recompute)
+@backend.part()
+def _score_gradients(
+    tensors: Any, kept: tuple[()], d: Weights, *, side: Side
+) -> tuple[Tensor, ...]:
+    """Gradients of `_scores`, of what there is."""
+    query, *seen = tensors
+    return side.score_gradients(d, query, tuple(seen))
 
 
-def _differentiable(
-    function: Callable[..., Tensor],
-    backward: Callable[..., Any],
-    recompute: bool,
-) -> Callable[..., Tensor]:
-    if not recompute:
-        return function
-    return backend.custom_vjp(
-        lambda *tensors: (function(*tensors), ()),
-        backward,
-        ALTERNATIVE,
-        inductor=True,
-    )
+@backend.part()
+def _sums(tensors: Any, *, side: Side) -> Any:
+    """Sums of what is seen with weights, and nothing to keep."""
+    weights, *seen = tensors
+    return side.sums(weights, tuple(seen)), ()
 
 
-@functools.lru_cache(maxsize=512)
-def attention(
+@backend.part()
+def _sum_gradients(
+    tensors: Any, kept: tuple[()], d: Pixels, *, side: Side
+) -> tuple[Tensor, ...]:
+    """Gradients of `_sums`, of what there is."""
+    weights, *seen = tensors
+    return side.sum_gradients(d, weights, tuple(seen))
+
+
+def _parts(tensors: Any) -> tuple[Pixels, Seen, Seen, Tensor | None]:
+    """A query, what it sees as keys and as values, and a mask."""
+    query, *keys_and_values, mask = tensors
+    return query, tuple(keys_and_values[:3]), tuple(keys_and_values[3:]), mask
+
+
+@backend.part()
+def _attention(
+    tensors: Any, *, of_keys: Side, of_values: Side, return_weights: bool
+) -> Any:
+    """Sums, and weights if asked for; kept are the sums and the weights.
+
+    Of the query, what is seen as keys, what is seen as values, and a mask
+    `(neighbours, 1, 1, 1, height, width)` that is added to the scores. The
+    weights are no result unless asked for, since their gradient costs time even
+    where it is zero.
+    """
+    query, keys, values, mask = _parts(tensors)
+    found = of_keys.scores(query, keys)
+    if mask is not None:
+        found = in_full_precision(found) + mask
+    weights = backend.softmax(found, axis=0)
+    kept = ops.cast(weights, values[0].dtype)
+    y = of_values.sums(of_values.own(kept), values)
+    if return_weights:
+        return (y, in_full_precision(weights)), (y, kept)
+    return y, (y, kept)
+
+
+@backend.part()
+def _attention_gradients(
+    tensors: Any,
+    kept: tuple[Pixels, Weights],
+    d: Any,
+    *,
     of_keys: Side,
     of_values: Side,
-    masked: bool,
     return_weights: bool,
+) -> tuple[Tensor, ...]:
+    """Gradients of `_attention`, of what there is."""
+    query, keys, values, mask = _parts(tensors)
+    y, weights = kept
+    d, upstream = d if return_weights else (d, None)
+    d = ops.zeros_like(y) if d is None else d
+    d_weights, *d_values = of_values.sum_gradients(
+        d, of_values.own(weights), values
+    )
+    d_weights = ops.reshape(d_weights, ops.shape(weights))
+    if upstream is not None:
+        d_weights = in_full_precision(d_weights) + upstream
+
+    def mean() -> Tensor:
+        # From the sums: that takes a number for each channel, not for each
+        # neighbour.
+        found = of_values.mean_gradient(d, y)
+        found = ops.reshape(found, ops.shape(weights)[1:])
+        if upstream is None:
+            return found
+        both = in_full_precision(weights) * upstream
+        return found + ops.sum(both, axis=0)
+
+    d_scores = backend.softmax_gradient(d_weights, weights, mean)
+    d_query, *d_keys = of_keys.score_gradients(d_scores, query, keys)
+    of_mask = () if mask is None else (ops.zeros_like(mask),)
+    return (d_query, *d_keys, *d_values, *of_mask)
+
+
+SCORES = _scores, _score_gradients
+SUMS = _sums, _sum_gradients
+ATTENTION = _attention, _attention_gradients
+
+
+@functools.lru_cache(maxsize=512)
+def differentiable(
+    functions: tuple[Callable[..., Any], Callable[..., Any]],
     recompute: bool,
-    shapes: Any,
+    shapes: tuple[Any, ...],
+    **options: Any,
 ) -> Callable[..., Any]:
-    """Attention as a differentiable function: the sums, and the weights if
-    asked for, since their gradient costs time even where it is zero.
+    """`SCORES`, `SUMS` or `ATTENTION` as a function of tensors or None.
 
-    Of the query, what is seen as keys, what is seen as values, and with
-    `masked` `(neighbours, 1, 1, 1, height, width)`, which is added to the
-    scores.
+    It is made once for each set of shapes: TensorFlow would run one that it has
+    compiled for unknown sizes where they are known, too.
+
+    Args:
+        functions: one of the three pairs.
+        recompute: whether it has the gradient of the pair, or the backend's.
+        shapes: anything that tells shapes and dtypes of the tensors apart, and
+            is None for each tensor that is.
+        **options: of the functions.
     """
+    forward, backward = functions
 
-    def parts(tensors: tuple[Tensor, ...]) -> tuple[Any, Any, Any]:
-        middle = of_keys.tensors
-        end = middle + of_values.tensors
-        return tensors[:middle], tensors[middle:end], tensors[end:]
+    def with_none(tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+        left = iter(tensors)
+        return tuple(None if x is None else next(left) for x in shapes)
 
-    def forward(query: Tensor, *rest: Tensor) -> Any:
-        keys, values, mask = parts(rest)
-        found = of_keys.scores(query, *keys)
-        if masked:
-            found = in_full_precision(found) + mask[0]
-        weights = backend.softmax(found, axis=0)
-        kept = ops.cast(weights, values[0].dtype)
-        y = of_values.sums(_seen_by(of_values, kept), *values)
-        if return_weights:
-            return (y, in_full_precision(weights)), (y, kept)
-        return y, (y, kept)
+    def run(*tensors: Tensor) -> Any:
+        return forward(with_none(tensors), **options)
 
-    def backward(
-        tensors: tuple[Tensor, ...],
-        kept: tuple[Tensor, Tensor],
-        d: Any,
-    ) -> tuple[Tensor, ...]:
-        query, *rest = tensors
-        keys, values, mask = parts(tuple(rest))
-        y, weights = kept
-        d, upstream = d if return_weights else (d, None)
-        d = ops.zeros_like(y) if d is None else d
-        d_weights, *d_values = of_values.sum_gradients(
-            d, _seen_by(of_values, weights), *values
-        )
-        d_weights = ops.reshape(d_weights, ops.shape(weights))
-        if upstream is not None:
-            d_weights = in_full_precision(d_weights) + upstream
-
-        def mean() -> Tensor:
-            # From the sums: that takes a number for each channel, not for
-            # each neighbour.
-            found = of_values.mean_gradient(d, y)
-            found = ops.reshape(found, ops.shape(weights)[1:])
-            if upstream is None:
-                return found
-            both = in_full_precision(weights) * upstream
-            return found + ops.sum(both, axis=0)
-
-        d_scores = backend.softmax_gradient(d_weights, weights, mean)
-        d_query, *d_keys = of_keys.score_gradients(d_scores, query, *keys)
-        return (d_query, *d_keys, *d_values, *map(ops.zeros_like, mask))
+    def run_back(tensors: tuple[Tensor, ...], kept: Any, d: Any) -> Any:
+        return backward(with_none(tensors), kept, d, **options)
 
     if not recompute:
-        return lambda *tensors: forward(*tensors)[0]
-    return backend.custom_vjp(forward, backward, ALTERNATIVE, inductor=True)
-
-
-def _seen_by(
-    side: Side,
-    weights: Float[Tensor, "neighbours batch elements heads height width"],
-) -> Float[Tensor, "neighbours batch more fewer height width"]:
-    """Weights with the heads of the other side.
-
-    Without weights of the neighbours elements and heads are all heads.
-    """
-    count, batch, elements, heads, height, width = ops.shape(weights)
-    elements = elements * heads // side.heads
-    return ops.reshape(
-        weights, (count, batch, elements, side.heads, height, width)
-    )
+        return lambda *all: forward(all, **options)[0]
+    found = backend.custom_vjp(run, run_back, "recompute=False")
+    return lambda *all: found(*(x for x in all if x is not None))

@@ -3,7 +3,7 @@
 XLA makes one loop of a sum that is written out, and vectorises it along the
 last axis: so the columns of the image come last here. What can be long (key
 elements, blocks of channels) is a loop that XLA compiles once. Sizes must be
-known. `ops.windows.form` says what the functions compute.
+known. `ops.windows.form` says what `derivatives` computes.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,16 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
+from keras_equiattn.ops.windows.form import joined
+from keras_equiattn.ops.windows.form import KeyPlanes
+from keras_equiattn.ops.windows.form import Keys
+from keras_equiattn.ops.windows.form import Maps
 from keras_equiattn.ops.windows.form import Neighbour
+from keras_equiattn.ops.windows.form import Pixels
+from keras_equiattn.ops.windows.form import Planes
+from keras_equiattn.ops.windows.form import Weights
 
 # Neighbours up to which all are written out: 11 x 11 take a compiler less than
 # 16 s (AMD EPYC, two cores, JAX 0.10.2). Of more, it gets one row.
@@ -31,13 +39,31 @@ TOGETHER = 5
 SHORT = 8
 
 
-def scores(
+def derivatives(
     form: Form,
-    x: Float[Tensor, "batch height width elements channels"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> Float[Tensor, "neighbours batch elements heads height width"]:
+    wanted: str,
+    a: Weights | None,
+    x: Pixels | None,
+    k: Keys,
+    w: Maps | None,
+    bias: Biases | None,
+) -> tuple[Tensor, ...]:
+    """Derivatives of the form, those with respect to what is wanted."""
+    found = []
+    if "a" in wanted:
+        found.append(_scores(form, x, k, w, bias))
+    if "x" in wanted:
+        found.append(_weighted_sums(form, a, k, w, bias))
+    if "k" in wanted:
+        found.append(_spread(form, a, x, w))
+        given = w is not None, bias is not None
+        found += _weight_gradients(form, a, x, k, *given)
+    return tuple(found)
+
+
+def _scores(
+    form: Form, x: Pixels, k: Keys, w: Maps | None, bias: Biases | None
+) -> Weights:
     """The derivative of the form with respect to `a`."""
     x, k = _planes(form, x), _planes(form, k)
     size = tuple(ops.shape(x)[-2:])
@@ -52,17 +78,13 @@ def scores(
             found += _channel_sums([queries * y for y in seen])
         return (), ops.stack(found)
 
-    weights = _weights(form, w), _weights(form, bias)
+    weights = _columns(form, w), _columns(form, bias)
     return _over_neighbours(form, step, (), weights, in_full_precision(x))[1]
 
 
-def weighted_sums(
-    form: Form,
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> Float[Tensor, "batch height width elements channels"]:
+def _weighted_sums(
+    form: Form, a: Weights, k: Keys, w: Maps | None, bias: Biases | None
+) -> Pixels:
     """The derivative of the form with respect to `x`."""
     k = _planes(form, k)
     a = ops.expand_dims(a, axis=4)
@@ -78,54 +100,17 @@ def weighted_sums(
                 total = total + in_full_precision(a[n]) * y
         return total, ()
 
-    pieces = a, _weights(form, w), _weights(form, bias)
+    pieces = a, _columns(form, w), _columns(form, bias)
     elements = ops.shape(a)[1:4], ops.shape(k)[4]
     nothing = ops.zeros((*elements[0], elements[1], *size), dtype_of_sums(k))
     return _pixels(_over_neighbours(form, step, nothing, pieces)[0])
 
 
-def score_gradients(
-    form: Form,
-    d: Float[Tensor, "neighbours batch elements heads height width"],
-    x: Float[Tensor, "batch height width elements channels"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `sum(scores * d)`: of x, k, and w and bias if given."""
-    return (
-        weighted_sums(form, d, k, w, bias),
-        spread(form, d, x, w),
-        *correlate(form, d, x, k, w is not None, bias is not None),
-    )
-
-
-def sum_gradients(
-    form: Form,
-    d: Float[Tensor, "batch height width elements channels"],
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `sum(weighted_sums * d)`: of a, k, w and bias."""
-    return (
-        scores(form, d, k, w, bias),
-        spread(form, a, d, w),
-        *correlate(form, a, d, k, w is not None, bias is not None),
-    )
-
-
-def spread(
-    form: Form,
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    x: Float[Tensor, "batch height width elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-) -> Float[Tensor, "frames batch rows columns key_elements channels"]:
+def _spread(form: Form, a: Weights, x: Pixels, w: Maps | None) -> Keys:
     """The derivative of the form with respect to `k`."""
-    x, w = _planes(form, x), _weights(form, w)
+    x, w = _planes(form, x), _columns(form, w)
     order = 1 if w is None else w.shape[2]
-    batch, _, *channels, height, width = ops.shape(x)
+    batch, elements, *channels, height, width = ops.shape(x)
     _, along = form.reach
 
     def step(some: Form, totals: Any, first: Any, a: Any, w: Any) -> Any:
@@ -135,7 +120,7 @@ def spread(
         a = ops.pad(ops.expand_dims(a, 4), ((0, 0),) * 5 + around)
         queries = ops.pad(x, ((0, 0),) * 4 + around)
 
-        def add(found: list[Tensor], piece: Any) -> list[Tensor]:
+        def add(found: list[Tensor], piece: Any) -> Any:
             a, x, w = piece
             found = list(found)
             for n, place in enumerate(some.neighbours):
@@ -146,7 +131,7 @@ def spread(
                 if w is not None:
                     term = term * w[n]
                 found[place.frame] = found[place.frame] + term
-            return found
+            return found, ()
 
         shape = batch, order, *channels, *size
         nothing = [
@@ -155,7 +140,11 @@ def spread(
         pieces: Any = _elements(a, 2), _elements(queries, 1), w
         if w is not None:
             pieces = *pieces[:2], ops.moveaxis(w, 1, 0)
-        found = _loop(add, nothing, pieces)
+        if elements == 1:
+            first_pieces = [None if x is None else x[0] for x in pieces]
+            found, _ = add(nothing, first_pieces)
+        else:
+            found, _ = backend.scan(add, nothing, pieces)
         if totals is None:
             return found, ()
         start = 0, 0, 0, 0, first, 0
@@ -170,11 +159,11 @@ def spread(
     return _pixels(ops.stack(found))
 
 
-def correlate(
+def _weight_gradients(
     form: Form,
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    x: Float[Tensor, "batch height width elements channels"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
+    a: Weights,
+    x: Pixels,
+    k: Keys,
     weighted: bool,
     biased: bool,
 ) -> list[Tensor]:
@@ -215,7 +204,7 @@ def correlate(
 
     like = [in_full_precision(x)] * (weighted + biased)
     _, found = _over_neighbours(form, step, (), (a,), like)
-    return [_channels(w) for w in found]
+    return [joined(w) for w in found]
 
 
 def _over_neighbours(
@@ -250,14 +239,9 @@ def _over_neighbours(
         else ops.reshape(x, (count, len(one.neighbours), *ops.shape(x)[1:]))
         for x in pieces
     ]
-
-    def row(total: Any, slices: Any) -> Any:
-        first, *left = slices
-        some = [None if x is None else left.pop(0) for x in pieces]
-        return step(one, total, first, *some)
-
-    given = [numbers, *(x for x in cut if x is not None)]
-    total, found = backend.scan(row, total, given, like)
+    total, found = backend.scan(
+        lambda total, row: step(one, total, *row), total, (numbers, *cut), like
+    )
     return total, keras.tree.map_structure(
         lambda x: ops.reshape(x, (len(form.neighbours), *ops.shape(x)[2:])),
         found,
@@ -280,7 +264,7 @@ def _rows(form: Form) -> tuple[Form, int, int] | None:
 
 
 def _rows_from(
-    k: Float[Tensor, "frames batch key_elements heads channels rows columns"],
+    k: KeyPlanes,
     first: Any,
     form: Form,
     size: tuple[Any, Any],
@@ -305,12 +289,12 @@ def _some(form: Form) -> list[range]:
 def _seen(
     form: Form,
     some: range,
-    k: Float[Tensor, "frames batch key_elements heads channels rows columns"],
+    k: KeyPlanes,
     size: tuple[Any, Any],
     w: Float[Tensor, "neighbours elements key_elements heads channels 1 1"]
     | None,
     bias: Float[Tensor, "neighbours elements heads channels 1 1"] | None,
-) -> list[Float[Tensor, "batch elements heads channels height width"]]:
+) -> list[Planes]:
     """Some of the neighbours, as the query elements see them."""
     found = []
     for n in some:
@@ -327,7 +311,7 @@ def _seen(
 
 
 def _channel_sums(
-    terms: list[Float[Tensor, "batch elements heads channels height width"]],
+    terms: list[Planes],
 ) -> list[Float[Tensor, "batch elements heads height width"]]:
     """Sums over the channels of a head, in blocks of `SHORT` of them."""
     blocks = [
@@ -374,48 +358,22 @@ def _pixels_first(
     return ops.moveaxis(x, -3, -1)
 
 
-def _weights(form: Form, w: Tensor | None) -> Tensor | None:
-    """Channels split into heads, and axes for height and width."""
+def _columns(
+    form: Form, w: Float[Tensor, "neighbours *elements all"] | None
+) -> Float[Tensor, "neighbours *elements heads channels 1 1"] | None:
+    """Weights or a bias with the axes of planes, if there are any."""
     if w is None:
         return None
-    w = in_full_precision(w)
-    *outer, channels = w.shape
-    return ops.reshape(w, (*outer, form.heads, channels // form.heads, 1, 1))
+    return form.split(in_full_precision(w))[..., None, None]
 
 
-def _channels(w: Tensor) -> Tensor:
-    """Joins the heads in the last two axes."""
-    *outer, heads, channels = w.shape
-    return ops.reshape(w, (*outer, heads * channels))
-
-
-def _window(k: Tensor, place: Neighbour, size: Any) -> Tensor:
+def _window(
+    k: KeyPlanes, place: Neighbour, size: tuple[Any, Any]
+) -> Float[Tensor, "batch key_elements heads channels height width"]:
     """What is seen at this place from every pixel."""
-    height, width = size
-    rows = slice(place.row, place.row + height)
-    return k[place.frame, ..., rows, place.column : place.column + width]
+    return k[(place.frame, ..., *place.seen(size))]
 
 
 def _elements(x: Tensor, axis: int) -> Tensor:
     """An axis as the first, with 1 left in its place."""
     return ops.expand_dims(ops.moveaxis(x, axis, 0), axis + 1)
-
-
-def _loop(
-    step: Callable[[Any, Any], Any], total: Any, pieces: tuple[Any, ...]
-) -> Any:
-    """What `step` makes of the total, once for each slice of the pieces.
-
-    A piece that is None stays None.
-    """
-    given = [piece for piece in pieces if piece is not None]
-
-    def add(total: Any, slices: Any) -> Any:
-        left = iter(slices)
-        return step(
-            total, tuple(None if p is None else next(left) for p in pieces)
-        )
-
-    if given[0].shape[0] == 1:
-        return add(total, [piece[0] for piece in given])
-    return backend.scan(lambda t, s: (add(t, s), ()), total, given)[0]

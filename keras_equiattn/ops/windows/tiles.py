@@ -3,123 +3,80 @@
 The queries of a tile meet all keys that any of them sees in one product of
 matrices, and each takes its window out of that. In tiles of 4 x 4 a window of
 7 x 7 costs twice the multiply-adds that it needs, and far fewer passes over
-memory. For keys as they are, without weights; sizes must be known.
-`ops.windows.form` says what the functions compute.
+memory. For keys as they are, without weights; sizes must be known, and tensors
+must be PyTorch's, which has views with strides. `ops.windows.form` says what
+`derivatives` computes.
+
+A matrix here stands for each image, tile and head, in this order.
 """
 
 import math
-from collections.abc import Callable
+from typing import Any
 from typing import NamedTuple
+from typing import TypeAlias
 
-import numpy as np
 from keras import ops
 
-from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
-from keras_equiattn.ops.windows import products as window_products
+from keras_equiattn.ops.windows import products
+from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
+from keras_equiattn.ops.windows.form import Grid
+from keras_equiattn.ops.windows.form import Keys
+from keras_equiattn.ops.windows.form import Pixels
+from keras_equiattn.ops.windows.form import Weights
+
+Queries: TypeAlias = Float[Tensor, "tiles queries head_channels"]
+Matrices: TypeAlias = list[Float[Tensor, "tiles queries keys"]]
 
 # Rows of a tile that would cost as much as what is done once for its keys.
 ONCE = 4
 
 
-def scores(
-    form: Form, x: Tensor, k: Tensor, w: None, bias: Tensor | None
-) -> Tensor:
-    """The derivative of the form with respect to `a`."""
-    tiles = _tiles(form, tuple(x.shape[1:3]))
-
-    def images(x: Tensor, k: Tensor) -> tuple[Tensor]:
-        a = _scores(tiles, _queries(tiles, x), k)
-        return (window_products.with_bias_scores(form, a, x, bias),)
-
-    return _over_images(tiles, images, [(x, 0), (k, 1)], (1,))[0]
-
-
-def weighted_sums(
-    form: Form, a: Tensor, k: Tensor, w: None, bias: Tensor | None
-) -> Tensor:
-    """The derivative of the form with respect to `x`."""
-    tiles = _tiles(form, tuple(a.shape[4:]))
-
-    def images(a: Tensor, k: Tensor) -> tuple[Tensor]:
-        y = _sums(tiles, _matrices(tiles, a), k)
-        return (window_products.with_bias_sums(form, y, a, bias),)
-
-    return _over_images(tiles, images, [(a, 1), (k, 1)], (0,))[0]
-
-
-def score_gradients(
-    form: Form, d: Tensor, x: Tensor, k: Tensor, w: None, bias: Tensor | None
+def derivatives(
+    form: Form,
+    wanted: str,
+    a: Weights | None,
+    x: Pixels | None,
+    k: Keys,
+    w: None,
+    bias: Biases | None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `sum(scores * d)`: of x, k, and bias if given."""
-    tiles = _tiles(form, tuple(x.shape[1:3]))
+    """Derivatives of the form, those with respect to what is wanted."""
+    size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
+    tiles = Tiles(form, size, tuple(map(_tile_size, size, form.reach)))
 
-    def images(d: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        matrices = _matrices(tiles, d)
-        y = _sums(tiles, matrices, k)
-        return (
-            window_products.with_bias_sums(form, y, d, bias),
-            _spread(tiles, matrices, _queries(tiles, x)),
-            *window_products.bias_gradient(form, d, x, bias),
-        )
+    def images(a: Tensor, x: Tensor, k: Keys) -> tuple[Tensor, ...]:
+        queries: Any = None if x is None else _queries(tiles, x)
+        matrices: Any = None if a is None else _matrices(tiles, a)
+        found = {}
+        if "a" in wanted:
+            found["a"] = _scores(tiles, queries, k)
+        if "x" in wanted:
+            found["x"] = _sums(tiles, matrices, k)
+        if "k" in wanted:
+            found["k"] = _spread(tiles, matrices, queries)
+        return products.with_bias(form, found, a, x, bias)
 
-    return _over_images(tiles, images, [(d, 1), (x, 0), (k, 1)], (0, 1))
-
-
-def sum_gradients(
-    form: Form, d: Tensor, a: Tensor, k: Tensor, w: None, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Gradients of `sum(weighted_sums * d)`: of a, k, and bias if given."""
-    tiles = _tiles(form, tuple(d.shape[1:3]))
-
-    def images(a: Tensor, d: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-        queries = _queries(tiles, d)
-        of_a = _scores(tiles, queries, k)
-        return (
-            window_products.with_bias_scores(form, of_a, d, bias),
-            _spread(tiles, _matrices(tiles, a), queries),
-            *window_products.bias_gradient(form, a, d, bias),
-        )
-
-    return _over_images(tiles, images, [(a, 1), (d, 0), (k, 1)], (1, 1))
+    sizes = *tiles.counts, *tiles.size, *tiles.seen, form.heads
+    return products.over_images(images, wanted, a, x, k, math.prod(sizes))
 
 
-class _Window(NamedTuple):
-    """The neighbours in one frame: where they lie among the keys of a tile.
-
-    Attributes:
-        frame: the frame.
-        numbers: of the neighbours, row by row.
-        start: of the first neighbour of the first query, in the product of a
-            tile as a vector.
-        shape: rows and columns of the tile, rows and columns of the window.
-        strides: from one to the next along each of these.
-    """
-
-    frame: int
-    numbers: list[int]
-    start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """How images are cut; zeros fill the last tiles.
 
     Attributes:
         form: what is computed.
         image: its rows and columns.
         size: rows and columns of a tile.
-        windows: the neighbours, frame by frame.
     """
 
     form: Form
     image: tuple[int, int]
-    size: tuple[int, int]
-    windows: list[_Window]
+    size: tuple[int, ...]
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -135,50 +92,32 @@ class _Tiles(NamedTuple):
         down, along = self.form.reach
         return self.size[0] + down, self.size[1] + along
 
-    @property
-    def missing(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """What fills the last tiles, as `ops.pad` takes it."""
-        rows, columns = (
+    def filled(self, x: Tensor, axis: int) -> Tensor:
+        """Rows and columns, from this axis on, with zeros in the last tiles."""
+        pads = [(0, 0)] * len(x.shape)
+        pads[axis : axis + 2] = [
             (0, count * size - n)
             for n, size, count in zip(
                 self.image, self.size, self.counts, strict=True
             )
-        )
-        return rows, columns
+        ]
+        return ops.pad(x, pads)
 
+    def windows(
+        self, grid: Grid
+    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Where the windows of all queries lie in a matrix, as a vector.
 
-def _tiles(form: Form, image: tuple[int, int]) -> _Tiles:
-    rows, columns = map(_tile_size, image, form.reach)
-    reach = form.reach[1]
-    across = columns + reach  # keys of a tile in a row
-    keys = (rows + form.reach[0]) * across
-    windows = []
-    for frame in range(form.frames):
-        numbers, places = [], []
-        for n, place in enumerate(form.neighbours):
-            if place.frame == frame:
-                numbers.append(n)
-                places.append((place.row, place.column))
-        if not numbers:
-            continue
-        seen = [sorted(set(axis)) for axis in zip(*places, strict=True)]
-        # Neighbours are equally far apart.
-        steps = [x[1] - x[0] if len(x) > 1 else 1 for x in seen]
-        windows.append(
-            _Window(
-                frame,
-                numbers,
-                seen[0][0] * across + seen[1][0],
-                (rows, columns, len(seen[0]), len(seen[1])),
-                (
-                    columns * keys + across,
-                    keys + 1,
-                    steps[0] * across,
-                    steps[1],
-                ),
-            )
-        )
-    return _Tiles(form, image, (rows, columns), windows)
+        Returns:
+            For rows and columns of the tile, then of the window: sizes, and
+            entries from one to the next. And the first entry.
+        """
+        across = self.seen[1]
+        keys = self.seen[0] * across
+        strides = self.size[1] * keys + across, keys + 1
+        steps = grid.steps[0] * across, grid.steps[1]
+        start = grid.start[0] * across + grid.start[1]
+        return (*self.size, *grid.size), (*strides, *steps), start
 
 
 def _tile_size(image: int, reach: int) -> int:
@@ -190,83 +129,71 @@ def _tile_size(image: int, reach: int) -> int:
     return min(range(1, max(image, 1) + 1), key=cost)
 
 
-def _queries(
-    tiles: _Tiles, x: Tensor
-) -> Float[Tensor, "tiles queries channels"]:
+def _queries(tiles: Tiles, x: Pixels) -> Queries:
     """The queries of each tile and head."""
     (down, along), (rows, columns) = tiles.counts, tiles.size
-    x = ops.pad(x[:, :, :, 0], ((0, 0), *tiles.missing, (0, 0)))
-    heads, channels = tiles.form.heads, x.shape[-1]
-    shape = (-1, down, rows, along, columns, heads, channels // heads)
+    x = tiles.form.split(tiles.filled(x[:, :, :, 0], 1))
+    shape = (-1, down, rows, along, columns, *x.shape[3:])
     x = ops.transpose(ops.reshape(x, shape), (0, 1, 3, 5, 2, 4, 6))
-    return ops.reshape(x, (-1, rows * columns, channels // heads))
+    return ops.reshape(x, (-1, rows * columns, x.shape[-1]))
 
 
-def _keys(tiles: _Tiles, k: Tensor) -> Float[Tensor, "tiles keys channels"]:
+def _keys(
+    tiles: Tiles,
+    k: Float[Tensor, "batch rows columns 1 channels"],
+) -> Float[Tensor, "tiles keys head_channels"]:
     """The keys that each tile and head meets, of one frame."""
-    (rows, columns), seen = tiles.size, tiles.seen
-    k = ops.pad(k[:, :, :, 0], ((0, 0), *tiles.missing, (0, 0)))
-    heads, channels = tiles.form.heads, k.shape[-1]
-    k = backend.overlapping(k, 2, seen[1], columns)
-    k = backend.overlapping(k, 1, seen[0], rows)
-    shape = (*ops.shape(k)[:5], heads, channels // heads)
-    k = ops.transpose(ops.reshape(k, shape), (0, 1, 3, 5, 2, 4, 6))
-    return ops.reshape(k, (-1, math.prod(seen), channels // heads))
+    k = tiles.form.split(tiles.filled(k[:, :, :, 0], 1))
+    for axis in (0, 1):
+        # (batch, tiles, [tiles,] ...); the rows and columns of a tile are last.
+        k = k.unfold(axis + 1, tiles.seen[axis], tiles.size[axis])
+    k = ops.transpose(k, (0, 1, 2, 3, 5, 6, 4))
+    return ops.reshape(k, (-1, math.prod(tiles.seen), k.shape[-1]))
 
 
-def _scores(tiles: _Tiles, queries: Tensor, k: Tensor) -> Tensor:
-    """Scores of neighbours `(neighbours, batch, 1, heads, height, width)`."""
+def _scores(tiles: Tiles, queries: Queries, k: Keys) -> Weights:
+    """The derivative of the form with respect to `a`."""
     (down, along), (height, width) = tiles.counts, tiles.image
-    heads = tiles.form.heads
-    numbers, planes = [], []
-    for window in tiles.windows:
-        keys = _keys(tiles, k[window.frame])
-        products = queries @ ops.swapaxes(keys, 1, 2)
-        products = ops.reshape(products, (-1, math.prod(products.shape[1:])))
-        a = backend.strided(
-            products, window.start, window.shape, window.strides
-        )
-        a = ops.reshape(a, (-1, down, along, heads, *window.shape))
+    found = []
+    for grid in tiles.form.grids():
+        keys = _keys(tiles, k[grid.frame])
+        matrices = queries @ ops.swapaxes(keys, 1, 2)
+        shape, strides, start = tiles.windows(grid)
+        count, entries = matrices.shape[0], math.prod(matrices.shape[1:])
+        a = matrices.as_strided((count, *shape), (entries, *strides), start)
+        a = ops.reshape(a, (-1, down, along, tiles.form.heads, *shape))
         a = ops.transpose(a, (6, 7, 0, 3, 1, 4, 2, 5))
-        size = down * window.shape[0], along * window.shape[1]
-        count = len(window.numbers)
-        a = ops.reshape(a, (count, -1, 1, heads, *size))
-        planes.append(a[..., :height, :width])
-        numbers += window.numbers
-    a = ops.concatenate(planes) if len(planes) > 1 else planes[0]
-    if numbers == sorted(numbers):
-        return a
-    return ops.take(a, np.argsort(numbers), axis=0)
+        size = down * shape[0], along * shape[1]
+        a = ops.reshape(a, (len(grid.numbers), -1, 1, a.shape[3], *size))
+        found.append(a[..., :height, :width])
+    return tiles.form.in_order(found)
 
 
-def _matrices(
-    tiles: _Tiles, a: Tensor
-) -> list[Float[Tensor, "tiles queries keys"]]:
+def _matrices(tiles: Tiles, a: Weights) -> Matrices:
     """What takes keys to queries in each tile, frame by frame."""
     (down, along), heads = tiles.counts, tiles.form.heads
     queries, keys = math.prod(tiles.size), math.prod(tiles.seen)
     matrices = []
-    for window in tiles.windows:
-        b = a[:, :, 0]
-        if len(window.numbers) < len(tiles.form.neighbours):
-            b = ops.take(b, np.array(window.numbers), axis=0)
-        b = ops.pad(b, ((0, 0),) * 3 + tiles.missing)
-        rows, columns, high, wide = window.shape
+    for grid in tiles.form.grids():
+        windows, strides, start = tiles.windows(grid)
+        rows, columns, high, wide = windows
+        b = tiles.filled(grid.part(a[:, :, 0]), 3)
         shape = (high, wide, -1, heads, down, rows, along, columns)
         b = ops.transpose(ops.reshape(b, shape), (2, 4, 6, 3, 5, 7, 0, 1))
-        b = ops.reshape(b, (-1, *window.shape))
-        b = backend.at_strides(b, window.start, queries * keys, window.strides)
-        matrices.append(ops.reshape(b, (-1, queries, keys)))
+        b = ops.reshape(b, (-1, *windows))
+        matrix = b.new_zeros((b.shape[0], queries, keys))
+        strides = queries * keys, *strides
+        matrix.as_strided(tuple(b.shape), strides, start).copy_(b)
+        matrices.append(matrix)
     return matrices
 
 
-def _sums(
-    tiles: _Tiles, matrices: list[Tensor], k: Tensor
-) -> Float[Tensor, "batch height width 1 channels"]:
+def _sums(tiles: Tiles, matrices: Matrices, k: Keys) -> Pixels:
+    """The derivative of the form with respect to `x`."""
     (down, along), (rows, columns) = tiles.counts, tiles.size
     parts = [
-        matrix @ _keys(tiles, k[window.frame])
-        for window, matrix in zip(tiles.windows, matrices, strict=True)
+        matrix @ _keys(tiles, k[grid.frame])
+        for grid, matrix in zip(tiles.form.grids(), matrices, strict=True)
     ]
     total = sum(map(in_full_precision, parts)) if parts[1:] else parts[0]
     heads, channels = tiles.form.heads, total.shape[-1]
@@ -277,38 +204,48 @@ def _sums(
     return x[:, : tiles.image[0], : tiles.image[1]]
 
 
-def _spread(
-    tiles: _Tiles, matrices: list[Tensor], queries: Tensor
-) -> Float[Tensor, "frames batch rows columns 1 channels"]:
+def _spread(tiles: Tiles, matrices: Matrices, queries: Queries) -> Keys:
     """The derivative of the form with respect to `k`."""
-    (down, along), (rows, columns) = tiles.counts, tiles.size
-    heads, channels = tiles.form.heads, queries.shape[-1]
+    (down, along), heads = tiles.counts, tiles.form.heads
+    channels = queries.shape[-1]
     height, width = (
         n + reach
         for n, reach in zip(tiles.image, tiles.form.reach, strict=True)
     )
-    frames: dict[int, Tensor] = {}
-    for window, matrix in zip(tiles.windows, matrices, strict=True):
+    found = []
+    for matrix in matrices:
         k = ops.swapaxes(matrix, 1, 2) @ queries
         k = ops.reshape(k, (-1, down, along, heads, *tiles.seen, channels))
         k = ops.transpose(k, (0, 1, 4, 2, 5, 3, 6))
-        k = backend.overlap_add(k, 1, rows)
-        k = backend.overlap_add(k, 2, columns)
+        k = _overlap_add(_overlap_add(k, 1, tiles.size[0]), 2, tiles.size[1])
         k = k[:, :height, :width]
-        k = ops.reshape(k, (-1, height, width, 1, heads * channels))
-        frames[window.frame] = k
-    nothing = ops.zeros_like(next(iter(frames.values())))
-    return ops.stack([frames.get(n, nothing) for n in range(tiles.form.frames)])
+        found.append(ops.reshape(k, (-1, height, width, 1, heads * channels)))
+    return tiles.form.all_frames(found)
 
 
-def _over_images(
-    tiles: _Tiles,
-    function: Callable[..., tuple[Tensor, ...]],
-    tensors: list[tuple[Tensor, int]],
-    joined: tuple[int, ...],
-) -> tuple[Tensor, ...]:
-    """As many images at a time as have products that fit the cache."""
-    sizes = *tiles.counts, *tiles.size, *tiles.seen, tiles.form.heads
-    item = 8 if "64" in str(tensors[0][0].dtype) else 4
-    images = max(1, window_products.CACHE // (item * math.prod(sizes) or 1))
-    return window_products.over_images(function, tensors, joined, images)
+def _overlap_add(
+    x: Float[Tensor, "..."], axis: int, step: int
+) -> Float[Tensor, "..."]:
+    """Adds pieces up where they overlap.
+
+    Args:
+        x: pieces along `axis`, each along the next axis.
+        axis: of the pieces.
+        step: from one piece to the next.
+
+    Returns:
+        The sum, which may have zeros at the end.
+    """
+    if x.shape[axis] == 1:
+        return ops.squeeze(x, axis)
+    *outer, count, size = x.shape[: axis + 2]
+    inner = x.shape[axis + 2 :]
+    parts = -(-size // step)
+    before = (slice(None),) * axis
+    shape = (*outer, count + parts - 1, step, *inner)
+    total = ops.zeros(shape, dtype_of_sums(x))
+    for n in range(parts):
+        part = x[(*before, slice(None), slice(n * step, (n + 1) * step))]
+        length = part.shape[axis + 1]
+        total[(*before, slice(n, n + count), slice(length))].add_(part)
+    return ops.reshape(total, (*outer, (count + parts - 1) * step, *inner))

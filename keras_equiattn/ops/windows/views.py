@@ -6,266 +6,172 @@ and Inductor makes one kernel of what is computed with them. Elsewhere the view
 is a copy, and these functions are the reference that the others are tested
 against. Sizes must be known.
 
-Planes `(batch, elements, heads, channels of a head, height, width)` are used
-throughout. `ops.windows.form` says what the functions compute.
+`ops.windows.form` says what `derivatives` computes.
 """
 
-from typing import NamedTuple
+from typing import TypeAlias
 
+import keras
 import numpy as np
 from keras import ops
 
-from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
+from keras_equiattn.ops.windows.form import Grid
+from keras_equiattn.ops.windows.form import joined
+from keras_equiattn.ops.windows.form import Keys
+from keras_equiattn.ops.windows.form import Maps
+from keras_equiattn.ops.windows.form import Neighbour
+from keras_equiattn.ops.windows.form import Pixels
+from keras_equiattn.ops.windows.form import Planes
+from keras_equiattn.ops.windows.form import Weights
+
+# What all pixels see, with an axis for their elements.
+Seen: TypeAlias = Float[
+    Tensor,
+    "batch 1 key_elements heads head_channels down along height width",
+]
+# Weights by the rows and columns of a grid.
+GridWeights: TypeAlias = Float[
+    Tensor, "batch elements heads down along height width"
+]
 
 
-def scores(
+def derivatives(
     form: Form,
-    x: Float[Tensor, "batch height width elements channels"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> Float[Tensor, "neighbours batch elements heads height width"]:
+    wanted: str,
+    a: Weights | None,
+    x: Pixels | None,
+    k: Keys,
+    w: Maps | None,
+    bias: Biases | None,
+) -> tuple[Tensor, ...]:
+    """Derivatives of the form, those with respect to what is wanted."""
+    found = []
+    if "a" in wanted:
+        found.append(_scores(form, x, k, w, bias))
+    if "x" in wanted:
+        found.append(_weighted_sums(form, a, k, w, bias))
+    if "k" in wanted:
+        found.append(_spread(form, a, x, w))
+        found += _weight_gradients(form, a, x, k, w, bias)
+    return tuple(found)
+
+
+def _scores(
+    form: Form, x: Pixels, k: Keys, w: Maps | None, bias: Biases | None
+) -> Weights:
     """The derivative of the form with respect to `a`."""
     queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
     found = []
-    for grid in grids(form):
-        seen = _affine(
-            form, grid, _seen(form, grid, k, tuple(x.shape[1:3])), w, bias
-        )
+    for grid in form.grids():
+        seen = _affine(form, grid, _seen(form, grid, k), w, bias)
         found.append(_by_neighbour(ops.sum(queries * seen, axis=3)))
-    return _in_order(form, found)
+    return form.in_order(found)
 
 
-def weighted_sums(
-    form: Form,
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> Float[Tensor, "batch height width elements channels"]:
+def _weighted_sums(
+    form: Form, a: Weights, k: Keys, w: Maps | None, bias: Biases | None
+) -> Pixels:
     """The derivative of the form with respect to `x`."""
     y = 0.0
-    for grid in grids(form):
-        seen = _affine(
-            form, grid, _seen(form, grid, k, tuple(a.shape[4:])), w, bias
-        )
+    for grid in form.grids():
+        seen = _affine(form, grid, _seen(form, grid, k), w, bias)
         weights = _by_row_and_column(grid, in_full_precision(a))[:, :, :, None]
         y = y + ops.sum(weights * seen, axis=(4, 5))
     return _pixels(y)
 
 
-def spread(
-    form: Form,
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    x: Float[Tensor, "batch height width elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-) -> Float[Tensor, "frames batch rows columns key_elements channels"]:
+def _spread(form: Form, a: Weights, x: Pixels, w: Maps | None) -> Keys:
     """The derivative of the form with respect to `k`."""
     # Seen from a key, the neighbours are the other way round.
     down, along = form.reach
     around = ((down, down), (along, along))
-    queries = backend.laid_out(
-        ops.pad(_planes(form, x), ((0, 0),) * 4 + around)
-    )
-    height, width = (
-        n + r for n, r in zip(x.shape[1:3], form.reach, strict=True)
-    )
-    frames = {}
-    for grid in grids(form):
+    queries = _laid_out(ops.pad(_planes(form, x), ((0, 0),) * 4 + around))
+    size = x.shape[1] + down, x.shape[2] + along
+    frames = []
+    for grid in form.grids():
         weights = ops.flip(_by_row_and_column(grid, a), (3, 4))
-        weights = ops.pad(weights, ((0, 0),) * 5 + around)
-        start = down - grid.places[-1][0], along - grid.places[-1][1]
-        weights = backend.own_windows_of(
-            backend.laid_out(weights), start, grid.steps, (height, width)
-        )
-        seen = backend.windows_of(
-            queries, start, grid.size, grid.steps, (height, width)
-        )
+        weights = _laid_out(ops.pad(weights, ((0, 0),) * 5 + around))
+        last = form.neighbours[grid.numbers[-1]]
+        flipped = grid._replace(start=(down - last.row, along - last.column))
+        weights = _own_windows(flipped, weights, size)
+        seen = _windows(flipped, queries, size)
         # (batch, elements, heads, channels, rows, columns, height, width)
         both = in_full_precision(weights[:, :, :, None])
         both = both * in_full_precision(seen)
         if w is None:
             found = ops.sum(both, axis=(4, 5))
         else:
-            w_grid = ops.flip(_weights(form, grid, w), (4, 5))
+            w_grid = ops.flip(_on_grid(form, grid, w), (4, 5))
             found = ops.sum(both[:, :, None] * w_grid, axis=(1, 5, 6))
-        frames[grid.frame] = _pixels(found)
-    nothing = ops.zeros_like(next(iter(frames.values())))
-    return ops.stack([frames.get(n, nothing) for n in range(form.frames)])
-
-
-def score_gradients(
-    form: Form,
-    d: Float[Tensor, "neighbours batch elements heads height width"],
-    x: Float[Tensor, "batch height width elements channels"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `sum(scores * d)`: of x, k, and w and bias if given."""
-    return (
-        weighted_sums(form, d, k, w, bias),
-        spread(form, d, x, w),
-        *_weight_gradients(form, d, x, k, w, bias),
-    )
-
-
-def sum_gradients(
-    form: Form,
-    d: Float[Tensor, "batch height width elements channels"],
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
-) -> tuple[Tensor, ...]:
-    """Gradients of `sum(weighted_sums * d)`: of a, k, and w and bias."""
-    return (
-        scores(form, d, k, w, bias),
-        spread(form, a, d, w),
-        *_weight_gradients(form, a, d, k, w, bias),
-    )
+        frames.append(_pixels(found))
+    return form.all_frames(frames)
 
 
 def _weight_gradients(
     form: Form,
-    a: Float[Tensor, "neighbours batch elements heads height width"],
-    x: Float[Tensor, "batch height width elements channels"],
-    k: Float[Tensor, "frames batch rows columns key_elements channels"],
-    w: Float[Tensor, "neighbours elements key_elements channels"] | None,
-    bias: Float[Tensor, "neighbours elements channels"] | None,
+    a: Weights,
+    x: Pixels,
+    k: Keys,
+    w: Maps | None,
+    bias: Biases | None,
 ) -> list[Tensor]:
     """The derivatives with respect to `w` and `bias`, of those given."""
     queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
     of_w, of_bias = [], []
-    for grid in grids(form):
+    for grid in form.grids():
         weights = _by_row_and_column(grid, in_full_precision(a))[:, :, :, None]
         # Not one product for both: Inductor would write it to memory.
         if bias is not None:
             found = ops.sum(weights * queries, axis=(0, 6, 7))
             of_bias.append(_by_neighbour_first(found))
         if w is not None:
-            seen = _seen(form, grid, k, tuple(x.shape[1:3]))
-            found = queries[:, :, None] * seen
+            found = queries[:, :, None] * _seen(form, grid, k)
             found = ops.sum(weights[:, :, None] * found, axis=(0, 7, 8))
             of_w.append(_by_neighbour_first(found))
-    return [_in_order(form, found) for found in (of_w, of_bias) if found]
+    return [form.in_order(found) for found in (of_w, of_bias) if found]
 
 
-class Grid(NamedTuple):
-    """The neighbours in one frame, which lie on a grid.
-
-    Attributes:
-        frame: the frame.
-        numbers: of the neighbours, row by row.
-        places: row and column of each, in the frame.
-        start: row and column of the first.
-        steps: from one row to the next, and from one column to the next.
-        size: rows and columns.
-    """
-
-    frame: int
-    numbers: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]
-    start: tuple[int, int]
-    steps: tuple[int, int]
-    size: tuple[int, int]
-
-
-def grids(form: Form) -> list[Grid]:
-    """The neighbours, frame by frame; frames without any are left out."""
-    found = []
-    for frame in range(form.frames):
-        numbered = [
-            (n, (place.row, place.column))
-            for n, place in enumerate(form.neighbours)
-            if place.frame == frame
-        ]
-        if not numbered:
-            continue
-        numbers, places = zip(*numbered, strict=True)
-        axes = [sorted(set(axis)) for axis in zip(*places, strict=True)]
-        steps = [axis[1] - axis[0] if len(axis) > 1 else 1 for axis in axes]
-        found.append(
-            Grid(
-                frame,
-                numbers,
-                places,
-                (axes[0][0], axes[1][0]),
-                (steps[0], steps[1]),
-                (len(axes[0]), len(axes[1])),
-            )
-        )
-    return found
-
-
-def _seen(
-    form: Form,
-    grid: Grid,
-    k: Float[Tensor, "frames batch frame_rows frame_columns key_elements all"],
-    size: tuple[int, int],
-) -> Float[
-    Tensor,
-    "batch 1 key_elements heads channels rows columns height width",
-]:
+def _seen(form: Form, grid: Grid, k: Keys) -> Seen:
     """What the pixels see, with an axis for their elements."""
-    seen = backend.windows_of(
-        _planes(form, k[grid.frame]), grid.start, grid.size, grid.steps, size
-    )
+    size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
+    seen = _windows(grid, _planes(form, k[grid.frame]), size)
     return in_full_precision(seen[:, None])
 
 
 def _affine(
-    form: Form,
-    grid: Grid,
-    seen: Float[
-        Tensor, "batch 1 key_elements heads channels rows columns height width"
-    ],
-    w: Float[Tensor, "neighbours elements key_elements all"] | None,
-    bias: Float[Tensor, "neighbours elements all"] | None,
-) -> Float[Tensor, "batch elements heads channels rows columns height width"]:
+    form: Form, grid: Grid, seen: Seen, w: Maps | None, bias: Biases | None
+) -> Float[
+    Tensor, "batch elements heads head_channels down along height width"
+]:
     """What the pixels see, as their elements see it."""
     if w is not None:
-        seen = seen * _weights(form, grid, w)
+        seen = seen * _on_grid(form, grid, w)
     seen = ops.sum(seen, axis=2) if seen.shape[2] > 1 else seen[:, :, 0]
-    return seen if bias is None else seen + _weights(form, grid, bias)
+    return seen if bias is None else seen + _on_grid(form, grid, bias)
 
 
-def _weights(
-    form: Form,
-    grid: Grid,
-    w: Float[Tensor, "neighbours *elements all"],
+def _on_grid(
+    form: Form, grid: Grid, w: Float[Tensor, "neighbours *elements all"]
 ) -> Float[Tensor, "*elements heads channels rows columns 1 1"]:
-    """The weights, or the bias, of the neighbours in a frame."""
-    w = in_full_precision(w)
-    w = ops.moveaxis(_heads(form, _of_grid(form, grid, w)), 0, -1)
+    """The weights, or the bias, of the neighbours on a grid."""
+    w = form.split(grid.part(in_full_precision(w)))
+    w = ops.moveaxis(w, 0, -1)
     return ops.reshape(w, (*w.shape[:-1], *grid.size, 1, 1))
 
 
-def _of_grid(
-    form: Form, grid: Grid, x: Float[Tensor, "neighbours ..."]
-) -> Float[Tensor, "some ..."]:
-    """Of all neighbours those of a frame."""
-    if len(grid.numbers) == len(form.neighbours):
-        return x
-    return ops.take(x, np.array(grid.numbers), axis=0)
-
-
-def _by_row_and_column(
-    grid: Grid, a: Float[Tensor, "neighbours batch elements heads height width"]
-) -> Float[Tensor, "batch elements heads rows columns height width"]:
-    if len(grid.numbers) < a.shape[0]:
-        a = ops.take(a, np.array(grid.numbers), axis=0)
+def _by_row_and_column(grid: Grid, a: Weights) -> GridWeights:
+    """Of the neighbours those on a grid, with rows and columns apart."""
+    a = grid.part(a)
     a = ops.reshape(a, (*grid.size, *a.shape[1:]))
     return ops.transpose(a, (2, 3, 4, 0, 1, 5, 6))
 
 
-def _by_neighbour(
-    a: Float[Tensor, "batch elements heads rows columns height width"],
-) -> Float[Tensor, "some batch elements heads height width"]:
+def _by_neighbour(a: GridWeights) -> Weights:
     """Undoes `_by_row_and_column`."""
     a = ops.transpose(a, (3, 4, 0, 1, 2, 5, 6))
     return ops.reshape(a, (a.shape[0] * a.shape[1], *a.shape[2:]))
@@ -274,43 +180,71 @@ def _by_neighbour(
 def _by_neighbour_first(
     w: Float[Tensor, "*elements heads channels rows columns"],
 ) -> Float[Tensor, "some *elements all"]:
+    """Gradients of weights or biases as these are, for one grid."""
     rank = len(w.shape)
     w = ops.transpose(w, (rank - 2, rank - 1, *range(rank - 2)))
-    return _joined(ops.reshape(w, (-1, *w.shape[2:])))
+    return joined(ops.reshape(w, (-1, *w.shape[2:])))
 
 
-def _in_order(
-    form: Form, found: list[Float[Tensor, "..."]]
-) -> Float[Tensor, "neighbours ..."]:
-    """What was found frame by frame, in the order of the neighbours."""
-    if len(found) == 1:
-        return found[0]
-    numbers = [n for grid in grids(form) for n in grid.numbers]
-    return ops.take(ops.concatenate(found), np.argsort(numbers), axis=0)
+def _planes(form: Form, x: Pixels) -> Planes:
+    """Pixels, or keys of a frame, with rows and columns last."""
+    return _laid_out(ops.transpose(form.split(x), (0, 3, 4, 5, 1, 2)))
 
 
-def _planes(
-    form: Form, x: Float[Tensor, "batch height width elements all"]
-) -> Float[Tensor, "batch elements heads channels height width"]:
-    x = ops.transpose(_heads(form, x), (0, 3, 4, 5, 1, 2))
-    return backend.laid_out(x)
-
-
-def _pixels(
-    x: Float[Tensor, "batch elements heads channels height width"],
-) -> Float[Tensor, "batch height width elements all"]:
+def _pixels(x: Planes) -> Pixels:
     """Undoes `_planes`."""
-    return _joined(backend.laid_out(ops.transpose(x, (0, 4, 5, 1, 2, 3))))
+    return joined(_laid_out(ops.transpose(x, (0, 4, 5, 1, 2, 3))))
 
 
-def _heads(
-    form: Form, x: Float[Tensor, "*outer all"]
-) -> Float[Tensor, "*outer heads channels"]:
-    channels = x.shape[-1] // form.heads
-    return ops.reshape(x, (*x.shape[:-1], form.heads, channels))
+def _laid_out(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """The same, in PyTorch's memory as its axes say, also under Inductor.
+
+    Left alone, Inductor would load it from where it comes from each time it is
+    used, in the order in which it lies there: far apart. A view with given
+    strides is what it takes as it is.
+    """
+    if keras.backend.backend() != "torch":
+        return x
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
 
 
-def _joined(
-    x: Float[Tensor, "*outer heads channels"],
-) -> Float[Tensor, "*outer all"]:
-    return ops.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+def _windows(
+    grid: Grid,
+    x: Float[Tensor, "*outer frame_rows frame_columns"],
+    size: tuple[int, int],
+) -> Float[Tensor, "*outer rows columns height width"]:
+    """What windows on a grid see: `x[..., start + (i, j) * steps + (m, n)]`.
+
+    Args:
+        grid: where the windows `(i, j)` begin.
+        x: what they see.
+        size: of a window.
+    """
+    x = ops.expand_dims(x, (-4, -3))
+    x = ops.broadcast_to(x, (*x.shape[:-4], *grid.size, *x.shape[-2:]))
+    return _own_windows(grid, x, size)
+
+
+def _own_windows(
+    grid: Grid,
+    x: Float[Tensor, "*outer rows columns frame_rows frame_columns"],
+    size: tuple[int, int],
+) -> Float[Tensor, "*outer rows columns height width"]:
+    """`_windows`, each of which sees an image of its own."""
+    if keras.backend.backend() == "torch":
+        rows, columns = grid.steps
+        *outer, i, j, down, along = x.stride()
+        return x.as_strided(
+            (*x.shape[:-2], *size),
+            (*outer, i + rows * down, j + columns * along, down, along),
+            x.storage_offset() + grid.start[0] * down + grid.start[1] * along,
+        )
+    found = []
+    for i, j in np.ndindex(*grid.size):
+        row, column = np.array(grid.start) + (i, j) * np.array(grid.steps)
+        seen = Neighbour(grid.frame, int(row), int(column)).seen(size)
+        found.append(x[(..., i, j, *seen)])
+    axis = len(x.shape) - 4
+    shape = (*x.shape[:-2], *size)
+    return ops.reshape(ops.stack(found, axis), shape)
