@@ -19,7 +19,8 @@ def in_full_precision(x: Tensor) -> Tensor:
 def dtype_of_sums(x: Tensor) -> str:
     """What numbers like these are added up in: single precision at least."""
     dtype = keras.backend.standardize_dtype(x.dtype)
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    small = "bool", "float16", "bfloat16"
+    return "float32" if dtype in small else dtype
 
 
 def mean(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
