@@ -90,17 +90,39 @@ def mean_responses(
 
 
 def sums(
-    window: FilterWindow, planes: Planes, kernel: Kernel, alpha: Overall
+    window: FilterWindow,
+    planes: Planes,
+    kernel: Kernel,
+    alpha: Overall | None,
 ) -> Pixels:
     """The sum of `responses` over the channels, which it does not compute.
 
     The views and the filters are in float32: what remains of a convolution
     after the attended sum may be a thousandth of that sum.
     """
-    seen = in_full_precision(stacked_views(window, planes))
-    scaled = in_full_precision(kernel)[:, None] * alpha[:, :, None]
-    found = ops.einsum("cbtp,cbtn->bpn", seen, scaled)
-    return ops.reshape(found, _shape(window, planes, kernel)[1:])
+
+    def step(total: Any, group: Any) -> Any:
+        planes, kernel, alpha = group
+        scaled = in_full_precision(kernel)[:, None] * alpha[:, :, None]
+        # With the images first, channels and taps are one axis of a product.
+        planes = in_full_precision(ops.swapaxes(planes, 0, 1))
+        seen, scaled = stacked_views(window, planes), ops.swapaxes(scaled, 0, 1)
+        seen, scaled = (
+            ops.reshape(x, (batch, -1, ops.shape(x)[-1])) for x in (seen, scaled)
+        )
+        return total + ops.swapaxes(seen, 1, 2) @ scaled, ()
+
+    if alpha is None:
+        ones = ops.ones_like(planes[:, :, 0, :1] + kernel[:, :1])
+        alpha = in_full_precision(ones)
+    batch, height, width, filters = _shape(window, planes, kernel)[1:]
+    groups = planes, kernel, alpha
+    # As many as take the memory of the responses of some.
+    size = plan_for(window, planes, kernel).together
+    size = max(size * filters // kernel.shape[1], 1)
+    start = ops.zeros((batch, height * width, filters), alpha.dtype)
+    total, _ = backend.scan_groups(step, start, groups, size)
+    return ops.reshape(total, (batch, height, width, filters))
 
 
 @backend.part(fuses_sums=True)
@@ -140,45 +162,45 @@ def reduce(
     Returns:
         What `Reduced` has, as far as it is asked for.
     """
+    if not maxima:
+        return (sums(window, planes, kernel, alpha),)
     shape = _shape(window, planes, kernel)[1:]
-    full = dtype_of_sums(planes)
-    is_half = full != _dtype(planes)
-    carry: tuple[Tensor, ...] = (ops.zeros(shape, full),)
-    if maxima:
-        carry += (ops.full(shape, float("-inf"), planes.dtype),)
-    if maxima and where:
-        carry += (ops.zeros(shape, "int32"),)
+    # The sum of responses that were rounded to half precision is another one.
+    total = ()
+    if dtype_of_sums(planes) == _dtype(planes):
+        total = (ops.zeros(shape, planes.dtype),)
+    best = ops.full(shape, float("-inf"), planes.dtype)
+    index = (ops.zeros(shape, "int16"),) if where else ()
 
     def step(carry: Any, group: Any) -> Any:
+        total, best, index = carry
         first, *group = group
-        if not maxima:
-            return (carry[0] + sums(window, *group),), ()
-        total, best, *index = carry
         found = responses(window, *group)
-        if is_half:
-            total = total + sums(window, *group)
         if dispatch.folds(found):
             for n in range(found.shape[0]):
-                if not is_half:
-                    total = total + found[n]
-                if where:
-                    better = found[n] > best
-                    index = [ops.where(better, first[n], index[0])]
+                total = tuple(x + found[n] for x in total)
+                index = tuple(
+                    ops.where(found[n] > best, first[n], x) for x in index
+                )
                 best = backend.maximum(best, found[n])
-            return (total, best, *index), ()
+            return (total, best, index), ()
         added, maximum, *place = backend.sum_and_maximum(found, 0, where)
-        if not is_half:
-            total = total + added
+        total = tuple(x + added for x in total)
         if where:
-            place = first[0] + place[0]
-            index = [ops.where(maximum > best, place, index[0])]
-        return (total, backend.maximum(best, maximum), *index), ()
+            place = first[0] + ops.cast(place[0], "int16")
+            index = (ops.where(maximum > best, place, index[0]),)
+        return (total, backend.maximum(best, maximum), index), ()
 
     groups = [_numbers(planes), planes, kernel]
     if alpha is not None:
         groups.append(alpha)
     size = plan_for(window, planes, kernel).reduced
-    return tuple(backend.scan_groups(step, carry, tuple(groups), size)[0])
+    carry = total, best, index
+    carry, _ = backend.scan_groups(step, carry, tuple(groups), size)
+    total, best, index = carry
+    if not total:
+        total = (sums(window, planes, kernel, alpha),)
+    return (*total, best, *index)
 
 
 @backend.part(fuses_sums=True)
@@ -354,8 +376,8 @@ def _shape(
 
 
 def _numbers(planes: Planes) -> Shaped[Tensor, " channels"]:
-    """A number for each channel."""
-    return ops.arange(planes.shape[0], dtype="int32")
+    """A number for each channel, of two bytes: a place has one for each."""
+    return ops.cast(ops.arange(planes.shape[0], dtype="int32"), "int16")
 
 
 def _is_at(
