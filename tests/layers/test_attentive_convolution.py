@@ -656,15 +656,16 @@ def test_half_precision_where_little_remains():
             dtype=dtype,
         )
         # All positive, so that the scores are.
-        layer.set_weights([half(np.abs(w)) for w in layer.get_weights()])
+        kernel, spatial = map(np.abs, layer.get_weights())
+        layer.set_weights([half(kernel), half(0.2 * spatial)])
         x = half(np.abs(x))
         results.append(as_array(keras.ops.cast(layer(x), "float32")))
     exact, rounded = results
     kernel = layer.get_weights()[0]
     plain = as_array(keras.ops.conv(x, kernel, data_format="channels_last"))
     assert np.abs(exact).max() < 0.1 * plain.max()
-    # Rounding of the result alone is 2 ** -9.
-    assert relative_difference(rounded, exact) < 4e-3
+    # Scores up to 8 that are as precise as 2 ** -9; the result is rounded, too.
+    assert relative_difference(rounded, exact) < 2e-2
 
 
 def test_input_attention_needs_kernels():

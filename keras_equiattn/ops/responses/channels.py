@@ -66,7 +66,8 @@ def responses(
         return ops.cast(found, planes.dtype)
     scaled = kernel[:, None]
     if alpha is not None:
-        scaled = ops.cast(scaled * alpha[:, :, None], planes.dtype)
+        scaled = in_full_precision(scaled) * alpha[:, :, None]
+        scaled = ops.cast(scaled, planes.dtype)
     found = ops.swapaxes(stacked_views(window, planes), 2, 3) @ scaled
     return ops.reshape(found, _shape(window, planes, kernel))
 
@@ -106,9 +107,9 @@ def sums(
         scaled = in_full_precision(kernel)[:, None] * alpha[:, :, None]
         # With the images first, channels and taps are one axis of a product.
         planes = in_full_precision(ops.swapaxes(planes, 0, 1))
-        seen, scaled = stacked_views(window, planes), ops.swapaxes(scaled, 0, 1)
+        both = stacked_views(window, planes), ops.swapaxes(scaled, 0, 1)
         seen, scaled = (
-            ops.reshape(x, (batch, -1, ops.shape(x)[-1])) for x in (seen, scaled)
+            ops.reshape(x, (batch, -1, ops.shape(x)[-1])) for x in both
         )
         return total + ops.swapaxes(seen, 1, 2) @ scaled, ()
 
@@ -166,7 +167,7 @@ def reduce(
         return (sums(window, planes, kernel, alpha),)
     shape = _shape(window, planes, kernel)[1:]
     # The sum of responses that were rounded to half precision is another one.
-    total = ()
+    total: tuple[Tensor, ...] = ()
     if dtype_of_sums(planes) == _dtype(planes):
         total = (ops.zeros(shape, planes.dtype),)
     best = ops.full(shape, float("-inf"), planes.dtype)
@@ -292,10 +293,15 @@ def gradients(
     plan = plan_for(window, planes, kernel)
 
     def step(carry: Any, group: Any) -> Any:
-        *group, of_channel = (*group[:3], group[3:])
-        options = {"window": window, "blocks": plan.blocks}
-        given = *group, d_total, index, d_both, of_channel or None
-        return carry, _gradients(*given, **options)
+        return carry, _gradients(
+            *group[:3],
+            d_total,
+            index,
+            d_both,
+            group[3:] or None,
+            window=window,
+            blocks=plan.blocks,
+        )
 
     groups = _numbers(planes), planes, kernel, *(of_channel or ())
     like = (np.zeros((), dtype_of_sums(planes)),) * 2

@@ -272,7 +272,8 @@ def _chunk_gradients(
         )
         height, width = ops.shape(upstream)[1:3]
         d_every = d_means / ops.cast(height * width, d_means.dtype)
-        d_largest = d_peaks / ops.maximum(count, 1.0)
+        count = ops.cast(ops.maximum(count, 1.0), d_peaks.dtype)
+        d_largest = d_peaks / count
         of_channel = OfChannel(alpha, floor, d_every, d_largest)
     d_planes, kept["kernel"] = channels.gradients(
         window, planes, kernel, d_total, reduced.channel, d_both, of_channel

@@ -34,9 +34,7 @@ from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.responses.depthwise import depthwise_native
 
 # The padded input, at one input group element and at all of them.
-Planes: TypeAlias = Float[
-    Tensor, "channels batch padded_height padded_width"
-]
+Planes: TypeAlias = Float[Tensor, "channels batch padded_height padded_width"]
 AllPlanes: TypeAlias = Float[
     Tensor, "elements channels batch padded_height padded_width"
 ]
