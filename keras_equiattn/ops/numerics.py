@@ -24,7 +24,7 @@ def is_half(x: Tensor) -> bool:
 def dtype_of_sums(x: Tensor) -> str:
     """What numbers like these are added up in: single precision at least."""
     dtype = str(keras.backend.standardize_dtype(x.dtype))
-    return "float32" if is_half(x) else dtype
+    return "float32" if is_half(x) or dtype == "bool" else dtype
 
 
 def lowest_score(x: Tensor) -> float:

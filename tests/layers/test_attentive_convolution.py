@@ -20,6 +20,7 @@ from keras_equiattn.ops import AttentionKernels
 from keras_equiattn.ops import input_attention
 from keras_equiattn.ops import response_attention
 from keras_equiattn.ops.backend import inductor
+from keras_equiattn.ops.responses import channels
 from keras_equiattn.ops.responses import dispatch
 from keras_equiattn.ops.responses.api import attended_sum
 from keras_equiattn.testing import relative_difference
@@ -458,6 +459,9 @@ def test_parts_that_inductor_compiles(attention, monkeypatch):
         compiled.append(function.func.__name__)
         return compile_before(function, *arguments)
 
+    # What another case has compiled would not be compiled again.
+    for name in ("peaks", "reduce", "through_attention", "_gradients"):
+        getattr(channels, name).programs.cache_clear()
     compile_before = inductor._compile
     monkeypatch.setattr(inductor, "_compile", compile_part)
     monkeypatch.setattr(inductor, "PATIENCE", 0)
@@ -656,15 +660,16 @@ def test_half_precision_where_little_remains():
             dtype=dtype,
         )
         # All positive, so that the scores are.
-        layer.set_weights([half(np.abs(w)) for w in layer.get_weights()])
+        kernel, spatial = map(np.abs, layer.get_weights())
+        layer.set_weights([half(kernel), half(0.2 * spatial)])
         x = half(np.abs(x))
         results.append(as_array(keras.ops.cast(layer(x), "float32")))
     exact, rounded = results
     kernel = layer.get_weights()[0]
     plain = as_array(keras.ops.conv(x, kernel, data_format="channels_last"))
     assert np.abs(exact).max() < 0.1 * plain.max()
-    # Rounding of the result alone is 2 ** -9.
-    assert relative_difference(rounded, exact) < 4e-3
+    # Rounding of the result alone is 2 ** -9; attention sees rounded maxima.
+    assert relative_difference(rounded, exact) < 6e-3
 
 
 def test_input_attention_needs_kernels():

@@ -21,6 +21,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
 # Below every score, masked ones too, and finite in float32.
@@ -34,6 +35,8 @@ SHORT = 16
 def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
     """The sums of several tensors of one shape along the same axis.
 
+    In single precision at least.
+
     XLA gets one reduction of all of them, which reads what they share once. It
     never computes the sums anew for each of their uses, as it does with sums
     that are written out.
@@ -43,10 +46,15 @@ def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
             made and summed.
         axis: the axis, not negative.
     """
-    if not find_target().xla:
-        return [ops.sum(x, axis=axis) for x in terms]
-    terms = tuple(terms)
-    if len(terms) == 1:
+    if keras.backend.backend() == "torch":
+        import torch
+
+        # One kernel, which does not store what it converts.
+        return [
+            x.sum(axis, dtype=getattr(torch, dtype_of_sums(x))) for x in terms
+        ]
+    terms = tuple(map(in_full_precision, terms))
+    if len(terms) == 1 or not find_target().xla:
         return [ops.sum(x, axis=axis) for x in terms]
 
     def sums(*terms: Tensor) -> Any:

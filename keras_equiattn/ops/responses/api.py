@@ -19,6 +19,7 @@ from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.group.convolution import group_conv
@@ -28,6 +29,7 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.responses import chunked
 from keras_equiattn.ops.responses import dispatch
+from keras_equiattn.ops.responses.form import AllPlanes
 from keras_equiattn.ops.responses.form import Form
 from keras_equiattn.ops.responses.form import Weights
 from keras_equiattn.ops.responses.reference import responses_held
@@ -99,8 +101,9 @@ def attentive_group_conv(
         kernel: filters on the group.
         attention: weights of the attention.
         group: a group or its name.
-        **options: `strides`, `padding`, `dilation_rate` of the convolution,
-            `attention_dilation_rate`, `chunk_size`, see `attended_sum`.
+        **options: `strides` (1, 1), `padding` "valid" or "same" and
+            `dilation_rate` (1, 1) of the convolution; of the spatial kernel
+            `attention_dilation_rate` 1; `chunk_size`, see `attended_sum`.
 
     Returns:
         A feature map on the group.
@@ -115,42 +118,30 @@ def _attentive(
     attention: AttentionKernels,
     group: str | Group,
     options: dict[str, Any],
-) -> Tensor:
+) -> Float[Tensor, "batch new_height new_width order filters"]:
     """The convolution without what attention takes away."""
     dtype = keras.backend.standardize_dtype(x.dtype)
-    # The difference can be a thousandth of the terms: too few digits in half.
-    x, kernel = in_full_precision(x), in_full_precision(kernel)
-    attention = attention.map(in_full_precision)
     names = ("strides", "padding", "dilation_rate")
     plain = {name: options[name] for name in names if name in options}
-    y = convolve(x, kernel, group, **plain)
-    y = y - attended_sum(x, kernel, attention, group, **options)
-    return ops.cast(y, dtype)
+    attended = attended_sum(x, kernel, attention, group, **options)
+    # The difference can be a thousandth of the terms: too few digits in half.
+    x, kernel = in_full_precision(x), in_full_precision(kernel)
+    return ops.cast(convolve(x, kernel, group, **plain) - attended, dtype)
 
 
-@checked(
-    attention_channel_1="*order channels hidden filters",
-    attention_channel_2="*order hidden channels filters",
-    attention_spatial="seen_rows seen_columns *order 2 filters",
-)
 def attended_sum(
     x: Float[Tensor, "batch height width *order channels"],
     kernel: Float[Tensor, "rows columns *order channels filters"],
     attention: AttentionKernels,
     group: str | Group,
     *,
-    strides: tuple[int, int] = (1, 1),
-    padding: str = "valid",
-    dilation_rate: tuple[int, int] = (1, 1),
-    attention_dilation_rate: int = 1,
     chunk_size: int | str | None = "auto",
+    **options: Any,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
-    """What attention takes away: `sum_jc aX aC f`.
+    """What attention takes away: `sum_jc aX aC f`, in float32 at least.
 
     Args:
         x, kernel, attention, group: see `attentive_group_conv`.
-        strides, padding, dilation_rate: of the convolution.
-        attention_dilation_rate: of the spatial kernel.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time: up to this many, the same result for every
             number. "auto" chooses it so that what one step holds, beside the
@@ -160,60 +151,44 @@ def attended_sum(
             can be differentiated again on every backend, that of the others
             only under JAX. Where the maximum of several channels ties, the
             gradient goes to the first; with None they share it.
-
-    Returns:
-        A feature map on the group.
+        **options: the others of `attentive_group_conv`.
 
     Raises:
         ValueError: for a bad `padding` or `chunk_size`, or if there are no
             attention weights.
     """
-    _check(attention, padding)
     check_chunk_size(chunk_size)
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    window = FilterWindow(tuple(kernel.shape[:2]), strides, dilation_rate)
-    form = _form(window, attention, attention_dilation_rate)
-    planes, weights = _prepare(x, kernel, attention, group, window, padding)
-    # From `x`: what was compiled for several sizes has forgotten them.
-    known = window.output_size(tuple(x.shape)[1:3], padding)
-    filters = weights["kernel"].shape[-1]
+    form, planes, weights, known = _prepare(
+        x, kernel, attention, group, **options
+    )
+    order, filters = groups.get(group).order, kernel.shape[-1]
     if chunk_size is None or not config.is_recompute_enabled():
         y = responses_held(form, planes, weights)
+        y = ops.reshape(y, (*ops.shape(y)[:-1], order, filters))
     else:
-        chunk = dispatch.chunk_size(chunk_size, filters, known, planes)
-        chunks = {name: _split(w, chunk) for name, w in weights.items()}
+        chunks = _chunks(weights, chunk_size, known, planes)
         y = chunked.attended_sum(form, planes, chunks)
-        y = ops.transpose(y, (1, 2, 3, 0, 4))
-        y = ops.reshape(y, (*ops.shape(y)[:3], -1))[..., :filters]
+        y = _joined(y[None], order, filters)[0]
+    # What was compiled for several sizes has forgotten them.
     size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
-    shape = ops.shape(x)[0], *size, groups.get(group).order, kernel.shape[-1]
-    return ops.cast(ops.reshape(y, shape), dtype)
+    return ops.reshape(y, (ops.shape(x)[0], *size, order, filters))
 
 
-@checked(
-    attention_channel_1="*order channels hidden filters",
-    attention_channel_2="*order hidden channels filters",
-    attention_spatial="seen_rows seen_columns *order 2 filters",
-)
 def response_attention(
     x: Float[Tensor, "batch height width *order channels"],
     kernel: Float[Tensor, "rows columns *order channels filters"],
     attention: AttentionKernels,
     group: str | Group,
     *,
-    strides: tuple[int, int] = (1, 1),
-    padding: str = "valid",
-    dilation_rate: tuple[int, int] = (1, 1),
-    attention_dilation_rate: int = 1,
     query: tuple[int, int] | None = None,
+    **options: Any,
 ) -> dict[str, Tensor]:
     """The attention as applied: `1 - alpha`. No gradient passes through it.
 
     Args:
         x, kernel, attention, group: see `attentive_group_conv`.
-        strides, padding, dilation_rate: of the convolution.
-        attention_dilation_rate: of the spatial kernel.
         query: row and column of an output; None for all.
+        **options: the others of `attentive_group_conv`, but `chunk_size`.
 
     Returns:
         By name, with `h` the output and `j` the input group element, which a
@@ -230,83 +205,74 @@ def response_attention(
     Raises:
         ValueError: for a bad `padding`, or if there are no attention weights.
     """
-    _check(attention, padding)
-    window = FilterWindow(tuple(kernel.shape[:2]), strides, dilation_rate)
-    form = _form(window, attention, attention_dilation_rate)
-    planes, weights = _prepare(x, kernel, attention, group, window, padding)
-    known = window.output_size(tuple(x.shape)[1:3], padding)
-    count = weights["kernel"].shape[-1]
-    chunk = dispatch.chunk_size("auto", count, known, planes)
-    chunks = {name: _split(w, chunk) for name, w in weights.items()}
-    alpha, gate = chunked.attention_maps(form, planes, chunks)
-    inputs, channels = planes.shape[:2]
+    form, planes, weights, known = _prepare(
+        x, kernel, attention, group, **options
+    )
     order, filters = groups.get(group).order, kernel.shape[-1]
-    batch, size = ops.shape(planes)[2], ops.shape(gate)[3:5]
-    # (j, chunks, c, b, n) to (b, h, j, c, o).
-    alpha = ops.transpose(alpha, (3, 0, 2, 1, 4))
-    alpha = ops.reshape(alpha, (batch, inputs, channels, -1))[..., :count]
-    alpha = ops.reshape(alpha, (batch, inputs, channels, order, filters))
-    alpha = ops.transpose(alpha, (0, 3, 1, 2, 4))
-    # (j, chunks, b, x, y, n) to (b, x, y, h, j, o).
-    gate = ops.transpose(gate, (2, 3, 4, 0, 1, 5))
-    gate = ops.reshape(gate, (batch, *size, inputs, -1))[..., :count]
-    gate = ops.reshape(gate, (batch, *size, inputs, order, filters))
-    gate = ops.transpose(gate, (0, 1, 2, 4, 3, 5))
-    if query is None:
-        both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
-        effective = (1 - both / (inputs * filters))[..., None]
-    else:
-        row, column = _checks.place(query, "query", gate.shape[1:3])
-        effective = 1 - gate[:, row, column, :, :, None] * alpha
+    chunks = _chunks(weights, "auto", known, planes)
+    alpha, gate = chunked.attention_maps(form, planes, chunks)
+    # (j, c, b, h, o) to (b, h, j, c, o).
+    alpha = _joined(alpha, order, filters)
+    alpha = ops.transpose(alpha, (2, 3, 0, 1, 4))
+    # (j, b, x, y, h, o) to (b, x, y, h, j, o).
+    gate = _joined(gate, order, filters)
+    gate = ops.transpose(gate, (1, 2, 3, 4, 0, 5))
+    dtype = keras.backend.standardize_dtype(x.dtype)
+
+    def remaining(attended: Tensor, axis: int | None) -> Tensor:
+        """`1 - attended`, without the input group elements of an image."""
+        if axis is not None and len(x.shape) == 4:
+            attended = ops.squeeze(attended, axis)
+        return ops.cast(1 - attended, dtype)
+
     maps = {}
     if form.has_channel:
-        maps["channel"] = 1 - alpha
+        maps["channel"] = remaining(alpha, 2)
     if form.has_spatial:
-        maps["spatial"] = 1 - gate
-    maps["effective"] = effective
-    if len(x.shape) == 4:  # no input group element
-        axes = {"channel": 2, "spatial": 4}
-        if query is not None:
-            axes["effective"] = 2
-        for name, axis in axes.items():
-            if name in maps:
-                maps[name] = ops.squeeze(maps[name], axis)
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    return {name: ops.cast(value, dtype) for name, value in maps.items()}
+        maps["spatial"] = remaining(gate, 4)
+    if query is None:
+        both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
+        both = both / (planes.shape[0] * filters)
+        maps["effective"] = remaining(both[..., None], None)
+    else:
+        row, column = _checks.place(query, "query", gate.shape[1:3])
+        both = gate[:, row, column, :, :, None] * alpha
+        maps["effective"] = remaining(both, 2)
+    return maps
 
 
-def _form(
-    window: FilterWindow, attention: AttentionKernels, dilation_rate: int
-) -> Form:
-    """What these weights of attention ask for."""
-    return Form(
-        window,
-        has_channel=attention.channel_1 is not None,
-        has_spatial=attention.spatial is not None,
-        attention_dilation_rate=dilation_rate,
-    )
-
-
+@checked(
+    attention_channel_1="*order channels hidden filters",
+    attention_channel_2="*order hidden channels filters",
+    attention_spatial="seen_rows seen_columns *order 2 filters",
+)
 def _prepare(
-    x: Tensor,
-    kernel: Tensor,
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order channels filters"],
     attention: AttentionKernels,
     group: str | Group,
-    window: FilterWindow,
-    padding: str,
-) -> tuple[Tensor, Weights]:
-    """Padded planes, and the orbits of all weights with `(h, o)` as `n`."""
-    group = groups.get(group)
-    on_group = len(x.shape) == 5
+    *,
+    strides: tuple[int, int] = (1, 1),
+    padding: str = "valid",
+    dilation_rate: tuple[int, int] = (1, 1),
+    attention_dilation_rate: int = 1,
+) -> tuple[Form, AllPlanes, Weights, Shape]:
+    """What is computed and from what, for arguments of a convolution.
+
+    Returns:
+        The form; the padded input; the orbits of all weights, with output
+        elements and filters on the last axis; height and width of the output,
+        as far as they are known.
+    """
+    _check(attention, padding)
+    window = FilterWindow(tuple(kernel.shape[:2]), strides, dilation_rate)
+    known = tuple(x.shape)[1:3]
+    group, on_group = groups.get(group), len(x.shape) == 5
     if not on_group:
         x = ops.expand_dims(x, 3)
-    # Equal maxima and sums over pixels want digits.
-    x, kernel = in_full_precision(x), in_full_precision(kernel)
-    attention = attention.map(in_full_precision)
-    pads = window.padding(tuple(x.shape)[1:3], padding)
-    planes = ops.pad(
-        ops.transpose(x, (3, 4, 0, 1, 2)), ((0, 0), (0, 0), (0, 0), *pads)
-    )
+    pads = ((0, 0), (0, 0), (0, 0), *window.padding(known, padding))
+    planes = ops.pad(ops.transpose(x, (3, 4, 0, 1, 2)), pads)
+    first, second, spatial = attention.map(in_full_precision)
 
     def orbit(weight: Tensor) -> Tensor:
         """`(h, rows, columns, j, ..., o)` to `(j, rows, columns, ..., n)`."""
@@ -314,42 +280,63 @@ def _prepare(
         if not on_group:
             moved = ops.expand_dims(moved, 3)
         rank = len(moved.shape)
-        order = (3, 1, 2, *range(4, rank - 1), 0, rank - 1)
-        moved = ops.transpose(moved, order)
-        return ops.reshape(
-            moved, (*moved.shape[:-2], group.order * kernel.shape[-1])
+        moved = ops.transpose(
+            moved, (3, 1, 2, *range(4, rank - 1), 0, rank - 1)
         )
+        filters = group.order * kernel.shape[-1]
+        return ops.reshape(moved, (*moved.shape[:-2], filters))
 
     kernels = orbit(kernel)  # (j, rows, columns, c, n)
-    j, rows, columns, channels, n = kernels.shape
-    kernels = ops.reshape(kernels, (j, rows * columns, channels, n))
+    kernels = ops.reshape(kernels, (planes.shape[0], -1, *kernels.shape[3:]))
     weights = {"kernel": ops.transpose(kernels, (0, 2, 1, 3))}
-    if attention.channel_1 is not None:
-        first, second = attention.channel_1, attention.channel_2
+    if first is not None:
         # Not by indices: OpenVINO then computes a product of it wrongly.
         for name, weight in (("first", first), ("second", second)):
             moved = orbit(ops.expand_dims(weight, (0, 1)))
             weights[name] = ops.squeeze(moved, (1, 2))
-    if attention.spatial is not None:
-        weights["spatial"] = orbit(attention.spatial)
-    return planes, weights
+    if spatial is not None:
+        weights["spatial"] = orbit(spatial)
+    form = Form(
+        window,
+        has_channel=first is not None,
+        has_spatial=spatial is not None,
+        attention_dilation_rate=attention_dilation_rate,
+    )
+    return form, planes, weights, window.output_size(known, padding)
 
 
-def _split(
-    weight: Float[Tensor, "elements *axes filters"], size: int
-) -> Float[Tensor, "elements chunks *axes size"]:
-    """Filters in chunks of equal size; zeros fill the last one."""
-    *axes, filters = weight.shape
-    count = -(-filters // size)
-    if count * size > filters:
-        pads = [(0, 0)] * len(axes) + [(0, count * size - filters)]
-        weight = ops.pad(weight, pads)
-    split = ops.reshape(weight, (*axes, count, size))
-    rank = len(axes)
-    return ops.transpose(split, (0, rank, *range(1, rank), rank + 1))
+def _chunks(
+    weights: Weights, wanted: int | str, size: Shape, planes: AllPlanes
+) -> Weights:
+    """Weights with their filters in chunks `(elements, chunks, ...)`.
+
+    Chunks are of equal size; zeros fill the last one.
+    """
+    filters = weights["kernel"].shape[-1]
+    chunk = dispatch.chunk_size(wanted, filters, size, planes)
+    count = -(-filters // chunk)
+    found = {}
+    for name, weight in weights.items():
+        inner = len(weight.shape) - 1
+        pads = [(0, 0)] * inner + [(0, count * chunk - filters)]
+        split = ops.reshape(
+            ops.pad(weight, pads), (*weight.shape[:-1], count, chunk)
+        )
+        found[name] = ops.moveaxis(split, inner, 1)
+    return found
+
+
+def _joined(
+    y: Float[Tensor, "elements chunks *axes size"], order: int, filters: int
+) -> Float[Tensor, "elements *axes {order} {filters}"]:
+    """Chunks as output elements and filters again."""
+    y = ops.moveaxis(y, 1, -2)
+    y = ops.reshape(y, (*ops.shape(y)[:-2], -1))[..., : order * filters]
+    return ops.reshape(y, (*ops.shape(y)[:-1], order, filters))
 
 
 def _check(attention: AttentionKernels, padding: str) -> None:
+    """Refuses half of channel attention, or none at all."""
     both = attention.channel_1 is None, attention.channel_2 is None
     if any(both) and not all(both):
         raise ValueError(

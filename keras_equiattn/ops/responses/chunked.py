@@ -13,24 +13,32 @@ several devices, nothing has to move between those but gradients of weights.
 import functools
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.responses import channels
 from keras_equiattn.ops.responses.channels import OfChannel
 from keras_equiattn.ops.responses.channels import Reduced
 from keras_equiattn.ops.responses.depthwise import depthwise_gradients
 from keras_equiattn.ops.responses.depthwise import depthwise_sum
+from keras_equiattn.ops.responses.form import AllPlanes
 from keras_equiattn.ops.responses.form import channel_scores
 from keras_equiattn.ops.responses.form import Form
+from keras_equiattn.ops.responses.form import Overall
+from keras_equiattn.ops.responses.form import Pixels
+from keras_equiattn.ops.responses.form import Planes
+from keras_equiattn.ops.responses.form import Statistics
 from keras_equiattn.ops.responses.form import Weights
 
 
 def attended_sum(
     form: Form,
-    planes: Float[Tensor, "elements channels batch padded_height padded_width"],
+    planes: AllPlanes,
     weights: Weights,
 ) -> Float[Tensor, "chunks _ height width filters"]:
     """Sum of the attended responses over input elements and channels.
@@ -51,7 +59,7 @@ def attended_sum(
 
 def attention_maps(
     form: Form,
-    planes: Float[Tensor, "elements channels batch padded_height padded_width"],
+    planes: AllPlanes,
     weights: Weights,
 ) -> tuple[
     Float[Tensor, "elements chunks channels batch filters"],
@@ -79,7 +87,10 @@ def _attended_sum(form: Form, shapes: Any) -> Any:
         planes, *weights = arguments
         named = _named(form, weights)
         d_planes, d_weights = _backward(form, planes, named, peaks, upstream)
-        return (d_planes, *(d_weights[name] for name in form.names))
+        found = d_planes, *(d_weights[name] for name in form.names)
+        return tuple(
+            ops.cast(d, x.dtype) for d, x in zip(found, arguments, strict=True)
+        )
 
     return backend.custom_vjp(
         backend.with_compiled_parts(forward),
@@ -97,10 +108,10 @@ def _attention_maps(form: Form) -> Any:
             def chunk(carry: Any, weights: Weights) -> Any:
                 return carry, _maps(form, planes, weights)
 
-            return carry, backend.scan(chunk, (), weights, (planes, planes))[1]
+            return carry, backend.scan(chunk, (), weights, like)[1]
 
-        pieces = planes, _named(form, weights)
-        return backend.scan(element, (), pieces, (planes, planes))[1]
+        pieces, like = (planes, _named(form, weights)), (_like(planes),) * 2
+        return backend.scan(element, (), pieces, like)[1]
 
     return backend.without_gradient(maps)
 
@@ -111,7 +122,7 @@ def _named(form: Form, weights: Any) -> Weights:
 
 def _forward(
     form: Form,
-    planes: Float[Tensor, "elements channels batch padded_height padded_width"],
+    planes: AllPlanes,
     weights: Weights,
 ) -> tuple[Tensor, Tensor]:
     """The sum, and the maxima of the responses over space.
@@ -127,25 +138,22 @@ def _forward(
             peaks, _, reduced = _statistics(form, planes, weights)
             attended = reduced.total
             if form.has_spatial:
-                gate = _gate(form, _two(form, planes, reduced), weights)
-                attended = attended * gate
+                attended *= _gate(form, planes, reduced, weights)[1]
             return carry, (attended, peaks)
 
-        _, (attended, peaks) = backend.scan(
-            chunk, (), weights, (planes, planes)
-        )
+        _, (attended, peaks) = backend.scan(chunk, (), weights, (like, like))
         return total + attended, peaks
 
     chunks, filters = weights["kernel"].shape[1], weights["kernel"].shape[-1]
-    like = form.window.views(planes[0, 0])[0][..., None]
-    zeros = ops.zeros((chunks, 1, 1, 1, filters), like.dtype)
-    total = ops.zeros_like(like) + zeros
-    return backend.scan(element, total, (planes, weights), planes)
+    like = _like(planes)
+    size = ops.shape(form.window.views(planes[0, 0])[0])
+    total = ops.zeros((chunks, *size, filters), like.dtype)
+    return backend.scan(element, total, (planes, weights), like)
 
 
 def _backward(
     form: Form,
-    planes: Float[Tensor, "elements channels batch padded_height padded_width"],
+    planes: AllPlanes,
     weights: Weights,
     peaks: Float[Tensor, "elements chunks channels batch kept"],
     upstream: Float[Tensor, "chunks batch height width filters"],
@@ -162,13 +170,11 @@ def _backward(
             )
             return d_planes + found, kept
 
-        start = ops.zeros_like(planes)
+        start = ops.zeros_like(planes, dtype=like[0].dtype)
         pieces = weights, peaks, upstream
-        return carry, backend.scan(
-            chunk, start, pieces, _kept_like(form, planes)
-        )
+        return carry, backend.scan(chunk, start, pieces, like[1])
 
-    like = planes, _kept_like(form, planes)
+    like = _like(planes), _kept_like(form, _like(planes))
     pieces = planes, weights, peaks
     _, (d_planes, kept) = backend.scan(element, (), pieces, like)
     d_weights = {"kernel": ops.sum(kept["kernel"], axis=3)}
@@ -185,7 +191,13 @@ def _backward(
     return d_planes, d_weights
 
 
-def _kept_like(form: Form, like: Tensor) -> Weights:
+def _like(planes: AllPlanes) -> Any:
+    """An array of the dtype of sums and statistics, for `scan`."""
+    return np.zeros((), dtype_of_sums(planes))
+
+
+def _kept_like(form: Form, like: Any) -> Weights:
+    """Any tensors by the names of what `_chunk_gradients` keeps."""
     names = ["kernel"]
     if form.has_spatial:
         names.append("spatial")
@@ -196,11 +208,11 @@ def _kept_like(form: Form, like: Tensor) -> Weights:
 
 def _chunk_gradients(
     form: Form,
-    planes: Float[Tensor, "channels batch padded_height padded_width"],
+    planes: Planes,
     weights: Weights,
     peaks: Float[Tensor, "channels batch kept"],
-    upstream: Float[Tensor, "batch height width filters"],
-) -> tuple[Tensor, Weights]:
+    upstream: Pixels,
+) -> tuple[Planes, Weights]:
     """Gradients with respect to the planes, and what those of weights are of.
 
     Args:
@@ -218,19 +230,23 @@ def _chunk_gradients(
     blocks = channels.plan_for(window, planes, kernel).blocks
     _, alpha, reduced = _statistics(form, planes, weights, peaks, where=True)
     kept = {}
-    d_total, d_maximum = upstream, None
+    # Gradients of the responses are as precise as the responses.
+    own = planes.dtype
+    d_total, d_both, of_maxima = upstream, None, None
     if form.has_spatial:
-        two = _two(form, planes, reduced)
-        gate = _gate(form, two, weights)
-        d_two, kept["spatial"] = depthwise_gradients(
-            two,
+        statistics, gate = _gate(form, planes, reduced, weights)
+        d_statistics, kept["spatial"] = depthwise_gradients(
+            statistics,
             weights["spatial"],
             upstream * reduced.total * gate * (1 - gate),
             form.attention_dilation_rate,
             blocks,
         )
-        d_total = upstream * gate + d_two[..., 0, :] / planes.shape[0]
-        d_maximum = d_two[..., 1, :]
+        d_mean, d_maximum = d_statistics[..., 0, :], d_statistics[..., 1, :]
+        d_total = upstream * gate + d_mean / planes.shape[0]
+        d_both = ops.cast(d_total + d_maximum, own)
+        of_maxima = ops.cast(d_maximum * statistics[..., 1, :], own)
+    d_total = ops.cast(d_total, own)
     of_channel = None
     if alpha is not None:
         floor = channels.rounded_down(peaks, planes, kernel)
@@ -240,14 +256,14 @@ def _chunk_gradients(
             alpha,
             floor,
             d_total,
-            reduced,
-            d_maximum,
+            of_maxima,
+            reduced.channel,
             window=window,
         )
         kept["scores"] = d_log * (1 - alpha)
-        kept["means"] = means = _means(form, planes, kernel)
+        kept["means"] = means = channels.mean_responses(window, planes, kernel)
 
-        def scores(means: Tensor, peaks: Tensor) -> Tensor:
+        def scores(means: Overall, peaks: Overall) -> Overall:
             first, second = weights["first"], weights["second"]
             return channel_scores(means, peaks, first, second)
 
@@ -256,27 +272,22 @@ def _chunk_gradients(
         )
         height, width = ops.shape(upstream)[1:3]
         d_every = d_means / ops.cast(height * width, d_means.dtype)
-        d_largest = d_peaks / ops.maximum(count, 1.0)
+        count = ops.cast(ops.maximum(count, 1.0), d_peaks.dtype)
+        d_largest = d_peaks / count
         of_channel = OfChannel(alpha, floor, d_every, d_largest)
     d_planes, kept["kernel"] = channels.gradients(
-        window,
-        planes,
-        kernel,
-        d_total,
-        reduced.channel,
-        d_maximum,
-        of_channel,
+        window, planes, kernel, d_total, reduced.channel, d_both, of_channel
     )
     return d_planes, kept
 
 
 def _statistics(
     form: Form,
-    planes: Float[Tensor, "channels batch padded_height padded_width"],
+    planes: Planes,
     weights: Weights,
-    peaks: Tensor | None = None,
+    peaks: Float[Tensor, "channels batch kept"] | None = None,
     where: bool = False,
-) -> tuple[Tensor, Tensor | None, Reduced]:
+) -> tuple[Tensor, Overall | None, Reduced]:
     """What attention is made of, for a chunk.
 
     Args:
@@ -285,17 +296,16 @@ def _statistics(
         where: whether to say which channel has the maximum.
 
     Returns:
-        The peaks; channel attention `(channels, batch, filters)` or None; and
-        what is left over the channels.
+        The peaks; channel attention, if any; what is left over the channels.
     """
     kernel, alpha, window = weights["kernel"], None, form.window
     if not form.has_channel:
-        peaks = ops.zeros_like(planes[:, :, 0, :1])
+        peaks = in_full_precision(ops.zeros_like(planes[:, :, 0, :1]))
     else:
         if peaks is None:
             peaks = channels.peaks(planes, kernel, window=window)
         first, second = weights["first"], weights["second"]
-        means = _means(form, planes, kernel)
+        means = channels.mean_responses(window, planes, kernel)
         alpha = ops.sigmoid(channel_scores(means, peaks, first, second))
     reduced = channels.reduce(
         planes,
@@ -309,33 +319,26 @@ def _statistics(
 
 
 def _maps(
-    form: Form,
-    planes: Float[Tensor, "channels batch padded_height padded_width"],
-    weights: Weights,
-) -> tuple[Tensor, Tensor]:
+    form: Form, planes: Planes, weights: Weights
+) -> tuple[Overall, Pixels]:
     """Channel and spatial attention of a chunk, ones where there is none."""
     _, alpha, reduced = _statistics(form, planes, weights)
     if alpha is None:
         kernel = weights["kernel"]
         alpha = ops.ones_like(planes[:, :, :1, 0] + kernel[:, :1])
+        alpha = in_full_precision(alpha)
     gate = ops.ones_like(reduced.total)
     if form.has_spatial:
-        gate = _gate(form, _two(form, planes, reduced), weights)
+        gate = _gate(form, planes, reduced, weights)[1]
     return alpha, gate
 
 
-def _means(form: Form, planes: Tensor, kernel: Tensor) -> Tensor:
-    """Means of the responses over space, `(channels, batch, filters)`."""
-    seen = channels.mean_views(form.window, planes)
-    return ops.einsum("cbt,ctn->cbn", seen, kernel)
-
-
-def _two(form: Form, planes: Tensor, reduced: Reduced) -> Tensor:
-    """Mean and maximum over the channels, on a new axis before the last."""
-    return ops.stack([reduced.total / planes.shape[0], reduced.maximum], axis=3)
-
-
-def _gate(form: Form, two: Tensor, weights: Weights) -> Tensor:
-    """Spatial attention `(batch, height, width, filters)`."""
+def _gate(
+    form: Form, planes: Planes, reduced: Reduced, weights: Weights
+) -> tuple[Statistics, Pixels]:
+    """Mean and maximum over the channels, and spatial attention from them."""
+    means, maxima = reduced.total / planes.shape[0], reduced.maximum
+    statistics = ops.stack([means, ops.cast(maxima, means.dtype)], axis=3)
     rate = form.attention_dilation_rate
-    return ops.sigmoid(depthwise_sum(two, weights["spatial"], rate))
+    scores = depthwise_sum(statistics, weights["spatial"], rate)
+    return statistics, ops.sigmoid(scores)

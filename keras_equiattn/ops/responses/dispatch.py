@@ -31,7 +31,8 @@ RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # Under a compiler, at least how many: fewer make too many steps.
 LEAST_TOGETHER = 2
 # Up to how many of them XLA takes sum and maximum one by one on a CPU: its
-# reductions would be stored before they are added to those of others.
+# reductions would be stored before they are added to those of others. Operators
+# that run one after the other on a CPU read each response less often, too.
 FOLDED = 16
 # Entries of a filter up to which a compiler gets a response as a sum of
 # products, which it need not store to reduce it. That moves 0.4 of the bytes.
@@ -79,7 +80,7 @@ def chunk_size(
         planes: the padded input, with the images on axis 2.
     """
     if isinstance(wanted, str):  # "auto"
-        plane = _plane_bytes(planes.shape[2], size, planes)
+        plane = _plane_bytes(planes.shape[2], size, planes, least=4)
         wanted = max(MEMORY_LIMIT // (LIVE * plane), 1)
     chunks = -(-filters // wanted)
     return -(-filters // chunks)
@@ -96,7 +97,7 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
     """
     target = backend.find_target(response)
     batch, *size = response.shape
-    plane = _plane_bytes(batch, size, response)
+    plane = _plane_bytes(batch, size, response, least=2)
     limit = RESPONSES["unrolled" if target.unrolls else target.device]
     fitting = limit // (filters * plane)
     least = LEAST_TOGETHER if target.compiler else 1
@@ -112,6 +113,17 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
     )
 
 
+def folds(responses: Tensor) -> bool:
+    """Whether sum and maximum are taken of one channel after the other.
+
+    Args:
+        responses: with the channels on axis 0.
+    """
+    target = backend.find_target(responses)
+    few = responses.shape[0] <= FOLDED
+    return target.eager_on_cpu or (target.xla_on_cpu and few)
+
+
 def writes_depthwise_out(x: Tensor) -> bool:
     """Whether a convolution of statistics is written out term by term.
 
@@ -121,9 +133,14 @@ def writes_depthwise_out(x: Tensor) -> bool:
     return backend.find_target(x).xla_on_cpu and None not in x.shape[1:3]
 
 
-def _plane_bytes(batch: int | None, size: Shape, like: Tensor) -> int:
-    """Bytes of one output channel of the whole batch, in full precision."""
-    double = keras.backend.standardize_dtype(like.dtype) == "float64"
+def _plane_bytes(
+    batch: int | None, size: Shape, like: Tensor, least: int
+) -> int:
+    """Bytes of one output channel of the whole batch, if a number has `least`
+    or as many as one of a tensor.
+    """
+    dtype = keras.backend.standardize_dtype(like.dtype)
+    number = {"float32": 4, "float64": 8}.get(dtype, 2)
     height, width = size
     pixels = ASSUMED_PIXELS
     if height is not None and width is not None:
@@ -131,4 +148,4 @@ def _plane_bytes(batch: int | None, size: Shape, like: Tensor) -> int:
     unrolls = backend.find_target(like).unrolls
     assumed = PREDICTED_BATCH if unrolls else ASSUMED_BATCH
     images = assumed if batch is None else batch
-    return max((8 if double else 4) * images * pixels, 1)
+    return max(max(number, least) * images * pixels, 1)

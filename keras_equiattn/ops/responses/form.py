@@ -1,6 +1,6 @@
 """Attention on responses, from their statistics, for every output channel.
 
-Axes in this package:
+The types of this module are the one vocabulary of the package. Their axes:
 
     elements            input group elements
     channels            input channels
@@ -11,23 +11,46 @@ Axes in this package:
     height, width       rows and columns of the output
     filters             output channels: elements of the group times filters,
                         or some of them, a chunk
+    blocks              parts of the batch, see `dispatch.BLOCKS`
 
 A response is what one filter makes of one input channel at one input group
 element. There are `elements * channels * filters` of them at each output
 position, which are weighted by attention and summed over the first two.
+
+In half precision the input, the filter and the responses stay in half
+precision, and so do the gradients of the responses. Statistics, attention and
+the sum of the attended responses are in float32.
 """
 
 import dataclasses
+from typing import TypeAlias
 
 from keras import ops
 
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.responses.depthwise import depthwise_native
 
+# The padded input, at one input group element and at all of them.
+Planes: TypeAlias = Float[Tensor, "channels batch padded_height padded_width"]
+AllPlanes: TypeAlias = Float[
+    Tensor, "elements channels batch padded_height padded_width"
+]
+Kernel: TypeAlias = Float[Tensor, "channels taps filters"]
+Responses: TypeAlias = Float[Tensor, "channels batch height width filters"]
+# One number for all positions of a response.
+Overall: TypeAlias = Float[Tensor, "channels batch filters"]
+# What the output has, and what is left of the responses over the channels.
+Pixels: TypeAlias = Float[Tensor, "batch height width filters"]
+# The number of a channel at each of them.
+Places: TypeAlias = Shaped[Tensor, "batch height width filters"]
+# Mean and maximum over the channels, and the filters on them.
+Statistics: TypeAlias = Float[Tensor, "batch height width 2 filters"]
+SpatialKernel: TypeAlias = Float[Tensor, "rows columns 2 filters"]
 # By name, see `Form`.
-Weights = dict[str, Tensor]
+Weights: TypeAlias = dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +104,7 @@ def channel_scores(
 
 
 def spatial_attention(
-    means: Float[Tensor, "batch height width filters"],
-    maxima: Float[Tensor, "batch height width filters"],
-    kernel: Float[Tensor, "rows columns 2 filters"],
-    dilation_rate: int,
-) -> Float[Tensor, "batch height width filters"]:
-    """One filter on two statistics, for every output channel alone.
-
-    Args:
-        means, maxima: of the weighted responses over the input channels.
-        kernel: for both statistics.
-        dilation_rate: of the kernel.
-
-    Returns:
-        Values in (0, 1).
-    """
-    statistics = ops.stack([means, maxima], axis=3)
+    statistics: Statistics, kernel: SpatialKernel, dilation_rate: int
+) -> Pixels:
+    """One filter on mean and maximum, for every output channel alone."""
     return ops.sigmoid(depthwise_native(statistics, kernel, dilation_rate))

@@ -6,29 +6,24 @@ on every backend.
 
 from keras import ops
 
-from keras_equiattn.ops._types import Float
-from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
+from keras_equiattn.ops.responses.form import AllPlanes
 from keras_equiattn.ops.responses.form import channel_scores
 from keras_equiattn.ops.responses.form import Form
+from keras_equiattn.ops.responses.form import Pixels
 from keras_equiattn.ops.responses.form import spatial_attention
 from keras_equiattn.ops.responses.form import Weights
 
 
-def responses_held(
-    form: Form,
-    planes: Float[Tensor, "elements channels batch padded_height padded_width"],
-    weights: Weights,
-) -> Float[Tensor, "batch height width filters"]:
+def responses_held(form: Form, planes: AllPlanes, weights: Weights) -> Pixels:
     """Sum of the attended responses, see `chunked.attended_sum`.
 
-    Args:
-        form: what is computed.
-        planes: the padded input.
-        weights: by name, each with a first axis of the elements.
+    Each of the weights has a first axis of the elements.
     """
-    views = ops.stack(form.window.views(planes), axis=3)
-    responses = ops.einsum("jcbtxy,jctn->jcbxyn", views, weights["kernel"])
+    views = ops.stack(form.window.views(in_full_precision(planes)), axis=3)
+    kernel = in_full_precision(weights["kernel"])
+    responses = ops.einsum("jcbtxy,jctn->jcbxyn", views, kernel)
     attended = []
     for j in range(planes.shape[0]):
         f = responses[j]
@@ -42,9 +37,9 @@ def responses_held(
             f = f * ops.sigmoid(scores)[:, :, None, None]
         total = ops.sum(f, axis=0)
         if form.has_spatial:
+            statistics = total / planes.shape[1], ops.max(f, axis=0)
             total = total * spatial_attention(
-                total / planes.shape[1],
-                ops.max(f, axis=0),
+                ops.stack(statistics, axis=3),
                 weights["spatial"][j],
                 form.attention_dilation_rate,
             )
