@@ -24,11 +24,12 @@ cut for the line, and do not know which line it is: so PyTorch can have each of
 them compiled once, and run it for every line. The first pass over the lines
 finds the highest score and the sum that the softmax is divided by, the second
 what is weighted. The second pass takes the scores that the first one has found,
-so a block holds those of all its lines. Gradients take two passes as well. Of large scores only
-differences are taken, so attention that falls on a single neighbour is one,
-whatever rounding made of its score. With the attention `a(v, g, m, o)` after
-dropout and the gradient `d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a
-d` is the same for both parts: the gradient of `S` is `a d - softmax(S) mean`.
+so a block holds those of all its lines. Gradients take two passes as well. Of
+large scores only differences are taken, so attention that falls on a single
+neighbour is one, whatever rounding made of its score. With the attention `a(v,
+g, m, o)` after dropout and the gradient `d(m, v, o)` of the weights, `mean(v,
+g) = sum_(m, o) a d` is the same for both parts: the gradient of `S` is `a d -
+softmax(S) mean`.
 """
 
 from collections.abc import Callable
