@@ -100,10 +100,11 @@ def sum_of_products(
         for x, y in pairs:
             total = add_products(total, x, y, axis)
         return total
-    terms = [x * y for x, y in _full(pairs)]
-    half = len(terms) // 2
-    parts = [x for x in (terms[:half], terms[half:]) if x]
-    return sum(sums_together([sum(x[1:], x[0]) for x in parts], axis))
+    # Written out: XLA for CPUs makes no vectors of a reduction along the axis.
+    terms = [
+        term for x, y in _full(pairs) for term in ops.unstack(x * y, axis=axis)
+    ]
+    return sum(terms[1:], terms[0])
 
 
 def add_products(

@@ -9,10 +9,11 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
-# Scores of a line of a block, for XLA on a CPU. Of a training step of 14 x 14
-# pixels on p4 with windows of 5 x 5 (AMD EPYC, two cores, JAX 0.10.2), 2**17 to
-# 2**20 take the same time, memory grows from 2**20 on.
-COMPILED_LINE = 2**19
+# Scores of a line of a block, for XLA on a CPU. A training step of 128 images
+# of 14 x 14 pixels on p4 with windows of 5 x 5 took 3.5 s of processor time
+# with this, 3.6 s with 2**16, 3.8 s with 2**18 and 4.6 s with 2**19, and
+# temporaries of 208, 208, 220 and 269 MiB (AMD EPYC, busy, JAX 0.10.2).
+COMPILED_LINE = 2**17
 # The same elsewhere. Of 64 images and all heads PyTorch takes as long with
 # 2**20 as with 2**23 on that machine; on accelerators nothing was measured yet.
 EAGER_LINE = 2**21

@@ -23,11 +23,13 @@ compiler makes few loops of it. The functions `add_*` compute it from what is
 cut for the line, and do not know which line it is: so PyTorch can have each of
 them compiled once, and run it for every line. The first pass over the lines
 finds the highest score and the sum that the softmax is divided by, the second
-what is weighted. Gradients take two passes as well. Of large scores only
-differences are taken, so attention that falls on a single neighbour is one,
-whatever rounding made of its score. With the attention `a(v, g, m, o)` after
-dropout and the gradient `d(m, v, o)` of the weights, `mean(v, g) = sum_(m, o) a
-d` is the same for both parts: the gradient of `S` is `a d - softmax(S) mean`.
+what is weighted. The second pass takes the scores that the first one has found,
+so a block holds those of all its lines. Gradients take two passes as well. Of
+large scores only differences are taken, so attention that falls on a single
+neighbour is one, whatever rounding made of its score. With the attention `a(v,
+g, m, o)` after dropout and the gradient `d(m, v, o)` of the weights, `mean(v,
+g) = sum_(m, o) a d` is the same for both parts: the gradient of `S` is `a d -
+softmax(S) mean`.
 """
 
 from collections.abc import Callable
@@ -99,6 +101,23 @@ class _Line(NamedTuple):
     scores: list[Tensor]
 
 
+class Factors(NamedTuple):
+    """What the gradients of a line are made of, a tensor for each of the line.
+
+    Attributes:
+        of_elements: as in `_Line`.
+        kept: as in `_Line`; empty without dropout, where both are the same.
+        of_neighbours: `(order, query elements, ...)`, the softmax of the
+            scores.
+        d_weights: `(key elements, order, ...)`, gradients of the weights.
+    """
+
+    of_elements: list[Tensor]
+    kept: list[Tensor]
+    of_neighbours: list[Tensor]
+    d_weights: list[Tensor]
+
+
 def attend(
     lines: Lines,
     place: Place,
@@ -132,22 +151,25 @@ def attend(
         return lines.cut(keys, values, positions.encoding, place, number)
 
     def with_exponentials(carry: Any, number: Any) -> Any:
-        return add_exponentials(carry, block, cut(number), lines=lines), ()
+        factors = _factors(lines, dropout, query, keys, number)
+        return add_exponentials(carry, block, cut(number), factors, lines=lines)
 
     lowest = ops.full(shape, MASKED, dtype)
-    (highest, total), _ = backend.scan(
-        with_exponentials, (lowest, ops.zeros(shape, dtype)), numbers
+    (highest, total), found = backend.scan(
+        with_exponentials,
+        (lowest, ops.zeros(shape, dtype)),
+        numbers,
+        like=(lines.listed(keys), lines.listed(lowest)),
     )
     inverse = 1 / total
 
-    def with_values(y: Tensor, number: Any) -> Any:
-        factors = _factors(lines, dropout, query, keys, number)
-        line = cut(number)
-        tensors = block, line, factors, highest, inverse
-        return add_values(y, *tensors, lines=lines), ()
+    def with_values(y: Tensor, piece: Any) -> Any:
+        number, found = piece
+        given = cut(number).values, found, highest, inverse
+        return add_values(y, *given, lines=lines), ()
 
     nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), dtype)
-    y = backend.scan(with_values, nothing, numbers)[0]
+    y = backend.scan(with_values, nothing, (numbers, found))[0]
     return y, highest + ops.log(total)
 
 
@@ -175,21 +197,27 @@ def gradients(
     first = lines.encoded(positions.encoding)
     numbers = backend.steps(lines.count(place))
 
-    def of_line(number: Any) -> tuple[Any, ...]:
-        line = lines.cut(keys, values, positions.encoding, place, number)
-        factors = _factors(lines, dropout, query, keys, number)
-        return block, line, factors, logs, upstream
+    def cut(number: Any) -> Line:
+        return lines.cut(keys, values, positions.encoding, place, number)
 
     def with_means(mean: Tensor, number: Any) -> Any:
-        return add_means(mean, *of_line(number), lines=lines), ()
+        factors = _factors(lines, dropout, query, keys, number)
+        given = block, cut(number), factors, logs, upstream
+        return add_means(mean, *given, lines=lines)
 
     # Not `zeros_like`, whose layout would be another than that of a sum.
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
-    mean = backend.scan(with_means, nothing, numbers)[0]
+    like = lines.listed(keys)
+    kept = [] if dropout is None else like
+    mean, found = backend.scan(
+        with_means, nothing, numbers, like=Factors(like, kept, like, like)
+    )
 
-    def with_gradients(totals: Any, number: Any) -> Any:
+    def with_gradients(totals: Any, piece: Any) -> Any:
+        number, found = piece
         added, at_place = totals
-        added, parts = add_gradients(added, *of_line(number), mean, lines=lines)
+        given = block, cut(number), found, upstream, mean
+        added, parts = add_gradients(added, *given, lines=lines)
         starts = lines.starts(place, number)
         at_place = tuple(
             backend.add_at(total, start, part)
@@ -207,7 +235,7 @@ def gradients(
         d_group,
     )
     ((d_query, d_first, d_group), totals), _ = backend.scan(
-        with_gradients, (start, totals), numbers
+        with_gradients, (start, totals), (numbers, found)
     )
     d_embedding = None
     rest = in_full_precision(query[first:])
@@ -225,25 +253,34 @@ def gradients(
 
 @backend.part()
 def add_exponentials(
-    carry: tuple[Tensor, Tensor], block: Block, line: Line, *, lines: Lines
-) -> tuple[Tensor, Tensor]:
-    """Adds a line to the highest score, and to the sum of exponentials."""
+    carry: tuple[Tensor, Tensor],
+    block: Block,
+    line: Line,
+    factors: Tensor | None,
+    *,
+    lines: Lines,
+) -> tuple[tuple[Tensor, Tensor], tuple[list[Tensor], list[Tensor]]]:
+    """Adds a line to the highest score, and to the sum of exponentials.
+
+    Returns:
+        Both, and what `add_values` takes: exponentials and scores.
+    """
     highest, total = carry
-    found = _line(lines, block, line, None)
+    found = _line(lines, block, line, factors)
     higher = backend.maximum(highest, lines.highest(found.scores))
     terms = [
         _added(e) * ops.exp(x - higher)
         for e, x in zip(found.of_elements, found.scores, strict=True)
     ]
-    return higher, total * ops.exp(highest - higher) + lines.total(terms)
+    total = total * ops.exp(highest - higher) + lines.total(terms)
+    return (higher, total), (found.kept, found.scores)
 
 
 @backend.part()
 def add_values(
     y: Tensor,
-    block: Block,
-    line: Line,
-    factors: Tensor | None,
+    values: Tensor,
+    found: tuple[list[Tensor], list[Tensor]],
     highest: Tensor,
     inverse: Tensor,
     *,
@@ -252,15 +289,17 @@ def add_values(
     """Adds the values of a line to the output.
 
     Args:
+        values: of the line.
+        found: its exponentials and scores.
+        highest: scores.
         inverse: one over the sum of exponentials.
     """
-    found = _line(lines, block, line, factors)
+    kept, scores = found
     of_neighbours = [
-        ops.cast(ops.exp(x - highest) * inverse, line.values.dtype)
-        for x in found.scores
+        ops.cast(ops.exp(x - highest) * inverse, values.dtype) for x in scores
     ]
-    weights = _weights(found.kept, of_neighbours)
-    return y + lines.sums(weights, lines.seen(line.values))
+    weights = _weights(kept, of_neighbours)
+    return y + lines.sums(weights, lines.seen(values))
 
 
 @backend.part()
@@ -273,10 +312,12 @@ def add_means(
     upstream: Tensor,
     *,
     lines: Lines,
-) -> Tensor:
-    """Adds the means of `a d` over a line."""
+) -> tuple[Tensor, Factors]:
+    """Adds the means of `a d` over a line, and returns what they are of."""
     found = _line(lines, block, line, factors)
-    of_neighbours = _of_neighbours(found, logs)
+    of_neighbours = [
+        ops.cast(ops.exp(x - logs), line.keys.dtype) for x in found.scores
+    ]
     d_weights = _weight_gradients(lines, line, upstream)
     if backend.find_target(mean).compiler is None:
         pairs = zip(d_weights, found.kept, strict=True)
@@ -284,12 +325,15 @@ def add_means(
             ((d[:, :, None], e[:, None]) for d, e in pairs), 0
         )
         terms = [f * x for f, x in zip(of_neighbours, sums, strict=True)]
-        return mean + lines.total(terms)
-    return mean + lines.products(
-        [f[None] for f in of_neighbours],
-        [d[:, :, None] for d in d_weights],
-        [e[:, None] for e in found.kept],
-    )
+        mean = mean + lines.total(terms)
+    else:
+        mean = mean + lines.products(
+            [f[None] for f in of_neighbours],
+            [d[:, :, None] for d in d_weights],
+            [e[:, None] for e in found.kept],
+        )
+    kept = found.kept if factors is not None else []
+    return mean, Factors(found.of_elements, kept, of_neighbours, d_weights)
 
 
 @backend.part()
@@ -297,8 +341,7 @@ def add_gradients(
     totals: tuple[Tensor, Tensor, Any],
     block: Block,
     line: Line,
-    factors: Tensor | None,
-    logs: Tensor,
+    found: Factors,
     upstream: Tensor,
     mean: Tensor,
     *,
@@ -309,18 +352,17 @@ def add_gradients(
     Args:
         totals: of the query by keys, of its first channels by the encoding,
             and of the scores of group elements if there is an embedding.
+        found: by `add_means`.
 
     Returns:
         The totals, to which the line is added, and the gradients of what is
         cut for it: keys, values and encoding.
     """
     d_query, d_first, d_group = totals
-    found = _line(lines, block, line, factors)
-    of_neighbours = _of_neighbours(found, logs)
-    weights = _weights(found.kept, of_neighbours)
-    d_weights = _weight_gradients(lines, line, upstream)
-    d_values = lines.spread(weights, upstream)
-    given = found.of_elements, of_neighbours, d_weights, found.kept
+    of_elements, kept, of_neighbours, d_weights = found
+    kept = kept or of_elements
+    d_values = lines.spread(_weights(kept, of_neighbours), upstream)
+    given = of_elements, of_neighbours, d_weights, kept
     d_positions, d_scores = _score_gradients(*given, mean)
     dtype = line.keys.dtype
     of_first, d_encoding = lines.position_gradients(
@@ -390,12 +432,6 @@ def _line(
     of_positions = lines.position_scores(first, line.encoding, line.inside)
     above = [p + x for p, x in zip(of_positions, top, strict=True)]
     return _Line(found, kept, above)
-
-
-def _of_neighbours(found: _Line, logs: Tensor) -> list[Tensor]:
-    """`(order, query elements, ...)`: the softmax of the scores."""
-    dtype = found.kept[0].dtype
-    return [ops.cast(ops.exp(x - logs), dtype) for x in found.scores]
 
 
 def _score_gradients(

@@ -69,6 +69,10 @@ class WindowLines:
         """How many lines there are."""
         return self.size
 
+    def listed(self, x: Tensor) -> list[Tensor]:
+        """As many as what is seen of a line has tensors."""
+        return [x] * self.size
+
     def encoded(self, encoding: Tensor) -> int:
         """Channels of an encoding."""
         return int(encoding.shape[-1])
@@ -235,6 +239,9 @@ class ImageLines:
 
     def count(self, place: Place) -> Any:
         return place.height
+
+    def listed(self, x: Tensor) -> list[Tensor]:
+        return [x] * _halves(ops.shape(x)[-2])
 
     def encoded(self, encoding: Tensor) -> int:
         return int(encoding.shape[-2])
