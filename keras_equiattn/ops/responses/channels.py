@@ -171,7 +171,8 @@ def reduce(
     if dtype_of_sums(planes) == _dtype(planes):
         total = (ops.zeros(shape, planes.dtype),)
     best = ops.full(shape, float("-inf"), planes.dtype)
-    index = (ops.zeros(shape, "int16"),) if where else ()
+    numbers = _numbers(planes)
+    index = (ops.zeros(shape, numbers.dtype),) if where else ()
 
     def step(carry: Any, group: Any) -> Any:
         total, best, index = carry
@@ -188,11 +189,11 @@ def reduce(
         added, maximum, *place = backend.sum_and_maximum(found, 0, where)
         total = tuple(x + added for x in total)
         if where:
-            place = first[0] + ops.cast(place[0], "int16")
+            place = first[0] + ops.cast(place[0], numbers.dtype)
             index = (ops.where(maximum > best, place, index[0]),)
         return (total, backend.maximum(best, maximum), index), ()
 
-    groups = [_numbers(planes), planes, kernel]
+    groups = [numbers, planes, kernel]
     if alpha is not None:
         groups.append(alpha)
     size = plan_for(window, planes, kernel).reduced
@@ -382,8 +383,13 @@ def _shape(
 
 
 def _numbers(planes: Planes) -> Shaped[Tensor, " channels"]:
-    """A number for each channel, of two bytes: a place has one for each."""
-    return ops.cast(ops.arange(planes.shape[0], dtype="int32"), "int16")
+    """A number for each channel, in two bytes if they suffice.
+
+    Places of maxima have one such number for each output position.
+    """
+    channels = planes.shape[0]
+    numbers = ops.arange(channels, dtype="int32")
+    return ops.cast(numbers, "int16" if channels < 2**15 else "int32")
 
 
 def _is_at(

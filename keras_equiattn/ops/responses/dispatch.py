@@ -97,6 +97,7 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
     """
     target = backend.find_target(response)
     batch, *size = response.shape
+    known = isinstance(batch, int) and batch > 0
     plane = _plane_bytes(batch, size, response, least=2)
     limit = RESPONSES["unrolled" if target.unrolls else target.device]
     fitting = limit // (filters * plane)
@@ -109,7 +110,7 @@ def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
         # What a compiler does not store takes no memory.
         reduced=channels if written_out else together,
         written_out=written_out,
-        blocks=math.gcd(batch, BLOCKS) if target.xla and batch else 1,
+        blocks=math.gcd(batch, BLOCKS) if target.xla and known else 1,
     )
 
 
@@ -143,9 +144,10 @@ def _plane_bytes(
     number = {"float32": 4, "float64": 8}.get(dtype, 2)
     height, width = size
     pixels = ASSUMED_PIXELS
-    if height is not None and width is not None:
+    # JAX exports sizes as symbols.
+    if isinstance(height, int) and isinstance(width, int):
         pixels = height * width
     unrolls = backend.find_target(like).unrolls
     assumed = PREDICTED_BATCH if unrolls else ASSUMED_BATCH
-    images = assumed if batch is None else batch
+    images = batch if isinstance(batch, int) else assumed
     return max(max(number, least) * images * pixels, 1)
