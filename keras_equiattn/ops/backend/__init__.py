@@ -17,6 +17,7 @@ from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
 from keras_equiattn.ops.backend.memory import add_at
+from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import constant
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import part_at
@@ -42,6 +43,7 @@ from keras_equiattn.ops.backend.target import Target
 __all__ = [
     "Target",
     "add_at",
+    "add_product",
     "add_products",
     "by_parts",
     "constant",

@@ -79,6 +79,36 @@ def update(name: str, x: Tensor, *others: Tensor) -> Tensor:
     return getattr(ops, name)(x, *others)
 
 
+def add_product(
+    total: Float[Tensor, "..."],
+    x: Float[Tensor, "..."],
+    y: Float[Tensor, "..."],
+    place: tuple[int, int] = (0, 0),
+    reach: tuple[int, int] = (0, 0),
+) -> Float[Tensor, "..."]:
+    """`total + x * y`, in place under PyTorch: `total` must be ours alone.
+
+    Args:
+        total: what to add to.
+        x, y: the factors.
+        place: where on axes 1 and 2 of the total the product starts.
+        reach: by how much the total is longer along these axes.
+    """
+    if keras.backend.backend() == "torch":
+        part = total
+        for axis, (start, more) in enumerate(zip(place, reach, strict=True), 1):
+            if more:
+                part = part.narrow(axis, start, total.shape[axis] - more)
+        part.addcmul_(x, y)
+        return total
+    product = ops.cast(x * y, total.dtype)
+    if reach == (0, 0):
+        return total + product
+    around = [(n, r - n) for n, r in zip(place, reach, strict=True)]
+    rest = ((0, 0),) * (len(total.shape) - 3)
+    return total + ops.pad(product, ((0, 0), *around, *rest))
+
+
 def product(x: Tensor, y: Tensor) -> Tensor:
     """`x * y`, of tensors with equal sizes along the first axis.
 

@@ -24,7 +24,6 @@ from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
 from keras_equiattn.ops.windows.form import Maps
-from keras_equiattn.ops.windows.form import Neighbour
 from keras_equiattn.ops.windows.form import Pixels
 from keras_equiattn.ops.windows.form import Weights
 
@@ -76,11 +75,11 @@ def derivatives(
                 weights = _on_channels(a[n], matrices[n], seen)
             for r in range(seen.shape[4] if "x" in wanted else 0):
                 pair = weights[..., r, :], seen[..., r, :]
-                found["x"] = _add_product(found["x"], *pair)
+                found["x"] = backend.add_product(found["x"], *pair)
             for p in range(queries.shape[1] if "k" in wanted else 0):
                 pair = weights[:, p], queries[:, p, :, :, None]
-                of_k[place.frame] = _add_product(
-                    of_k[place.frame], *pair, place, form.reach
+                of_k[place.frame] = backend.add_product(
+                    of_k[place.frame], *pair, place[1:], form.reach
                 )
         if "a" in wanted:
             planes = ops.stack(of_a)
@@ -135,38 +134,6 @@ def _correlation(
     batch, order, heads, height, width = ops.shape(a)
     a = ops.reshape(a, (batch, order, heads, height * width))
     return ops.sum(in_full_precision(a @ products), axis=0)
-
-
-def _add_product(
-    total: Float[Tensor, "batch ..."],
-    x: Float[Tensor, "batch ..."],
-    y: Float[Tensor, "batch ..."],
-    place: Neighbour | None = None,
-    reach: tuple[int, int] = (0, 0),
-) -> Float[Tensor, "batch ..."]:
-    """`total + x * y`, in place under PyTorch: `total` must be ours alone.
-
-    Args:
-        total: what to add to.
-        x, y: the factors.
-        place: where on axes 1 and 2 of the total the product starts.
-        reach: by how much the total is longer along these.
-    """
-    if keras.backend.backend() == "torch":
-        height, width = (
-            n - r for n, r in zip(total.shape[1:3], reach, strict=True)
-        )
-        part = total
-        if place is not None:
-            part = total[:, *place.seen((height, width))]
-        part.addcmul_(x, y)
-        return total
-    product = ops.cast(x * y, total.dtype)
-    if place is None:
-        return total + product
-    around = [(n, r - n) for n, r in zip(place[1:], reach, strict=True)]
-    rest = ((0, 0),) * (len(total.shape) - 3)
-    return total + ops.pad(product, ((0, 0), *around, *rest))
 
 
 def with_bias(
