@@ -11,6 +11,7 @@ from layer_contract import LayerCase
 from layers.test_convolution import TestGroupConv2D
 
 from keras_equiattn.layers import GroupConv2D
+from keras_equiattn.layers import InputAttention
 from keras_equiattn.ops.group.convolution import group_conv
 
 
@@ -129,6 +130,20 @@ class NotSaved(GroupConv2D):
         store["1"] = np.zeros(self.bias.shape)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Attends(InputAttention):
+    """No fault either."""
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class ForgetsSavedQuery(InputAttention):
+    """A file holds the position as a list."""
+
+    def attend_channels_last(self, x, query=None):
+        query = (0, 0) if isinstance(query, list) else query
+        return super().attend_channels_last(x, query)
+
+
 # What catches which fault, and with which words.
 FAULTS = (
     ("equivariance", WrongPermutation, "Not equivariant under 'p4'"),
@@ -144,6 +159,11 @@ FAULTS = (
     ("dtype_policy", Float32Leak, "'float32' == 'bfloat16'"),
     ("unknown_size", StaticSize, "(?i)shape"),
     ("file_round_trip", NotSaved, "Arrays are not equal"),
+    (
+        "file_round_trip_with_a_query",
+        ForgetsSavedQuery,
+        "Arrays are not equal",
+    ),
     ("golden", WrongPermutation, "< 1e-05"),
 )
 
@@ -152,6 +172,11 @@ def run(check, layer, folder):
     """Runs one check of the contract on a layer."""
     function = getattr(layer_contract, f"check_{check}")
     case = case_of(layer)
+    if check == "file_round_trip_with_a_query":
+        layer = Attends if layer is Sound else layer
+        shape = (2, 5, 6, 4, 2)
+        attending = LayerCase(layer, {"group": "p4"}, shape, shape, 3, "p4")
+        return function(attending, folder)
     if check == "config":
         return function(layer, TestGroupConv2D.arguments)
     if check == "integers":

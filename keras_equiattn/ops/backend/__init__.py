@@ -10,7 +10,6 @@ from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.inductor import part
-from keras_equiattn.ops.backend.inductor import with_compiled_parts
 from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
@@ -75,6 +74,5 @@ __all__ = [
     "update",
     "vjp",
     "with_an_image",
-    "with_compiled_parts",
     "without_gradient",
 ]

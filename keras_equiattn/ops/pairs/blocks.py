@@ -216,8 +216,8 @@ def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
         return (*gradients, *found, *of_seed)
 
     return backend.custom_vjp(
-        backend.with_compiled_parts(forward),
-        backend.with_compiled_parts(backward),
+        forward,
+        backward,
         "recompute=False",
     )
 

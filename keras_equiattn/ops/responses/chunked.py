@@ -93,8 +93,8 @@ def _attended_sum(form: Form, shapes: Any) -> Any:
         )
 
     return backend.custom_vjp(
-        backend.with_compiled_parts(forward),
-        backend.with_compiled_parts(backward),
+        forward,
+        backward,
         "chunk_size=None",
     )
 

@@ -32,8 +32,7 @@ This module is the vocabulary of the others:
     bias  `Biases`   (neighbours, query elements, channels), or None
 
 `Planes` are pixels, and `KeyPlanes` keys, with the channels of each head before
-the rows and columns. `Frames` are keys by their geometry alone, and `Image` is
-what they were made of.
+the rows and columns. `Image` is what keys are made of.
 
 The keys are padded, and cut into `strides[0] * strides[1]` frames in which
 the neighbours of adjacent queries are adjacent.
@@ -67,7 +66,6 @@ KeyPlanes: TypeAlias = Float[
 Image: TypeAlias = Float[
     Tensor, "batch image_height image_width order channels"
 ]
-Frames: TypeAlias = Float[Tensor, "frames batch rows columns order channels"]
 
 
 class Neighbour(NamedTuple):
