@@ -45,7 +45,7 @@ def number(
 
 
 def rate(value: Any, name: str) -> float:
-    """Of a dropout."""
+    """The rate of a dropout."""
     return number(
         value, name, "a number from 0 to below 1", lambda n: 0 <= n < 1
     )

@@ -32,7 +32,6 @@ def run(page, monkeypatch, folder):
 def test_readme(monkeypatch, tmp_path):
     names = run(PAGES[0], monkeypatch, tmp_path)
     assert names["model"].count_params() > 29_462  # with moving statistics
-    assert names["attentive"].output_shape == (None, 22, 22, 10)
 
 
 @pytest.mark.slow

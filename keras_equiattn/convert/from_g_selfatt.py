@@ -180,7 +180,10 @@ def _buffers_of_group(group: groups.Group) -> dict[str, np.ndarray]:
 
 
 def _check_epsilon(layer: Any) -> None:
-    """That of batch normalisation is PyTorch's, which ours has as it is."""
+    """Checks that a layer has the epsilon of the authors' code.
+
+    Batch normalisation needs no check: both codes have PyTorch's default.
+    """
     epsilon = getattr(layer, "epsilon", EPSILON)
     batch = isinstance(layer, keras.layers.BatchNormalization)
     if epsilon != EPSILON and not batch:

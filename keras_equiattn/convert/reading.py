@@ -32,9 +32,11 @@ class Part:
     Attributes:
         variable: of our layer.
         key: name in their module.
-        theirs: axes, each by its letter, or by those of several axes of ours
-            that it holds one after the other; none for an axis of size one.
-        ours: axes; there may be a group axis of size one beside.
+        theirs: for each axis of their tensor the letter of our axis. An axis
+            that joins several of our axes has the letters of all of them, and
+            an axis of size one has none.
+        ours: the letters of our axes. Our variable may have a group axis of
+            size one in addition.
         elements: our group elements in their numbering.
         factor: what their code multiplies by and ours does not.
     """

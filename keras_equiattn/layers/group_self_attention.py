@@ -264,9 +264,10 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
             those of an offset, for all output elements together. Rounded to
-            a multiple of 1 / 65536.
+            a multiple of 1 / 65536. Which ones are dropped depends on the
+            seed, the backend and the device; both passes drop the same.
         epsilon: of the encoding, see `RelativePositionEncoding`.
-        recompute: the backward pass computes attention anew, in tiles. False
+        recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
             differentiated twice on every backend, and needs a known height
             and width, as attention maps do.
@@ -366,9 +367,11 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
             those of a query element, key element and offset, for all output
-            elements together. Rounded to a multiple of 1 / 65536.
+            elements together. Rounded to a multiple of 1 / 65536. Which ones
+            are dropped depends on the seed, the backend and the device; both
+            passes drop the same.
         epsilon: of the encoding, see `RelativePositionEncoding`.
-        recompute: the backward pass computes attention anew, in tiles. False
+        recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
             differentiated twice on every backend, and needs a known height
             and width, as attention maps do.

@@ -206,9 +206,10 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             mirror image.
         scale: of the scores; None is one over the channels of a head.
         dilation_rate: distance of adjacent neighbours, an integer or a pair.
-        recompute: the backward pass computes anew what it needs of the
-            windows, and keeps the attention weights alone. False keeps more,
-            and can be differentiated twice on every backend.
+        recompute: the forward pass keeps queries, keys, values, attention
+            weights and the result for the backward pass, but no neighbours
+            with their channels. False keeps more, and can be differentiated
+            twice on every backend.
         kernel_initializer: of the linear maps; those that scale with the
             fan-in see `order * channels`. One with a seed gives maps of the
             same shape the same values.
@@ -329,9 +330,10 @@ class SimpleAffineSelfConv2D(BaseWindowAttention2D):
             mirror image.
         scale: of the scores; None is one over the channels of a head.
         dilation_rate: distance of adjacent neighbours, an integer or a pair.
-        recompute: the backward pass computes anew what it needs of the
-            windows, and keeps the attention weights alone. False keeps more,
-            and can be differentiated twice on every backend.
+        recompute: the forward pass keeps queries, keys, values, attention
+            weights and the result for the backward pass, but no neighbours
+            with their channels. False keeps more, and can be differentiated
+            twice on every backend.
         kernel_initializer: of the linear maps; those that scale with the
             fan-in see `order * channels`. One with a seed gives maps of the
             same shape the same values.
@@ -439,9 +441,10 @@ class AffineSelfConv2D(BaseWindowAttention2D):
             mirror image.
         scale: of the scores; None is one over the channels of a head.
         dilation_rate: distance of adjacent neighbours, an integer or a pair.
-        recompute: the backward pass computes anew what it needs of the
-            windows, and keeps the attention weights alone. False keeps more,
-            and can be differentiated twice on every backend.
+        recompute: the forward pass keeps queries, keys, values, attention
+            weights and the result for the backward pass, but no neighbours
+            with their channels. False keeps more, and can be differentiated
+            twice on every backend.
         kernel_initializer: of the linear maps; those that scale with the
             fan-in see `order * channels`. One with a seed gives maps of the
             same shape the same values.

@@ -278,7 +278,9 @@ class Window:
         for n, stride, offset in zip(
             size, self.strides, self.offsets.T, strict=True
         ):
-            place = ops.arange(0, n, stride) + offset[:, None]
+            # A NumPy array cannot be added to a tensor on an accelerator.
+            offset = ops.convert_to_tensor(offset[:, None], "int32")
+            place = ops.arange(0, n, stride, dtype="int32") + offset
             axes.append(ops.logical_and(place >= 0, place < n))
         rows, columns = axes
         return ops.logical_and(rows[:, :, None], columns[:, None])

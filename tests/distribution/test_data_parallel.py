@@ -14,11 +14,12 @@ import pytest
 
 HERE = Path(__file__).parent
 SOME = ["asc", "gsa"]
+SWEEP = (pytest.mark.slow, pytest.mark.every_backend)
 FAMILIES = pytest.mark.parametrize(
     "families",
     [
         pytest.param(SOME, id="some"),
-        pytest.param([], id="all", marks=pytest.mark.slow),
+        pytest.param([], id="all", marks=SWEEP),
     ],
 )
 
@@ -62,6 +63,7 @@ def test_data_parallel_step_only_sums_gradients(families):
     keras.backend.backend() == "jax", reason="See the other test."
 )
 @pytest.mark.slow
+@pytest.mark.every_backend
 def test_replicas_have_the_losses_of_one_device():
     """Of three steps: `MirroredStrategy`, or `DistributedDataParallel`."""
     run("steps.py", [])

@@ -517,6 +517,28 @@ def test_second_derivatives_are_right_or_refused():
         second_derivative(layers[0], x, x)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="Transforms of PyTorch."
+)
+def test_gradients_by_torch_func():
+    """One is that of autograd; one within another is refused."""
+    import torch
+
+    layer = random_layer(AffineSelfConv2D, 2, filters=2, num_heads=1)
+    x = np.random.default_rng(1).normal(size=(1, 4, 4, 1, 2)).astype(DTYPE)
+
+    def loss(x):
+        return (layer(x) ** 2).sum()
+
+    found = torch.func.grad(loss)(torch.tensor(x))
+    expected = gradients(layer, x, 2 * as_array(layer(x)))[0]
+    np.testing.assert_allclose(as_array(found), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="recompute=False"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(
+            torch.tensor(x)
+        )
+
+
 @pytest.mark.torch_first
 def test_many_offsets_and_a_window_larger_than_the_image():
     layer = random_layer(

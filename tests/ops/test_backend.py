@@ -120,3 +120,23 @@ def test_gradient_of_a_softmax(dtype):
     found = ops.convert_to_numpy(ops.cast(found, "float32"))
     limit = 1e-6 if dtype == "float32" else 2e-2
     assert relative_difference(found, p * (exact - mean)) < limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sum_and_maximum_of_many(dtype):
+    """Of more terms than XLA writes out, in one reduction."""
+    x = np.random.default_rng(0).normal(size=(3, 40, 5)) - 9
+    x = ops.cast(x.astype("float32"), dtype)
+
+    def found(x):
+        return backend.sum_and_maximum(x, 1, where=True)
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        found = jax.jit(found)
+    total, top, place = map(ops.convert_to_numpy, found(x))
+    x = ops.convert_to_numpy(ops.cast(x, "float32"))
+    np.testing.assert_allclose(total, x.sum(1), rtol=3e-2)
+    np.testing.assert_array_equal(top.astype("float32"), x.max(1))
+    np.testing.assert_array_equal(place, x.argmax(1))

@@ -231,9 +231,10 @@ class ACmix2D(BaseACmix2D):
         exact: refuse sizes on which strides would not be exactly equivariant.
             False accepts them; "call" accepts sizes that are unknown at build,
             and refuses inexact ones when the layer is called.
-        recompute: the backward pass computes anew what it needs of the
-            windows, and keeps the attention weights alone. False keeps more,
-            and can be differentiated twice on every backend.
+        recompute: the forward pass keeps queries, keys, values, attention
+            weights and the result for the backward pass, but no neighbours
+            with their channels. False keeps more, and can be differentiated
+            twice on every backend.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.

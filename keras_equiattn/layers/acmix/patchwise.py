@@ -82,9 +82,9 @@ class PatchwiseACmix2D(TwoPaths):
             inputs.
         bias_initializer: of the biases.
         kernel_regularizer: of the kernels of queries, keys and values.
-        recompute: the backward pass computes anew what it needs of the
-            windows, and keeps the attention weights alone. False keeps more,
-            and can be differentiated twice on every backend.
+        recompute: the backward pass computes the features of all windows
+            anew. False keeps them, and can be differentiated twice on every
+            backend.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -330,9 +330,9 @@ class PatchwiseACmix2D(TwoPaths):
 class BatchNorm(keras.layers.Layer):
     """Batch normalisation by the moments that it is given.
 
-    As `keras.layers.BatchNormalization`, for what never is one tensor. What
-    that does is left to the caller: to scale and to shift. In float64 for
-    float64.
+    It does what `keras.layers.BatchNormalization` does for data that is never
+    held as one tensor: it returns scale and shift, which the caller applies.
+    Both are in float64 for moments in float64.
     """
 
     def build(self, shape: Shape) -> None:

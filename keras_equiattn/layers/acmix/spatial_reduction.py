@@ -81,10 +81,11 @@ class SpatialReductionACmix2D(TransformerACmix):
         training: whether there is dropout.
         return_attention_maps: also return the weights without dropout, as a
             dict: "image" `(batch, height, width, 1, heads, 1, rows, columns)`
-            is what each pixel gives to those of the small image, and with
-            tokens "tokens" `(batch, count, heads, rows, columns)` what those
-            give. Over the last two axes they add up to one, with tokens to
-            one less what these get.
+            is the weight that each pixel gives to the pixels of the small
+            image. With tokens, "tokens" `(batch, count, heads, rows, columns)`
+            is the weight that each token gives to them. The weights add up to
+            one over the last two axes; with tokens, they add up to one minus
+            the weight that the tokens receive.
         query: `(row, column)` of a pixel: "image" is then what it is there,
             `(batch, 1, heads, 1, rows, columns)`.
         tokens: `(batch, count, channels)`, or None for none. With tokens the

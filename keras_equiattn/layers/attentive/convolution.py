@@ -110,12 +110,13 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             `1 / sqrt(fan_in)`.
         attention_regularizer: of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time: the largest divisor of their number up to
-            this, the same result for every one. "auto" lets one step hold
-            256 MB, or one output channel where that is more or the size of
-            the input is not known. None holds all responses, which takes
-            `order * channels` times the memory of the output, but is
-            differentiable twice on every backend (the others are under JAX).
+            computed at a time, at most. All chunks have the same size, and
+            every size gives the same result. "auto" lets one step hold 256 MB,
+            or one output channel where that takes more; where the size of the
+            input is not known, it counts with 128 images of 64 x 64 pixels.
+            None holds all responses, which takes `order * channels` times the
+            memory of the output, but is differentiable twice on every backend
+            (the others are under JAX).
         **kwargs: of `LiftingConv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
             `group`, `exact` and so on.
@@ -196,7 +197,7 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
     `aC(h, j, c, o)` sees the mean and the maximum of `f` over space, spatial
     attention `aX(x, h, j, o)` those of `aC f` over the channels.
 
-    The responses are never all held: they are computed for one input channel
+    The responses are never all held: they are computed for a few input channels
     at a time, reduced at once and computed again in the backward pass.
 
     Args:
@@ -217,12 +218,13 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             `1 / sqrt(fan_in)`.
         attention_regularizer: of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time: the largest divisor of their number up to
-            this, the same result for every one. "auto" lets one step hold
-            256 MB, or one output channel where that is more or the size of
-            the input is not known. None holds all responses, which takes
-            `order * channels` times the memory of the output, but is
-            differentiable twice on every backend (the others are under JAX).
+            computed at a time, at most. All chunks have the same size, and
+            every size gives the same result. "auto" lets one step hold 256 MB,
+            or one output channel where that takes more; where the size of the
+            input is not known, it counts with 128 images of 64 x 64 pixels.
+            None holds all responses, which takes `order * channels` times the
+            memory of the output, but is differentiable twice on every backend
+            (the others are under JAX).
         **kwargs: of `GroupConv2D`: `strides`, `padding`, `data_format`,
             `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
             `group`, `exact` and so on.

@@ -14,8 +14,8 @@ from keras_equiattn.ops._types import Tensor
 def fresh(initializer: Any) -> Any:
     """A copy that draws values of its own.
 
-    One initialiser gives the same values each time. With a seed so does a
-    copy.
+    An initialiser repeats its values when it is used again. A copy draws new
+    ones, unless the initialiser has a seed.
     """
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer.clone()

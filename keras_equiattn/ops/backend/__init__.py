@@ -23,7 +23,6 @@ from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import sum_of_views
-from keras_equiattn.ops.backend.memory import update
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import prepared_seed
@@ -71,7 +70,6 @@ __all__ = [
     "sum_of_views",
     "sums_of_products",
     "sums_together",
-    "update",
     "vjp",
     "with_an_image",
     "without_gradient",

@@ -21,7 +21,7 @@ def custom_vjp(
 
     JAX compiles it in any case. Under TensorFlow it is compiled by XLA within
     a `tf.function`, so in `fit`; called eagerly it is not, since that would
-    take seconds. Under PyTorch their parts are compiled, see `part`.
+    take seconds. Under PyTorch only functions marked with `part` are compiled.
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
     and PyTorch, which would lose what flows through the kept tensors, that is
@@ -161,10 +161,10 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
 
 
 def _as_others(tensors: Any) -> Any:
-    """The same tensors, for XLA others.
+    """Tensors equal to the given ones, but not the same to XLA.
 
-    Or it would find that the backward pass computes what the forward pass did,
-    and keep that.
+    Otherwise XLA would find that the backward pass computes what the forward
+    pass has computed, and keep it in memory until then.
     """
     if keras.backend.backend() == "jax":
         import jax

@@ -65,10 +65,11 @@ def with_compiled_parts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def part(fuses_sums: bool = False) -> Callable[..., Any]:
-    """Makes a part of functions `with_compiled_parts`, by itself what it was.
+    """Marks a function to be compiled within functions `with_compiled_parts`.
 
-    It decorates functions from nests of tensors, and from options that can be
-    hashed, passed by name, to nests of tensors, which run no other part.
+    Called from elsewhere the function runs as it is. It takes nests of tensors,
+    and options that can be hashed, by name; it returns a nest of tensors, and
+    must not call another function that is marked.
 
     Args:
         fuses_sums: see `Target`. Takes the compiler longer where sums have

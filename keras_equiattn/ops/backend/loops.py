@@ -94,11 +94,11 @@ def scan_groups(
 
 
 def by_parts(function: Function, x: Tensor, axis: int, joined: int) -> Tensor:
-    """A transposition of parts of a tensor, one after the other.
+    """Transposes a tensor part by part where XLA compiles for a CPU.
 
-    Of all of it at once where XLA does not compile for a CPU. There, XLA would
-    make the transposition part of whatever uses its result, and load or store
-    at long strides as often as that is used.
+    There XLA would make a transposition of the whole tensor part of whatever
+    uses its result, and load or store at long strides as often as the result
+    is used. Elsewhere the whole tensor is transposed at once.
 
     Args:
         function: the transposition, of as many parts of the axis.

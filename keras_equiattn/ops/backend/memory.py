@@ -15,7 +15,7 @@ from keras_equiattn.ops.backend.target import find_target
 
 
 def with_an_image(x: Tensor) -> Tensor:
-    """An empty batch with one image.
+    """The batch, with one image added if it has none.
 
     Not all backends take a maximum of none; TensorFlow does where the size of
     the batch is not known. Its convolution of none may have the wrong shape.
@@ -67,16 +67,6 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
 
         return torch.maximum(x, y)
     return ops.maximum(x, y)
-
-
-def update(name: str, x: Tensor, *others: Tensor) -> Tensor:
-    """`ops.<name>(x, *others)`, in place under PyTorch: `x` must be ours alone.
-
-    It then has the shape of the result, and no need for other memory.
-    """
-    if keras.backend.backend() == "torch":
-        return getattr(x, f"{name}_")(*others)
-    return getattr(ops, name)(x, *others)
 
 
 def add_product(

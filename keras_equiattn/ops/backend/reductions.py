@@ -215,8 +215,8 @@ def sum_and_maximum(
         shape[axis] = -1
         index = ops.arange(ops.shape(x)[axis], dtype="int32")
         index = ops.broadcast_to(ops.reshape(index, shape), ops.shape(x))
-        lowest = float(np.finfo(keras.backend.standardize_dtype(x.dtype)).min)
-        return tuple(_reduce((x, x, index), [0.0, lowest, 0], _best, axis))
+        starts = [0.0, float("-inf"), 0]
+        return tuple(_reduce((x, x, index), starts, _best, axis))
 
     def tangents(found: Any, pair: tuple[Tensor, Tensor]) -> Any:
         import jax

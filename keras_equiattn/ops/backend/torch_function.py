@@ -86,17 +86,24 @@ def torch_custom_vjp(
 
 
 def _refuse_second_derivative(alternative: str) -> None:
-    """PyTorch differentiates a gradient if it is computed with gradients on.
+    """Raises an error where this gradient would be differentiated.
 
-    `torch.func` computes all gradients like that.
+    Autograd differentiates a gradient that it computes with gradients enabled.
+    `torch.func` enables them for every gradient, but differentiates only those
+    within another one.
     """
     import torch
 
     if torch._C._are_functorch_transforms_active():
-        return
-    if torch.is_grad_enabled():
+        functorch = torch._C._functorch
+        levels = [x.key() for x in functorch.get_interpreter_stack() or ()]
+        twice = levels.count(functorch.TransformType.Grad) > 1
+    else:
+        twice = torch.is_grad_enabled()
+    if twice:
         raise NotImplementedError(
-            "This gradient cannot be differentiated (create_graph=True). "
+            "This gradient cannot be differentiated (create_graph=True, or "
+            "one gradient of `torch.func` within another). "
             f"Pass `{alternative}` to differentiate twice, or call "
             "`keras_equiattn.config.disable_recompute()` for all layers."
         )

@@ -34,7 +34,7 @@ from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs.blocks import attend_in_blocks
 from keras_equiattn.ops.pairs.blocks import Plan
 
-# What numbers of a seed are below.
+# Both numbers of a seed are below this one.
 SEEDS = 2**31
 
 

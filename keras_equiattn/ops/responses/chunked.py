@@ -72,8 +72,9 @@ def attention_maps(
     Args:
         form, planes, weights: see `attended_sum`.
     """
-    compute = _attention_maps(form)
-    return compute(planes, *(weights[name] for name in form.names))
+    tensors = (planes, *(weights[name] for name in form.names))
+    shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
+    return _attention_maps(form, shapes)(*tensors)
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,15 +93,13 @@ def _attended_sum(form: Form, shapes: Any) -> Any:
             ops.cast(d, x.dtype) for d, x in zip(found, arguments, strict=True)
         )
 
-    return backend.custom_vjp(
-        forward,
-        backward,
-        "chunk_size=None",
-    )
+    return backend.custom_vjp(forward, backward, "chunk_size=None")
 
 
 @functools.lru_cache(maxsize=256)
-def _attention_maps(form: Form) -> Any:
+def _attention_maps(form: Form, shapes: Any) -> Any:
+    """One for each set of shapes, as `_attended_sum`."""
+
     def maps(planes: Tensor, *weights: Tensor) -> Any:
         def element(carry: Any, piece: Any) -> Any:
             planes, weights = piece

@@ -57,10 +57,10 @@ Weights: TypeAlias = dict[str, Tensor]
 class Form:
     """What is computed.
 
-    The weights of all that takes one are by name: `kernel (channels, taps,
-    filters)`; for channel attention `first (channels, hidden, filters)` and
-    `second (hidden, channels, filters)`; for spatial attention `spatial (rows,
-    columns, 2, filters)`, for mean and maximum.
+    Functions that take `weights` take a dictionary with the entries `kernel
+    (channels, taps, filters)`; for channel attention `first (channels, hidden,
+    filters)` and `second (hidden, channels, filters)`; and for spatial
+    attention `spatial (rows, columns, 2, filters)`, for mean and maximum.
 
     Attributes:
         window: of the convolution.

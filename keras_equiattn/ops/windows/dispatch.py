@@ -3,13 +3,7 @@
 The only place that chooses, and that holds what was tuned.
 """
 
-from types import ModuleType
-
 from keras_equiattn.ops import backend
-from keras_equiattn.ops.windows import planes
-from keras_equiattn.ops.windows import products
-from keras_equiattn.ops.windows import tiles
-from keras_equiattn.ops.windows import views
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
 
@@ -19,10 +13,25 @@ from keras_equiattn.ops.windows.form import Keys
 # 1.6 times (steps of 64 or 128 images of 32 x 32 with 64 channels, AMD EPYC,
 # two cores, PyTorch 2.13).
 TILED_CHANNELS = 8
+# `tiles`: what the keys of a tile cost to set up, in rows of queries. It was
+# chosen by hand.
+TILE_SETUP_ROWS = 4
+# `products`: bytes that one pass writes, about what a core keeps at hand.
+# Halving or doubling them was not measured at batch 128.
+CACHE = 2**22
+# `planes`: neighbours up to which all are written out: 11 x 11 take a compiler
+# less than 16 s (AMD EPYC, two cores, JAX 0.10.2). Of more, it gets one row.
+WRITTEN_OUT = 121
+# `planes`: neighbours whose channels one reduction adds up. With more, a core
+# has too few registers; with fewer, queries and keys are read more often.
+TOGETHER = 5
+# `planes`: channels up to which a reduction is vectorised along the columns,
+# since XLA writes out as many terms.
+SHORT = 8
 
 
-def choose(form: Form, k: Keys, weighted: bool) -> ModuleType:
-    """The module that computes derivatives of the form with these keys.
+def choose(form: Form, k: Keys, weighted: bool) -> str:
+    """The name of the module that computes derivatives with these keys.
 
     Args:
         form: what is computed.
@@ -31,10 +40,10 @@ def choose(form: Form, k: Keys, weighted: bool) -> ModuleType:
     """
     target = backend.find_target(k)
     if target.compiler == "xla":
-        return planes
+        return "planes"
     if target.compiler == "inductor":
-        return views
+        return "views"
     channels = k.shape[-1] // form.heads
     if target.compiler is None and not weighted and channels >= TILED_CHANNELS:
-        return tiles
-    return products
+        return "tiles"
+    return "products"

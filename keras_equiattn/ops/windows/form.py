@@ -105,7 +105,7 @@ class Grid(NamedTuple):
     def part(
         self, x: Float[Tensor, "neighbours ..."]
     ) -> Float[Tensor, "some ..."]:
-        """Of something for all neighbours what is for those of this grid."""
+        """Selects the entries of the neighbours that lie on this grid."""
         if len(self.numbers) == x.shape[0]:
             return x
         return ops.take(x, np.array(self.numbers), axis=0)

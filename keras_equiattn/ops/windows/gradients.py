@@ -25,6 +25,10 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows import dispatch
+from keras_equiattn.ops.windows import planes
+from keras_equiattn.ops.windows import products
+from keras_equiattn.ops.windows import tiles
+from keras_equiattn.ops.windows import views
 from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Image
@@ -106,7 +110,7 @@ class Side(NamedTuple):
         keys = self.window.frames(image)
         frames = math.prod(self.window.strides)
         form = Form(self.window.neighbours, self.heads, frames)
-        how = dispatch.choose(form, keys, w is not None)
+        how = FORMS[dispatch.choose(form, keys, w is not None)]
         return how.derivatives(form, wanted, a, x, keys, w, bias)
 
     def _like_arguments(
@@ -222,6 +226,12 @@ def _attention_gradients(
     return (d_query, *d_keys, *d_values, *of_mask)
 
 
+FORMS = {
+    "planes": planes,
+    "products": products,
+    "tiles": tiles,
+    "views": views,
+}
 SCORES = _scores, _score_gradients
 SUMS = _sums, _sum_gradients
 ATTENTION = _attention, _attention_gradients
@@ -242,8 +252,8 @@ def differentiable(
     Args:
         functions: one of the three pairs.
         recompute: whether it has the gradient of the pair, or the backend's.
-        shapes: anything that tells shapes and dtypes of the tensors apart, and
-            is None for each tensor that is.
+        shapes: for each tensor its shape and dtype, or None where the tensor
+            is None.
         **options: of the functions.
     """
     forward, backward = functions

@@ -17,6 +17,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import joined
@@ -27,16 +28,6 @@ from keras_equiattn.ops.windows.form import Neighbour
 from keras_equiattn.ops.windows.form import Pixels
 from keras_equiattn.ops.windows.form import Planes
 from keras_equiattn.ops.windows.form import Weights
-
-# Neighbours up to which all are written out: 11 x 11 take a compiler less than
-# 16 s (AMD EPYC, two cores, JAX 0.10.2). Of more, it gets one row.
-WRITTEN_OUT = 121
-# Neighbours that one reduction over the channels is made for: with more, a core
-# has too few registers, with fewer, queries and keys are read again and again.
-TOGETHER = 5
-# Channels up to which a reduction is vectorised along the columns: XLA writes
-# out so many terms.
-SHORT = 8
 
 
 def derivatives(
@@ -255,7 +246,7 @@ def _rows(form: Form) -> tuple[Form, int, int] | None:
         The form of one row, how many there are, and how far apart they are;
         None for a window that is written out as a whole.
     """
-    if len(form.neighbours) <= WRITTEN_OUT or form.frames > 1:
+    if len(form.neighbours) <= dispatch.WRITTEN_OUT or form.frames > 1:
         return None
     rows = sorted({place.row for place in form.neighbours})
     columns = sorted({place.column for place in form.neighbours})
@@ -281,8 +272,8 @@ def _some(form: Form) -> list[range]:
     """The neighbours, as many at a time as are reduced together."""
     count = len(form.neighbours)
     return [
-        range(start, min(start + TOGETHER, count))
-        for start in range(0, count, TOGETHER)
+        range(start, min(start + dispatch.TOGETHER, count))
+        for start in range(0, count, dispatch.TOGETHER)
     ]
 
 
@@ -313,12 +304,12 @@ def _seen(
 def _channel_sums(
     terms: list[Planes],
 ) -> list[Float[Tensor, "batch elements heads height width"]]:
-    """Sums over the channels of a head, in blocks of `SHORT` of them."""
+    """Sums over the channels of a head, in blocks of `SHORT` channels."""
     blocks = [
         backend.sums_together(
-            [x[:, :, :, start : start + SHORT] for x in terms], axis=3
+            [x[:, :, :, start : start + dispatch.SHORT] for x in terms], axis=3
         )
-        for start in range(0, terms[0].shape[3], SHORT)
+        for start in range(0, terms[0].shape[3], dispatch.SHORT)
     ]
     return [sum(parts[1:], parts[0]) for parts in zip(*blocks, strict=True)]
 

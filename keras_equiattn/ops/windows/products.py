@@ -20,6 +20,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
@@ -33,8 +34,6 @@ Rows: TypeAlias = Float[Tensor, "batch elements height width channels"]
 Products: TypeAlias = Float[Tensor, "batch elements pixels all"]
 Matrix: TypeAlias = Float[Tensor, "elements heads all"]
 
-# Bytes that one pass writes: about what a core keeps at hand.
-CACHE = 2**22
 # Where the images lie in the derivatives that are not summed over them.
 IMAGES = {"a": 1, "x": 0, "k": 1}
 
@@ -268,7 +267,7 @@ def over_images(
     together = images
     if backend.find_target(k).eager_on_cpu and size is not None:
         item = {"float64": 8}.get(keras.backend.standardize_dtype(k.dtype), 4)
-        together = max(1, CACHE // (item * size or 1))
+        together = max(1, dispatch.CACHE // (item * size or 1))
     if images is None or images <= together:
         return function(a, x, k)
     parts = []

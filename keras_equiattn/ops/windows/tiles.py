@@ -21,6 +21,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows import products
 from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
@@ -31,9 +32,6 @@ from keras_equiattn.ops.windows.form import Weights
 
 Queries: TypeAlias = Float[Tensor, "tiles queries head_channels"]
 Matrices: TypeAlias = list[Float[Tensor, "tiles queries keys"]]
-
-# Rows of a tile that would cost as much as what is done once for its keys.
-ONCE = 4
 
 
 def derivatives(
@@ -124,7 +122,11 @@ def _tile_size(image: int, reach: int) -> int:
     """Rows of a tile: small ones waste less, large ones see keys less often."""
 
     def cost(size: int) -> int:
-        return -(-image // size) * (size + reach) * (size + ONCE)
+        return (
+            -(-image // size)
+            * (size + reach)
+            * (size + dispatch.TILE_SETUP_ROWS)
+        )
 
     return min(range(1, max(image, 1) + 1), key=cost)
 
