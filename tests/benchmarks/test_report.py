@@ -86,7 +86,7 @@ def test_what_is_out_of_date_is_named(tmp_path):
     for name in report.PAGES:
         page = (report.DOCS / name).read_text()
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(page.replace("1,017 (578)", "1 (1)"))
+        (tmp_path / name).write_text(page.replace("operator by operator", "x"))
     assert report.stale_tables(Results(), tmp_path) == [
         "results.md: table traffic",
         "guide/engine.md: table traffic",
