@@ -67,9 +67,9 @@ test-floor: .venv-floor/.done
 	  echo "== $$backend, oldest versions"; \
 	  KERAS_BACKEND=$$backend .venv-floor/bin/python -m pytest -q -n 2 \
 	    -m "not slow and not once" tests/ops tests/layers \
-	    tests/test_testing.py tests/applications/test_models.py \
-	    tests/applications/test_sizes.py \
-	    tests/applications/test_shipped_weights.py; \
+	    tests/test_testing.py tests/applications/networks/test_models.py \
+	    tests/applications/networks/test_sizes.py \
+	    tests/applications/networks/test_shipped_weights.py; \
 	done
 
 lint: .venv/.dev types

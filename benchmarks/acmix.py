@@ -53,7 +53,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn import layers
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.ops.geometry import Window

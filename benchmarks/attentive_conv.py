@@ -34,7 +34,7 @@ from keras import ops
 
 from keras_equiattn import applications
 from keras_equiattn import layers
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops.group.kernels import kernel_orbit
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import timing
 
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import GroupConv2D
 
 RESULTS = Path(__file__).parent / "results"

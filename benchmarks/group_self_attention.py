@@ -32,7 +32,7 @@ import timing
 
 from keras_equiattn import groups
 from keras_equiattn.applications import GSANetRotMNIST
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
 

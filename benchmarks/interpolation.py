@@ -19,7 +19,7 @@ from keras import ops
 from scipy import ndimage
 
 from keras_equiattn import groups
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import LiftingConv2D
 from keras_equiattn.ops import group_action
 from keras_equiattn.testing import equivariance_error

@@ -16,7 +16,7 @@ from pathlib import Path
 import keras
 
 from keras_equiattn import applications
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 
 RESULTS = Path(__file__).parent / "results"
 FAMILIES = ("rotmnist_", "resnet29_", "gsanet_")

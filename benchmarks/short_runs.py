@@ -30,8 +30,8 @@ import keras
 import numpy as np
 
 from keras_equiattn import applications
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.testing import equivariance_error
 
 RESULTS = Path(__file__).parent / "results"

@@ -31,7 +31,7 @@ import numpy as np
 import timing
 import traffic
 
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 
 RESULTS = Path(__file__).parent / "results"
 # Steps before those that count: after some calls PyTorch's are compiled.

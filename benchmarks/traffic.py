@@ -38,7 +38,7 @@ import numpy as np
 import xla_traffic
 
 from keras_equiattn import layers
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 
 # Kernels, or operators, that a result lists: those that move the most.
 LARGEST = 10

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 
 
 def grouped(runs: Iterable[dict]) -> list[list[dict]]:

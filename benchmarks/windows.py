@@ -35,7 +35,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn import layers
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops import AffineMap
 from keras_equiattn.ops import Window
 from keras_equiattn.ops import window_attention

@@ -47,8 +47,8 @@ from keras_equiattn import applications
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import visualization
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops import group_action
 
 AUTHORS_FILES = (".npz", ".pth", ".pt")

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy import ndimage
 
-from keras_equiattn.applications import datasets
 from keras_equiattn.applications import get_model
 from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.visualization import plot_attention_maps
 

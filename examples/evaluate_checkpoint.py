@@ -24,9 +24,9 @@ import numpy as np
 
 from keras_equiattn import applications
 from keras_equiattn import convert
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import reporting
 from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from keras_equiattn import groups
-from keras_equiattn.applications import datasets
+from keras_equiattn.applications.data import datasets
 from keras_equiattn.layers import LiftingConv2D
 from keras_equiattn.ops import group_action
 from keras_equiattn.visualization import element_name

@@ -13,7 +13,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.training import reporting
 
 
 def results_of(run: Path) -> dict:

@@ -20,11 +20,11 @@ from typing import Any
 
 import keras
 
-from keras_equiattn.applications import callbacks
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import recipes
-from keras_equiattn.applications import reporting
 from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import recipes
+from keras_equiattn.applications.training import reporting
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items):
         if has("every_backend") and not has("slow"):
             continue
         # Whole networks compile longest under JAX; there a step of each does.
-        network = "applications/test_" in item.nodeid and backend == "jax"
+        network = "/applications/" in item.nodeid and backend == "jax"
         late = network and "fit" not in item.name and "bad" not in item.name
         if has("torch_first") or (late and not has("slow") and not has("once")):
             for marker in ("slow", "every_backend", "sweep"):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import pcam_densenet
-from keras_equiattn.applications import resnet29
-from keras_equiattn.applications import resnet44
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.networks import pcam_densenet
+from keras_equiattn.applications.networks import resnet29
+from keras_equiattn.applications.networks import resnet44
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from layer_contract import as_array
 from vectors import load_vectors
 
 from keras_equiattn import convert
-from keras_equiattn.applications import acmix_swin
 from keras_equiattn.applications import ACmixSwinTiny
+from keras_equiattn.applications.networks import acmix_swin
 from keras_equiattn.convert.from_acmix import acmix_parts
 from keras_equiattn.ops.dense import relative_places
 from keras_equiattn.testing import relative_difference

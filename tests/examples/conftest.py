@@ -7,7 +7,7 @@ from training_run import arguments
 from training_run import load_script
 from training_run import tiny_registered
 
-from keras_equiattn.applications import datasets
+from keras_equiattn.applications.data import datasets
 
 
 @pytest.fixture(scope="session")

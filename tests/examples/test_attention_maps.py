@@ -11,7 +11,7 @@ import pytest
 
 from keras_equiattn import applications
 from keras_equiattn import groups
-from keras_equiattn.applications import datasets
+from keras_equiattn.applications.data import datasets
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import InputAttention

@@ -18,10 +18,12 @@ from training_run import SCRIPT
 from training_run import subprocess_command
 
 from keras_equiattn import applications
-from keras_equiattn.applications import callbacks
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications import registry
 from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.data.sources import catalogue
+from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import reporting
 
 
 def test_run_leaves_a_record(whole_run, npz):
@@ -278,7 +280,7 @@ def test_command_line_on_a_real_network(npz, tmp_path):
         ({}, {"normalization": datasets.info("rot_mnist").normalization}),
         (
             {"normalization": "imagenet"},
-            {"normalization": training.IMAGENET_NORMALIZATION},
+            {"normalization": catalogue.IMAGENET_NORMALIZATION},
         ),
         ({"normalization": None}, {}),
     ],
@@ -286,7 +288,7 @@ def test_command_line_on_a_real_network(npz, tmp_path):
 def test_recipe_reaches_the_network(monkeypatch, change, expected):
     taken = {}
     monkeypatch.setattr(
-        applications, "get_model", lambda name, **kwargs: taken.update(kwargs)
+        registry, "get_model", lambda name, **kwargs: taken.update(kwargs)
     )
     info = datasets.info("rot_mnist")
     options = training.TrainOptions("rotmnist_p4cnn", pathlib.Path("run"))

@@ -8,9 +8,9 @@ import keras
 import pytest
 from training_run import arguments
 
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import recipes
 from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import recipes
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from training_run import log_of
 from training_run import results_of
 from training_run import subprocess_command
 
-from keras_equiattn.applications import callbacks
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import reporting
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import reporting
 
 
 def test_complete_run_is_left_alone(train, whole_run, npz, capsys):
@@ -29,7 +29,7 @@ def test_complete_run_is_left_alone(train, whole_run, npz, capsys):
 KILL_ITSELF = """
 import os
 import signal
-from keras_equiattn.applications import callbacks
+from keras_equiattn.applications.training import callbacks
 
 class Backup(callbacks.EpochBackup):
     def on_epoch_begin(self, epoch, logs=None):

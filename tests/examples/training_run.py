@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_equiattn import applications
-from keras_equiattn.applications import callbacks
-from keras_equiattn.applications import recipes
+from keras_equiattn.applications import registry
+from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import recipes
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import LiftingConv2D
 
@@ -28,7 +28,9 @@ def load_script():
     return module
 
 
-def tiny_network(input_shape, classes, normalization, weights=None):
+def tiny_network(
+    input_shape, classes, normalization, weights=None, name="tiny"
+):
     """An invariant network that compiles at once."""
     mean, std = normalization
     layers = [
@@ -43,7 +45,7 @@ def tiny_network(input_shape, classes, normalization, weights=None):
         keras.layers.GlobalAveragePooling2D(),
         keras.layers.Dense(classes, dtype="float32"),
     ]
-    model = keras.Sequential(layers, name="tiny")
+    model = keras.Sequential(layers, name=name)
     if weights is not None:
         model.load_weights(weights)
     return model
@@ -52,15 +54,8 @@ def tiny_network(input_shape, classes, normalization, weights=None):
 @contextlib.contextmanager
 def tiny_registered():
     """Makes the tiny network known under the name "tiny"."""
-    models, get_model = applications.list_models(), applications.get_model
-
-    def with_tiny(name, **overrides):
-        build = tiny_network if name == "tiny" else None
-        return build(**overrides) if build else get_model(name, **overrides)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(applications, "list_models", lambda: [*models, "tiny"])
-        patch.setattr(applications, "get_model", with_tiny)
+        patch.setitem(registry._MODELS, "tiny", (tiny_network, {}))
         recipe = recipes.get_recipe("rotmnist_p4cnn")
         patch.setitem(recipes._RECIPES, "tiny", recipe)
         yield

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_equiattn import layers
-from keras_equiattn.applications import datasets
+from keras_equiattn.applications.data import datasets
 
 MIXERS = {
     "plain": lambda: keras.layers.Conv2D(16, 3, padding="same"),

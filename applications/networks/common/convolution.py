@@ -1,0 +1,201 @@
+"""Convolutions of images and feature maps, with attention or without."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_equiattn import layers
+from keras_equiattn.groups import Group
+
+# What the `attention` of a network can be.
+ATTENTION = (None, "full", "channel", "spatial", "input", "co")
+# The scale of kernels in residual and dense networks: it keeps the variance of
+# what a ReLU follows.
+HE_SCALE = math.sqrt(2)
+
+
+def group_width(planar_width: int, group: Group, multiple: int = 1) -> int:
+    """Returns the channels that keep the number of parameters on a group.
+
+    This is the width of the planar network over `sqrt(order)`, rounded to the
+    nearest multiple, and at least one multiple.
+    """
+    width = planar_width / math.sqrt(group.order)
+    return max(1, round(width / multiple)) * multiple
+
+
+def default_width(widths: Mapping[str, int], group: Group) -> int:
+    """Returns the width that a paper has for a group.
+
+    Args:
+        widths: the widths in the paper by the name of the group. For groups
+            that it does not have, `group_width` of the width for `z2` counts.
+        group: the group.
+    """
+    return widths.get(group.name) or group_width(widths["z2"], group)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSettings:
+    """How the attention of one layer is built, where there is any.
+
+    Attributes:
+        reduction_ratio: input channels per hidden unit of channel attention.
+        kernel_size: rows and columns of the kernel of spatial attention.
+        dilation_rate: dilation of the same kernel.
+        scale: half-width of the uniform distribution from which the spatial
+            kernels start, times `sqrt(channels) * kernel_size`.
+    """
+
+    reduction_ratio: int = 16
+    kernel_size: int = 7
+    dilation_rate: int = 1
+    scale: float = 1.0
+
+
+def two_units(x: Any, first: bool = False, **options: Any) -> AttentionSettings:
+    """Returns the settings of attention in residual and dense networks.
+
+    Channel attention has two hidden units; in the first layer it has as many
+    hidden units as channels.
+
+    Args:
+        x: what the layer receives; channels are its last axis.
+        first: whether the layer is the first one.
+        **options: other fields of `AttentionSettings`.
+    """
+    ratio = 1 if first else max(1, x.shape[-1] // 2)
+    return AttentionSettings(ratio, scale=HE_SCALE, **options)
+
+
+def group_convolution(
+    x: Any,
+    filters: int,
+    kernel_size: int,
+    *,
+    group: Group,
+    attention: str | None,
+    settings: AttentionSettings,
+    name: str,
+    **options: Any,
+) -> Any:
+    """Applies a convolution without bias, with attention or without.
+
+    Input attention is a layer of its own, called `<name>_attention`.
+
+    Args:
+        x: images `(batch, height, width, channels)`, which are lifted to the
+            group, or a feature map `(batch, height, width, order, channels)`.
+        filters: channels of the result.
+        kernel_size: rows and columns of the kernel.
+        group: the group.
+        attention: one of `ATTENTION`.
+        settings: the settings of the attention.
+        name: name of the layer.
+        **options: more arguments of the convolution.
+
+    Returns:
+        A feature map `(batch, height, width, order, filters)`.
+    """
+    lifting = len(x.shape) == 4
+    channels = x.shape[-1]
+    layer: Any
+    options = {
+        "group": group,
+        "use_bias": False,
+        "data_format": "channels_last",
+        "name": name,
+        **options,
+    }
+    if attention is None or attention == "input":
+        if attention == "input":
+            x = layers.InputAttention(
+                data_format="channels_last",
+                group=group,
+                name=f"{name}_attention",
+                **_attention_arguments(settings, haar(group)),
+            )(x)
+        layer = layers.LiftingConv2D if lifting else layers.GroupConv2D
+        return layer(filters, kernel_size, **options)(x)
+    if attention == "co":
+        layer = (
+            layers.CoAttentiveLiftingConv2D
+            if lifting
+            else layers.CoAttentiveGroupConv2D
+        )
+        bound = settings.scale / math.sqrt(channels)
+        if not lifting:
+            bound *= haar(group)
+        return layer(
+            filters,
+            kernel_size,
+            attention_initializer=uniform(bound),
+            **options,
+        )(x)
+    layer = (
+        layers.AttentiveLiftingConv2D
+        if lifting
+        else layers.AttentiveGroupConv2D
+    )
+    arguments = _attention_arguments(settings)
+    hidden = max(1, channels // settings.reduction_ratio)
+    order = 1 if lifting else group.order
+    arguments["channel_kernel_initializer"] = uniform(
+        1 / math.sqrt(hidden * channels * order)
+    )
+    return layer(
+        filters, kernel_size, attention=attention, **arguments, **options
+    )(x)
+
+
+def haar(group: Group) -> float:
+    """Returns the factor of sums over the group in the authors' code.
+
+    Here the factor is part of the kernels. Where nothing rescales a kernel
+    later, the kernel starts with it: pi / 2 for p4 and pi for p4m, as in their
+    code, and at most pi for other groups.
+    """
+    if group.order == 1:
+        return 1.0
+    copies = group.order // group.rotations
+    return math.pi * min(1.0, 2 * copies / group.rotations)
+
+
+def uniform(bound: float) -> keras.initializers.Initializer:
+    """Returns an initialiser that is uniform in `[-bound, bound]`."""
+    return keras.initializers.RandomUniform(-bound, bound)
+
+
+def _attention_arguments(
+    settings: AttentionSettings, factor: float = 1.0
+) -> dict[str, Any]:
+    # The spatial filter sees two channels: a mean and a maximum.
+    bound = settings.scale / (math.sqrt(2) * settings.kernel_size)
+    return {
+        "reduction_ratio": settings.reduction_ratio,
+        "attention_kernel_size": settings.kernel_size,
+        "attention_dilation_rate": settings.dilation_rate,
+        "spatial_kernel_initializer": uniform(factor * bound),
+    }
+
+
+def batch_norm(x: Any, name: str, **options: Any) -> Any:
+    """Applies batch normalisation with the constants of group networks."""
+    return keras.layers.BatchNormalization(
+        momentum=0.9, epsilon=2e-5, name=name, **options
+    )(x)
+
+
+def batch_norm_relu(x: Any, names: str) -> Any:
+    """Applies batch normalisation and ReLU.
+
+    Args:
+        x: images or feature maps; channels are the last axis.
+        names: what the layers are called: `"block1_{}"` gives `block1_bn` and
+            `block1_relu`.
+    """
+    x = batch_norm(x, names.format("bn"))
+    return keras.layers.ReLU(name=names.format("relu"))(x)

@@ -1,0 +1,184 @@
+"""The rotated MNIST network of the group convolution papers."""
+
+from pathlib import Path
+
+import keras
+
+from keras_equiattn import groups
+from keras_equiattn.applications.networks.common import convolution
+from keras_equiattn.applications.networks.common import ends
+from keras_equiattn.applications.networks.common import pretrained
+from keras_equiattn.applications.networks.common.convolution import (
+    AttentionSettings,
+)
+from keras_equiattn.applications.networks.common.network import Network
+from keras_equiattn.applications.networks.common.network import variants
+from keras_equiattn.applications.registry import register
+from keras_equiattn.layers import GroupPooling
+
+PLANAR_WIDTH = 20
+DROPOUT = 0.3
+
+# Of exact networks, by (group, attention, filters), then by name.
+SHIPPED: pretrained.Shipped = {
+    settings: {
+        "rot_mnist": pretrained.ShippedWeights(
+            f"{network}-rot_mnist.weights.h5",
+            normalization=(0.1309, 0.2901),
+            input_shape=(28, 28, 1),
+            classes=10,
+        )
+    }
+    for settings, network in {
+        ("p4", None, 10): "rotmnist_p4cnn",
+        ("p4", "input", 10): "rotmnist_p4cnn_input",
+        ("p4", "co", 10): "rotmnist_p4cnn_co",
+        ("p4", None, 15): "rotmnist_p4cnn_big15",
+    }.items()
+}
+
+
+@register(
+    {  # the paper's wider baselines
+        f"rotmnist_p4cnn_big{width}": {"group": "p4", "filters": width}
+        for width in (11, 15, 19)
+    }
+)
+@register(
+    variants(
+        "rotmnist_{}cnn",
+        "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m p8",
+    )
+)
+def RotMNISTCNN(
+    group: str | groups.Group = "p4",
+    attention: str | None = None,
+    filters: int | None = None,
+    input_shape: tuple[int, int, int] = (28, 28, 1),
+    classes: int = 10,
+    classifier_activation: str | None = None,
+    normalization: ends.Statistics | None = None,
+    downsampling: str = "exact",
+    weights: str | Path | None = None,
+    name: str | None = None,
+) -> keras.Model:
+    """The seven-layer network for rotated MNIST, for any group.
+
+    Six 3 x 3 convolutions, each with batch normalisation, ReLU and dropout
+    0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
+    convolution to the classes and the maximum over the group. No padding, no
+    bias. The z2 network with its 20 filters has 21,620 trainable parameters
+    (`count_params()` adds the moving statistics of the batch normalisation),
+    the p4 network by its attention:
+
+    | None | `"full"` | `"channel"` | `"spatial"` | `"input"` | `"co"` |
+    |---|---|---|---|---|---|
+    | 24,610 | 73,130 | 48,630 | 49,110 | 29,462 | 24,851 |
+
+    Layers are called `conv1`, `bn1`, `relu1`, `dropout1`, `conv2`, `bn2`,
+    `relu2`, `pool2`, ..., `conv7`, `group_max`, `flatten`, `predictions`.
+    Input attention comes before a convolution as `<its name>_attention`.
+
+    Args:
+        group: a group or its name.
+        attention: of every convolution. None, "full", "channel" or "spatial"
+            (on the responses, `AttentiveGroupConv2D`), "input"
+            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
+        filters: width of the six hidden layers. None is the paper's: 20 for
+            z2, 10 for p4, 7 for p4m, 20 / sqrt(order) for others. 11, 15 and
+            19 on p4 are the paper's wider baselines.
+        input_shape: `(28, 28, channels)`: the last kernel must see exactly
+            4 x 4 pixels.
+        classes: number of classes.
+        classifier_activation: None returns logits.
+        normalization: `(mean, std)` of images in [0, 1], numbers or one per
+            channel: the network subtracts and divides first. None is the
+            identity, or what shipped weights were trained with.
+        downsampling: "exact" pools in the second layer. "strided" gives its
+            convolution strides of 2 instead: an approximate network as in the
+            paper's appendix C.
+        weights: None (random), the name of shipped weights ("rot_mnist") or
+            the path of a weights file.
+        name: name of the model.
+
+    Returns:
+        A functional `keras.Model` from images `(batch, 28, 28, channels)` to
+        logits `(batch, classes)`.
+
+    Symmetry:
+        With exact downsampling the logits do not change when the image is
+        acted on by the group; to rounding for groups on the grid, for the
+        others under their 90-degree subgroup.
+
+    Raises:
+        ValueError: for bad arguments, before anything is built.
+
+    References:
+        - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576),
+          section 8.1
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix
+          B.1. As in their code the kernels start uniform within
+          `1 / sqrt(channels k^2)`: the order is not in this fan-in. Attention
+          reduces channels by 2, but not those of the image, and input
+          attention on the image has a spatial kernel dilated 4 times; both
+          only their code says.
+    """
+    group = groups.get(group)
+    if filters is None:
+        filters = convolution.group_width(PLANAR_WIDTH, group)
+    network = Network(
+        "RotMNISTCNN",
+        group=group,
+        attention=attention,
+        filters=filters,
+        input_shape=input_shape,
+        classes=classes,
+        classifier_activation=classifier_activation,
+        normalization=normalization,
+        downsampling=downsampling,
+        weights=weights,
+        planar=lambda: keras.initializers.VarianceScaling(
+            1.0, "fan_in", "normal"
+        ),
+        shipped=SHIPPED,
+    )
+    if network.input_shape[:2] != (28, 28):
+        raise ValueError(
+            "`input_shape` must be (28, 28, channels): the last kernel sees "
+            f"exactly 4 x 4 pixels. Received: {network.input_shape}"
+        )
+
+    inputs, x = network.start()
+    for index in range(1, 7):
+        strided = index == 2 and not network.exact
+        x = network.convolution(
+            x,
+            network.filters,
+            3,
+            _attention(index, attention),
+            strides=2 if strided else 1,
+            exact=not strided,
+            name=f"conv{index}",
+        )
+        x = convolution.batch_norm_relu(x, f"{{}}{index}")
+        if index != 2:
+            x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
+        elif network.exact:
+            x = network.pool(x, "pool2")
+    x = network.convolution(
+        x, network.classes, 4, _attention(7, attention), name="conv7"
+    )
+    x = GroupPooling("max", data_format="channels_last", name="group_max")(x)
+    x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
+    name = name or f"rotmnist_{group.name}cnn{network.suffix}"
+    return network.finish(inputs, x, name)
+
+
+def _attention(index: int, attention: str | None) -> AttentionSettings:
+    """The authors' settings; the first layer has one or three channels."""
+    if index > 1:
+        return AttentionSettings(reduction_ratio=2)
+    # Wide on the image, which only their code says.
+    return AttentionSettings(
+        reduction_ratio=1, dilation_rate=4 if attention == "input" else 1
+    )

@@ -1,0 +1,46 @@
+"""Training: what `examples/train.py` consists of.
+
+A `recipe.Recipe` states a protocol, and `recipes` has one for each registered
+network. `options` combines a recipe with what a user asks for, and `run` does
+the steps of a training run. `optimizers`, `losses` and `callbacks` are what
+Keras lacks, and `reporting` says what came out. Networks and datasets are used
+here by their names alone: no layer, model or file format is defined here.
+"""
+
+from keras_equiattn.applications.training.options import check_out
+from keras_equiattn.applications.training.options import claimed_out
+from keras_equiattn.applications.training.options import evaluation_steps
+from keras_equiattn.applications.training.options import open_out
+from keras_equiattn.applications.training.options import OptionsError
+from keras_equiattn.applications.training.options import resolve
+from keras_equiattn.applications.training.options import TrainOptions
+from keras_equiattn.applications.training.options import write_json
+from keras_equiattn.applications.training.run import build_model
+from keras_equiattn.applications.training.run import compile_model
+from keras_equiattn.applications.training.run import Data
+from keras_equiattn.applications.training.run import equivariance
+from keras_equiattn.applications.training.run import evaluate_test
+from keras_equiattn.applications.training.run import load_data
+from keras_equiattn.applications.training.run import save_weights
+from keras_equiattn.applications.training.run import Summary
+from keras_equiattn.applications.training.run import validation_metrics
+
+__all__ = [
+    "Data",
+    "OptionsError",
+    "Summary",
+    "TrainOptions",
+    "build_model",
+    "check_out",
+    "claimed_out",
+    "compile_model",
+    "equivariance",
+    "evaluate_test",
+    "evaluation_steps",
+    "load_data",
+    "open_out",
+    "resolve",
+    "save_weights",
+    "validation_metrics",
+    "write_json",
+]

@@ -1,0 +1,268 @@
+"""What a run of `examples/train.py` can be asked for, and its folder."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+from typing import Literal
+
+import keras
+
+from keras_equiattn import _checks
+from keras_equiattn.applications import registry
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
+from keras_equiattn.applications.training import recipes
+from keras_equiattn.applications.training.recipe import Recipe
+
+DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+# What makes a run, beside its recipe; a resumed run has the same.
+_FIXED = ("model", "seed", "train_on_all", "dtype_policy", "weights")
+
+
+class OptionsError(ValueError):
+    """An option that cannot be, told before any data is loaded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """Trains a network; what is left out is taken from its recipe.
+
+    Args:
+        model: Name of the network.
+        out: Folder of the run.
+        dataset: Name of the dataset, or the path of an .npz file or of a
+            folder of images.
+        data_dir: Folder where the datasets lie.
+        epochs: Number of epochs.
+        batch_size: Examples per update.
+        learning_rate: Learning rate before any milestone.
+        weight_decay: Weight decay; coupled, but for AdamW.
+        milestones: Completed epochs at which the learning rate drops, to a
+            tenth unless the recipe says otherwise. In place of a plateau or
+            a cosine.
+        plateau_patience: Epochs that may pass without a better validation
+            accuracy before the learning rate drops, to half unless the recipe
+            says otherwise. In place of milestones; refused where the recipe
+            has a warm-up or a cosine.
+        padding: Zero padding for random crops, 0 for none.
+        flip: Whether images are mirrored at random.
+        resized_crop: Whether images are random crops of several sizes; of a
+            folder of images, in place of padding.
+        label_smoothing: How much of the target the other classes share.
+        validation_size: Training examples that are held out.
+        seed: Seed of the initial weights, the order of the data and dropout.
+        train_on_all: Train on the validation examples too. There are no
+            validation metrics and no best epoch then.
+        test: Evaluate on the test set at the end. Choices between settings
+            are made without.
+        evaluation_size: Validate and test on the first so many examples
+            alone, a multiple of the batch size, where all take too long.
+        log_steps: Also log the mean of every so many steps, in `steps.csv`,
+            and draw it.
+        dtype_policy: Keras' dtype policy.
+        weights: Weights to start from, as the network takes them.
+        resume: Go on with the run in `out`, or start it where there is none.
+        verbose: Keras' progress bar: 1 bar, 2 line per epoch, 0 silent.
+    """
+
+    model: str
+    out: pathlib.Path
+    dataset: str | None = None
+    data_dir: pathlib.Path | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    milestones: tuple[int, ...] | None = None
+    plateau_patience: int | None = None
+    padding: int | None = None
+    flip: bool | None = None
+    resized_crop: bool | None = None
+    label_smoothing: float | None = None
+    validation_size: int | None = None
+    seed: int = 0
+    train_on_all: bool = False
+    test: bool = True
+    evaluation_size: int | None = None
+    log_steps: int | None = None
+    dtype_policy: Literal["float32", "mixed_bfloat16", "mixed_float16"] = (
+        "float32"
+    )
+    weights: str | None = None
+    resume: bool = False
+    verbose: Literal[0, 1, 2] = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options as JSON holds them; a default `data_dir` is None."""
+        options = dataclasses.asdict(self)
+        for name, value in options.items():
+            if isinstance(value, pathlib.PurePath):
+                options[name] = os.fspath(value)
+        default = resolve_data_dir(None)
+        if resolve_data_dir(self.data_dir) == default:
+            options["data_dir"] = None
+        return options
+
+
+def resolve(options: TrainOptions) -> Recipe:
+    """Checks the options and fills them in: the protocol of this run.
+
+    Raises:
+        OptionsError: If an option cannot be; no data is loaded before.
+    """
+    given: dict[str, Any] = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(Recipe)
+        if getattr(options, field.name, None) is not None
+    }
+    try:
+        registry.check_name(options.model)
+        _checks.choice(options.dtype_policy, "dtype_policy", DTYPE_POLICIES)
+        _checks.choice(options.verbose, "verbose", (0, 1, 2))
+        if _checks.integer(options.seed, "seed", 0) >= 2**32:
+            raise ValueError(
+                f"`seed` must be less than 2**32. Received: {options.seed}"
+            )
+        recipe = recipes.get_recipe(options.model)
+        if options.dataset not in (None, recipe.dataset):
+            # The number held out of the recipe's dataset says nothing here.
+            given.setdefault("validation_size", None)
+        if options.milestones is not None:
+            given.setdefault("plateau_patience", None)
+            given.setdefault("cosine", False)
+            given.setdefault("warmup_start", 0.0)
+        elif options.plateau_patience is not None:
+            given["milestones"] = ()
+        recipe = dataclasses.replace(recipe, **given)
+        if options.log_steps is not None:
+            _checks.integer(options.log_steps, "log_steps")
+        _check_evaluation_size(options, recipe)
+        if recipe.plateau_patience is not None and options.train_on_all:
+            raise ValueError(
+                "--train-on-all leaves no validation accuracy to lower the "
+                f"learning rate by (plateau_patience={recipe.plateau_patience}"
+                "): give --milestones instead."
+            )
+        datasets.info(recipe.dataset)
+    except (datasets.DatasetNotPreparedError, ValueError) as error:
+        raise OptionsError(str(error)) from None
+    return recipe
+
+
+def _check_evaluation_size(options: TrainOptions, recipe: Recipe) -> None:
+    if options.evaluation_size is None:
+        return
+    size = _checks.integer(options.evaluation_size, "evaluation_size")
+    if size % recipe.batch_size:
+        raise ValueError(
+            "`evaluation_size` must be a multiple of the batch size, "
+            f"{recipe.batch_size}. Received: {size}"
+        )
+
+
+def evaluation_steps(
+    options: TrainOptions, recipe: Recipe, data: Any
+) -> int | None:
+    """How many batches of a split are evaluated; None for all."""
+    if options.evaluation_size is None or data is None:
+        return None
+    return min(options.evaluation_size // recipe.batch_size, len(data))
+
+
+def check_out(options: TrainOptions, recipe: Recipe) -> None:
+    """Checks that the folder of the run is free, or to be resumed.
+
+    Raises:
+        OptionsError: If the folder holds a run already, or one with other
+            options than those of the run to resume.
+    """
+    path = options.out / "options.json"
+    try:
+        if options.out.exists() and not options.out.is_dir():
+            raise OptionsError(f"{options.out} is no folder.")
+        if not path.exists():
+            return
+        text = path.read_text()
+    except OSError as error:
+        raise OptionsError(f"--out cannot be used: {error}") from None
+    if not options.resume:
+        raise OptionsError(
+            f"{options.out} holds a run already: go on with it by --resume, "
+            "or choose another --out."
+        )
+    try:
+        # A run of an earlier version had the defaults of what came later.
+        started = _recipe_defaults() | dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise OptionsError(
+            f"{path} is damaged: the run cannot be resumed. Choose another "
+            "--out, or remove the folder."
+        ) from None
+    for name, value in _identity(options, recipe).items():
+        if started.get(name) != value:
+            raise OptionsError(
+                f"The run in {options.out} was started with "
+                f"{name}={started.get(name)!r}, not with {name}={value!r}."
+            )
+
+
+@contextlib.contextmanager
+def claimed_out(options: TrainOptions) -> Iterator[None]:
+    """Makes the folder of the run and sees whether it can be written to.
+
+    What it made and is still empty goes away again if the block fails.
+
+    Raises:
+        OptionsError: If there can be no such folder, or nothing in it.
+    """
+    made: list[pathlib.Path] = []
+    try:
+        try:
+            folders = (options.out, *options.out.parents)
+            made = [folder for folder in folders if not folder.exists()]
+            options.out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=options.out):
+                pass
+        except OSError as error:
+            raise OptionsError(f"--out cannot be used: {error}") from None
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def open_out(options: TrainOptions, recipe: Recipe) -> None:
+    """Writes down in the folder of the run what it is."""
+    write_json(options.out / "options.json", _identity(options, recipe))
+
+
+def _identity(options: TrainOptions, recipe: Recipe) -> dict[str, Any]:
+    """What must be the same when a run is resumed, as JSON gives it back."""
+    own = {name: getattr(options, name) for name in _FIXED}
+    protocol = dataclasses.asdict(recipe)
+    del protocol["source"]
+    identity = {**own, **protocol, "backend": keras.backend.backend()}
+    return json.loads(json.dumps(identity))
+
+
+def _recipe_defaults() -> dict[str, Any]:
+    return {
+        field.name: field.default
+        for field in dataclasses.fields(Recipe)
+        if field.default is not dataclasses.MISSING
+    }
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file that is complete at any time."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,226 @@
+"""The steps of a training run: data, network, training set-up, evaluation."""
+
+import dataclasses
+import importlib
+import math
+import pathlib
+from typing import Any
+from typing import Literal
+from typing import TypeAlias
+
+import keras
+import numpy as np
+
+from keras_equiattn import groups
+from keras_equiattn import testing
+from keras_equiattn.applications import registry
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.data.sources.catalogue import (
+    IMAGENET_NORMALIZATION,
+)
+from keras_equiattn.applications.training import reporting
+from keras_equiattn.applications.training.options import evaluation_steps
+from keras_equiattn.applications.training.options import OptionsError
+from keras_equiattn.applications.training.options import TrainOptions
+from keras_equiattn.applications.training.recipe import make_loss
+from keras_equiattn.applications.training.recipe import make_optimizer
+from keras_equiattn.applications.training.recipe import Recipe
+
+# Metrics on a split; None for those that are not finite.
+Summary: TypeAlias = dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The splits of a run, as `fit` and `evaluate` take them."""
+
+    info: datasets.DatasetInfo
+    train: Any
+    validation: Any
+    test: Any
+    pipeline: Literal["tf.data", "PyDataset"]
+
+    def images(self, count: int) -> np.ndarray:
+        """The first images of a split that is not shuffled, if there is one."""
+        split = next(
+            data
+            for data in (self.test, self.validation, self.train)
+            if data is not None
+        )
+        if self.pipeline == "PyDataset":
+            images = split[0][0]
+        else:
+            images = next(iter(split))[0]
+        return np.asarray(images)[:count]
+
+
+def load_data(
+    options: TrainOptions, recipe: Recipe, initial_epoch: int
+) -> Data:
+    """Opens the splits: by `tf.data`, or as PyDatasets for .npz files.
+
+    Without TensorFlow the PyDatasets serve the datasets by name too.
+
+    Raises:
+        OptionsError: If the dataset is not prepared, has too few examples, or
+            needs a package that is not installed.
+    """
+    named = not recipe.dataset.endswith(".npz")
+    with_tensorflow = named and _has_tensorflow()
+    load = datasets.load if with_tensorflow else datasets.load_pydataset
+    augment = None
+    if recipe.padding or recipe.flip or recipe.resized_crop:
+        augment = datasets.Augmentation(
+            recipe.padding, recipe.flip, recipe.resized_crop
+        )
+
+    def split(name: str, **kwargs: Any) -> Any:
+        return load(
+            recipe.dataset,
+            name,
+            recipe.batch_size,
+            seed=options.seed,
+            data_dir=options.data_dir,
+            validation_size=recipe.validation_size,
+            **kwargs,
+        )
+
+    train = "train+validation" if options.train_on_all else "train"
+    try:
+        return Data(
+            datasets.info(recipe.dataset),
+            split(train, augment=augment, initial_epoch=initial_epoch),
+            None if options.train_on_all else split("validation"),
+            split("test") if options.test else None,
+            "tf.data" if with_tensorflow else "PyDataset",
+        )
+    except (FileNotFoundError, ImportError, ValueError) as error:
+        raise OptionsError(str(error)) from None
+
+
+def _has_tensorflow() -> bool:
+    try:
+        importlib.import_module("tensorflow")
+    except ImportError:
+        return False
+    return True
+
+
+def build_model(options: TrainOptions, recipe: Recipe) -> keras.Model:
+    """The network for the dataset, its seed set before.
+
+    Raises:
+        OptionsError: If the network cannot take the dataset or the weights.
+    """
+    keras.config.set_dtype_policy(options.dtype_policy)
+    keras.utils.set_random_seed(options.seed)
+    try:
+        info = datasets.info(recipe.dataset)
+        overrides: dict[str, Any] = {}
+        if recipe.normalization == "dataset":
+            overrides["normalization"] = info.normalization
+        elif recipe.normalization == "imagenet":
+            overrides["normalization"] = IMAGENET_NORMALIZATION
+        if options.weights is not None:
+            overrides["weights"] = options.weights
+        return registry.get_model(
+            options.model,
+            input_shape=tuple(info.shape),
+            classes=info.classes,
+            **overrides,
+        )
+    except ValueError as error:
+        raise OptionsError(str(error)) from None
+
+
+def compile_model(
+    model: keras.Model, recipe: Recipe, steps_per_epoch: int
+) -> None:
+    """Compiles with the recipe's optimiser and loss."""
+    model.compile(
+        optimizer=make_optimizer(recipe, steps_per_epoch),
+        loss=make_loss(recipe),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+
+
+def save_weights(model: keras.Model, path: pathlib.Path) -> None:
+    """Saves the weights alone; Keras adds those of an optimiser."""
+    bare = type(model).from_config(model.get_config())
+    bare.set_weights(model.get_weights())
+    bare.save_weights(path)
+
+
+def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
+    """How much the output depends on the pose of images of the dataset.
+
+    Of the group's elements those are tried that map the pixel grid onto
+    itself. A network without symmetry is measured under quarter turns.
+
+    Returns:
+        The group, and the largest relative error over its elements: None
+        where outputs are not finite.
+    """
+    group = groups.get(reporting.group_of(model))
+    if group.order == 1:
+        group = groups.get("p4")
+    finite = True
+
+    def outputs(images: Any) -> Any:
+        nonlocal finite
+        logits = model(images)
+        values = keras.ops.convert_to_numpy(logits)
+        finite = finite and bool(np.isfinite(values).all())
+        return logits
+
+    error = None
+    try:
+        errors = testing.equivariance_error(
+            outputs,
+            group,
+            data.images(16),
+            elements=group.grid_elements.tolist(),
+        )
+        error = _finite(errors.max())
+    except ValueError:
+        if finite:
+            raise
+    return {"group": group.name, "error": error}
+
+
+def evaluate_test(
+    model: keras.Model,
+    data: Data,
+    options: TrainOptions,
+    recipe: Recipe,
+) -> Summary | None:
+    """Metrics on the test set; None where it is left alone."""
+    if data.test is None:
+        return None
+    metrics = model.evaluate(
+        data.test,
+        verbose=options.verbose,
+        steps=evaluation_steps(options, recipe, data.test),
+        return_dict=True,
+    )
+    return _summary(metrics["loss"], metrics["accuracy"])
+
+
+def validation_metrics(row: dict[str, float]) -> Summary | None:
+    """Validation metrics of one row of the log; None where it has none."""
+    if "val_loss" not in row:
+        return None
+    return _summary(row["val_loss"], row["val_accuracy"])
+
+
+def _summary(loss: float, accuracy: float) -> Summary:
+    return {
+        "loss": _finite(loss),
+        "accuracy": _finite(accuracy),
+        "error_percent": _finite(round(100 * (1 - float(accuracy)), 4)),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """The number, or None, as JSON knows no NaN."""
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,284 @@
+"""The registered networks are those of the papers."""
+
+import re
+
+import numpy as np
+import pytest
+from layer_contract import as_array
+
+from keras_equiattn import applications
+from keras_equiattn import groups
+from keras_equiattn.applications import AllCNNC
+from keras_equiattn.applications import PCamDenseNet
+from keras_equiattn.applications import ResNet44
+from keras_equiattn.applications import RotMNISTCNN
+from keras_equiattn.applications.networks.common import convolution
+from keras_equiattn.applications.training import reporting
+
+# Of the papers' networks what the authors' code instantiates.
+PARAMETERS = {
+    "acmix_pvt_small": 24_824_755,  # our reading
+    "acmix_pvt_small_attention": 24_485_864,
+    "acmix_pvt_tiny": 13_396_128,  # our reading
+    "acmix_pvt_tiny_attention": 13_229_288,
+    "acmix_resnet26": 10_487_816,
+    "acmix_resnet26_conv": 13_696_552,
+    "acmix_resnet38": 14_410_896,
+    "acmix_resnet38_conv": 19_626_792,
+    "acmix_resnet50": 18_333_976,
+    "acmix_resnet50_conv": 25_557_032,
+    "acmix_san10": 11_994_612,  # our reading
+    "acmix_san10_attention": 11_841_124,
+    "acmix_san15": 16_414_134,  # our reading
+    "acmix_san15_attention": 16_181_310,
+    "acmix_san19": 20_829_278,  # our reading
+    "acmix_san19_attention": 20_518_470,
+    "acmix_swin_small": 50_345_080,
+    "acmix_swin_small_attention": 49_606_258,
+    "acmix_swin_tiny": 28_649_908,
+    "acmix_swin_tiny_attention": 28_288_354,
+    "acmix_swin_tiny_cifar10": 27_866_662,  # ours
+    "acmix_swin_tiny_cifar10_attention": 27_505_108,  # ours
+    "allcnnc_z2": 1_370_996,
+    "allcnnc_p4": 1_370_372,
+    "allcnnc_p4_full": 3_642_388,
+    "allcnnc_p4_channel": 3_407_972,
+    "allcnnc_p4_spatial": 1_604_788,
+    "allcnnc_p4_input": 1_400_120,
+    "allcnnc_p4m": 1_219_252,
+    "allcnnc_p4m_input": 1_249_192,
+    "gsanet_cifar10_z2": 3_001_648,
+    "gsanet_cifar10_p4": 3_002_128,
+    "gsanet_cifar10_p8": 3_002_768,
+    "gsanet_cifar10_p12": 3_003_408,
+    "gsanet_cifar10_p16": 3_004_048,
+    "gsanet_cifar10_z2m": 3_001_808,
+    "gsanet_cifar10_p4m": 3_002_768,
+    "gsanet_cifar10_p8m": 3_004_048,
+    "gsanet_pcam_z2": 206_926,
+    "gsanet_pcam_p4": 207_034,
+    "gsanet_pcam_p8": 207_178,
+    "gsanet_pcam_p12": 207_322,
+    "gsanet_pcam_p16": 207_466,
+    "gsanet_pcam_z2m": 206_962,
+    "gsanet_pcam_p4m": 207_178,
+    "gsanet_pcam_p8m": 207_466,
+    "gsanet_rotmnist_z2": 44_368,
+    "gsanet_rotmnist_p4": 44_428,
+    "gsanet_rotmnist_p8": 44_508,
+    "gsanet_rotmnist_p12": 44_588,
+    "gsanet_rotmnist_p16": 44_668,
+    "gsanet_rotmnist_z2m": 44_388,
+    "gsanet_rotmnist_p4m": 44_508,
+    "gsanet_rotmnist_p8m": 44_668,
+    "pcam_densenet_z2": 130_598,
+    "pcam_densenet_p4": 129_649,
+    "pcam_densenet_p4_input": 140_453,
+    "pcam_densenet_p4m": 124_209,
+    "pcam_densenet_p4m_input": 141_221,
+    "resnet29_z2": 313_114,
+    "resnet29_z2_se": 346_798,
+    "resnet29_z2_sasa": 235_162,
+    "resnet29_z2_simple_asc": 217_354,
+    "resnet29_z2_asc": 267_754,
+    "resnet29_z2_asc_se": 301_438,
+    "resnet29_p4": 309_138,  # printed as 310k
+    "resnet29_p4_se": 342_234,
+    "resnet29_p4_sasa": 269_274,  # not in the paper
+    "resnet29_p4_simple_asc": 217_410,  # not in the paper
+    "resnet29_p4_asc": 271_842,
+    "resnet29_p4_asc_se": 304_938,  # not in the paper
+    "resnet29_p4m": 313_280,  # not in the paper
+    "resnet29_p4m_asc": 282_146,  # not in the paper
+    "resnet29_z2_acmix": 245_812,  # ours
+    "resnet29_p4_acmix": 227_598,
+    "resnet29_p4m_acmix": 239_158,
+    "resnet44_z2": 2_636_064,
+    "resnet44_p4m": 2_621_683,
+    "resnet44_p4m_input": 2_693_911,
+    # The paper prints none for the deeper network.
+    "resnet83_z2": 869_530,
+    "resnet83_z2_se": 970_582,
+    "resnet83_z2_sasa": 635_674,
+    "resnet83_z2_simple_asc": 582_250,
+    "resnet83_z2_asc": 733_450,
+    "resnet83_z2_asc_se": 834_502,
+    "resnet83_p4": 861_522,
+    "resnet83_p4_se": 960_810,
+    "resnet83_p4_sasa": 719_322,
+    "resnet83_p4_simple_asc": 586_338,
+    "resnet83_z2_acmix": 667_624,  # ours
+    "resnet83_p4_acmix": 616_902,
+    "resnet83_p4m_acmix": 652_966,
+    "resnet83_p4_asc": 749_634,
+    "resnet83_p4_asc_se": 848_922,
+    "resnet83_p4m": 875_936,
+    "resnet83_p4m_asc": 801_410,
+    "rotmnist_z2cnn": 21_620,
+    "rotmnist_p4cnn": 24_610,
+    "rotmnist_p4cnn_full": 73_130,
+    "rotmnist_p4cnn_channel": 48_630,
+    "rotmnist_p4cnn_spatial": 49_110,
+    "rotmnist_p4cnn_input": 29_462,
+    "rotmnist_p4cnn_co": 24_851,
+    "rotmnist_p4cnn_big11": 29_051,
+    "rotmnist_p4cnn_big15": 50_415,
+    "rotmnist_p4cnn_big19": 77_539,
+    "rotmnist_p4mcnn": 26_747,  # not in the papers
+    "rotmnist_p8cnn": 26_747,  # not in the papers
+}
+# By how names begin: input shape and classes.
+INPUTS = {
+    "acmix": ((224, 224, 3), 1000),
+    "acmix_swin_tiny_cifar10": ((32, 32, 3), 10),
+    "allcnnc": ((32, 32, 3), 10),
+    "gsanet_cifar10": ((32, 32, 3), 10),
+    "gsanet_pcam": ((96, 96, 3), 2),
+    "gsanet_rotmnist": ((28, 28, 1), 10),
+    "pcam": ((96, 96, 3), 2),
+    "resnet29": ((32, 32, 3), 10),
+    "resnet44": ((32, 32, 3), 10),
+    "resnet83": ((32, 32, 3), 10),
+    "rotmnist": ((28, 28, 1), 10),
+}
+
+
+@pytest.mark.once
+def test_registry_is_complete():
+    assert applications.list_models() == sorted(PARAMETERS)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name):
+    model = applications.get_model(name)
+    assert reporting.count_parameters(model) == PARAMETERS[name]
+    assert model.name == name
+    family = max((x for x in INPUTS if f"{name}_".startswith(f"{x}_")), key=len)
+    shape, classes = INPUTS[family]
+    assert model.input_shape == (None, *shape)
+    assert model.output_shape == (None, classes)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("group", "width"),
+    [("z2", 20), ("p4", 10), ("p4m", 7), ("p8", 7), ("p16m", 4), ("p2", 14)],
+)
+def test_group_width(group, width):
+    assert convolution.group_width(20, groups.get(group)) == width
+    assert convolution.group_width(1, groups.get(group), 3) == 3
+
+
+@pytest.mark.once
+def test_layers_are_named_after_the_architecture():
+    names = [x.name for x in PCamDenseNet("z2", filters=1).layers]
+    block = ["bn", "relu", "conv", "crop", "concat"]
+    transition = ["bn", "relu", "conv", "pool"]
+    expected = ["image", "conv1", *(f"block1_{part}" for part in block)]
+    for index in range(2, 6):
+        expected += [f"transition{index - 1}_{part}" for part in transition]
+        expected += [f"block{index}_{part}" for part in block]
+    expected += ["bn_out", "relu_out", "conv_out", "global_mean", "predictions"]
+    assert sorted(names) == sorted(expected)
+
+    names = [x.name for x in ResNet44("z2", filters=1).layers]
+    convolutions = [x for x in names if re.search("conv|shortcut$", x)]
+    assert len(convolutions) == 44 + 2
+    assert {"stage3_block7_conv2", "stage2_block1_pool1"} < set(names)
+    assert ("stage1_block1_shortcut" in names) is False
+
+
+@pytest.mark.once
+def test_widths():
+    def widths(model, names):
+        return [model.get_layer(name).filters for name in names]
+
+    stages = [f"stage{stage}_block7_conv2" for stage in (1, 2, 3)]
+    for group, filters, expected in (
+        ("z2", None, [32, 64, 128]),
+        ("p4", None, [16, 32, 64]),
+        ("p4m", None, [11, 23, 45]),
+        ("p4m", 11, [11, 22, 44]),
+    ):
+        assert widths(ResNet44(group, None, filters), stages) == expected
+    names = ["conv1", "conv3", "conv4", "conv8", "conv9"]
+    assert widths(AllCNNC("p2", classes=7), names) == [68, 68, 136, 136, 7]
+    names = ["conv1", "block5_conv", "transition4_conv", "conv_out"]
+    assert widths(PCamDenseNet("p2", classes=7), names) == [18, 18, 90, 7]
+
+
+@pytest.mark.once
+def test_attention_is_that_of_the_authors():
+    def settings(model, name):
+        layer = model.get_layer(f"{name}_attention")
+        return (
+            layer.channel_kernel_1.shape[-1],
+            layer.attention_kernel_size,
+            layer.attention_dilation_rate,
+        )
+
+    densenet = applications.get_model("pcam_densenet_p4_input")
+    for name, expected in {
+        "conv1": (3, 7, 4),
+        "block1_conv": (2, 7, 4),
+        "block2_conv": (2, 7, 4),
+        "block3_conv": (2, 7, 3),
+        "block4_conv": (2, 7, 2),
+        "block5_conv": (2, 5, 1),
+        "transition1_conv": (2, 7, 4),
+        "transition2_conv": (2, 7, 4),
+        "transition3_conv": (2, 7, 3),
+        "transition4_conv": (2, 7, 1),
+        "conv_out": (2, 3, 1),
+    }.items():
+        assert settings(densenet, name) == expected
+    allcnn = applications.get_model("allcnnc_p4m_input")
+    for name, hidden in {
+        "conv1": 3,
+        "conv2": 2,
+        "conv4": 2,
+        "conv9": 4,
+    }.items():
+        assert settings(allcnn, name) == (hidden, 7, 1)
+    rotmnist = applications.get_model("rotmnist_p4cnn_input")
+    assert settings(rotmnist, "conv1") == (1, 7, 4)
+    assert settings(rotmnist, "conv7") == (5, 7, 1)
+
+
+@pytest.mark.once
+def test_kernels_start_as_those_of_the_authors():
+    """Uniform within a bound, and normal in the planar networks."""
+    allcnn = AllCNNC("p4", "input")
+    densenet = PCamDenseNet("p4m", "input")
+    resnet = ResNet44("p4m")
+    for model, name, bound in (
+        (allcnn, "conv1", 0.035 / np.sqrt(3 * 9)),
+        (allcnn, "conv5", 0.035 / np.sqrt(96 * 9)),
+        (densenet, "block2_conv", np.sqrt(2 / (18 * 9))),
+        (densenet, "conv_out", np.pi * np.sqrt(2 / 54)),
+        (resnet, "conv1", np.sqrt(2 / 27)),
+        (resnet, "stage1_block1_conv1", np.sqrt(2 / 99)),
+        (resnet, "stage1_block1_conv2", np.pi * np.sqrt(2 / 99)),
+        (resnet, "stage2_block1_shortcut", np.pi * np.sqrt(2 / 11)),
+        (RotMNISTCNN("p4"), "conv2", 1 / np.sqrt(90)),
+    ):
+        kernel = as_array(model.get_layer(name).kernel)
+        assert 0.95 * bound < np.abs(kernel).max() < 1.001 * bound
+    for model, bound in (
+        (allcnn, np.pi / 2 * 0.035 / np.sqrt(98)),
+        (densenet, np.pi * np.sqrt(2 / 98)),
+    ):
+        attention = model.get_layer(
+            "conv2_attention" if model is allcnn else "block1_conv_attention"
+        )
+        kernel = as_array(attention.spatial_kernel)
+        assert 0.95 * bound < np.abs(kernel).max() < 1.001 * bound
+    for model, name, deviation in (
+        (AllCNNC("z2"), "conv5", 0.05),
+        (PCamDenseNet("z2"), "block5_conv", np.sqrt(2 / (130 * 9))),
+        (ResNet44("z2"), "stage2_block2_conv2", np.sqrt(2 / (64 * 9))),
+    ):
+        kernel = as_array(model.get_layer(name).kernel)
+        np.testing.assert_allclose(kernel.std(), deviation, rtol=0.05)
+        assert np.abs(kernel).max() > 2.5 * deviation  # not truncated

@@ -1,0 +1,299 @@
+"""Every registered network: symmetry, training, files, errors."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+from network_helpers import assert_images_matter
+from network_helpers import images
+from network_helpers import invariance_error
+from network_helpers import randomize
+
+from keras_equiattn import applications
+from keras_equiattn import groups
+from keras_equiattn.applications import ACmixPVTTiny
+from keras_equiattn.applications import ACmixResNet26
+from keras_equiattn.applications import ACmixSAN10
+from keras_equiattn.applications import ACmixSwinTiny
+from keras_equiattn.applications import AllCNNC
+from keras_equiattn.applications import PCamDenseNet
+from keras_equiattn.applications import ResNet44
+from keras_equiattn.applications import RotMNISTCNN
+from keras_equiattn.applications.networks.common import convolution
+from keras_equiattn.applications.training import reporting
+from keras_equiattn.layers import InputAttention
+from keras_equiattn.layers import SpatialPooling2D
+from keras_equiattn.testing import equivariance_error
+from keras_equiattn.testing import relative_difference
+
+# Each network, and images that it takes when it is `short`.
+SMALL = {
+    AllCNNC: (4, 4, 3),
+    PCamDenseNet: (10, 10, 3),
+    ResNet44: (4, 4, 3),
+    RotMNISTCNN: (28, 28, 1),
+}
+SLOW = pytest.mark.slow
+NETWORKS = pytest.mark.parametrize(
+    "network", SMALL, ids=lambda network: network.__name__
+)
+
+
+@pytest.mark.parametrize("name", ["rotmnist_p4cnn", "rotmnist_p4mcnn"])
+def test_invariance_at_full_size(name):
+    model = applications.get_model(name, normalization=(0.13, 0.29))
+    randomize(model)
+    assert invariance_error(model) < 1e-4
+    # With batch statistics too; dropout would tell the turns apart.
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    errors = equivariance_error(
+        lambda x: model(x, training=True),
+        reporting.group_of(model),
+        images((2, 28, 28, 1)),
+        elements=[1],
+    )
+    assert errors.max() < 1e-4
+    assert_images_matter(model)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    "name",
+    [
+        "allcnnc_p4_input",
+        "pcam_densenet_p4m_input",
+        "resnet44_p4m_input",
+        "rotmnist_p4cnn_full",
+    ],
+)
+def test_invariance_with_attention(name, short_resnet):
+    """At the real input size; narrow, and the residual network short."""
+    model = applications.get_model(name, filters=2)
+    randomize(model)
+    order = groups.get(reporting.group_of(model)).order
+    # One turn, and one turn after a mirror.
+    assert invariance_error(model, elements=[1, 5][: order // 4]) < 1e-4
+    assert_images_matter(model)
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize(
+    ("name", "size", "exact"),
+    [
+        ("allcnnc_p4", 32, False),
+        ("allcnnc_p4", 33, True),  # where windows with strides of 2 fit
+        ("pcam_densenet_p4", 96, False),
+        ("resnet44_p4m_input", 32, False),
+        ("rotmnist_p4cnn", 28, False),
+    ],
+)
+def test_strided_downsampling(name, size, exact, short_resnet):
+    model = applications.get_model(
+        name,
+        filters=2,
+        input_shape=(size, size, 1),
+        downsampling="strided",
+    )
+    pools = [x for x in model.layers if isinstance(x, SpatialPooling2D)]
+    assert {x.name for x in pools} <= {"pool_out"}
+    randomize(model)
+    error = invariance_error(model, elements=[1])
+    assert error < 1e-4 if exact else error > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    # Those of self-attention take long: test_gsanet.py has some of them.
+    # Those for ImageNet are large, and have no symmetry.
+    [
+        x
+        for x in applications.list_models()
+        if not x.startswith(("acmix", "gsanet"))
+    ],
+)
+def test_invariance_of_all(name):
+    model = applications.get_model(name)
+    randomize(model)
+    group = groups.get(reporting.group_of(model))
+    assert invariance_error(model, elements=group.grid_elements) < 1e-4
+    other = invariance_error(model, "p4m", [1, 4])
+    assert (other > 1e-3) == (group.name != "p4m")
+
+
+@pytest.mark.parametrize(
+    ("attention", "policy"),
+    [
+        # Takes long to compile; the layers are tested on every backend.
+        pytest.param("full", "float32", marks=pytest.mark.torch_first),
+        ("input", "mixed_bfloat16"),
+    ],
+)
+@NETWORKS
+def test_one_step_of_fit_with_attention(network, attention, policy, short):
+    keras.config.set_dtype_policy(policy)
+    shape = SMALL[network]
+    model = network("p4", attention, filters=2, input_shape=shape, classes=3)
+    model.compile(
+        "sgd",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        run_eagerly=attention == "full",
+    )
+    before = [as_array(v).copy() for v in model.trainable_variables]
+    loss = model.train_on_batch(images((2, *shape)), np.array([0, 2]))
+    assert np.isfinite(loss)
+    changed = {
+        variable.path: not np.array_equal(as_array(variable), start)
+        for variable, start in zip(
+            model.trainable_variables, before, strict=True
+        )
+    }
+    assert all(np.isfinite(value).all() for value in model.get_weights())
+    assert changed["conv1/kernel"]
+    assert any(changed[path] for path in changed if "spatial_kernel" in path)
+    assert any(changed[path] for path in changed if "channel_kernel" in path)
+
+
+@pytest.mark.slow
+@NETWORKS
+def test_files(network, short, tmp_path):
+    shape = SMALL[network]
+    model = network("p4", "input", filters=2, input_shape=shape, classes=3)
+    randomize(model)
+    x = images((2, *shape))
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "m.keras")
+    revived = keras.saving.load_model(tmp_path / "m.keras", safe_mode=True)
+    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+    model.save_weights(tmp_path / "m.weights.h5")
+    again = network(
+        "p4",
+        "input",
+        filters=2,
+        input_shape=shape,
+        classes=3,
+        weights=tmp_path / "m.weights.h5",
+    )
+    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+
+
+def test_mixed_precision_returns_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = RotMNISTCNN(filters=2, classifier_activation="softmax")
+    y = model(np.zeros((1, 28, 28, 1), "float32"))
+    assert keras.backend.standardize_dtype(y.dtype) == "float32"
+    assert model.get_layer("conv1").compute_dtype == "bfloat16"
+    np.testing.assert_allclose(as_array(y).sum(), 1, rtol=1e-5)
+
+
+def test_float64_is_kept():
+    keras.config.set_dtype_policy("float64")
+    assert RotMNISTCNN(filters=2).output.dtype == "float64"
+
+
+def test_normalization_is_the_first_layer():
+    x = np.random.default_rng(0).uniform(size=(2, 28, 28, 3))
+    x = x.astype("float32")
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    shape = (28, 28, 3)
+    model = RotMNISTCNN("p4", None, 2, shape, normalization=(mean, std))
+    plain = RotMNISTCNN("p4", None, 2, shape)
+    plain.set_weights(model.get_weights())
+    expected = as_array(plain((x - np.array(mean)) / np.array(std)))
+    assert relative_difference(as_array(model(x)), expected) < 1e-5
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("attention", convolution.ATTENTION)
+@pytest.mark.parametrize("group", ["z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"])
+@NETWORKS
+def test_every_group_and_attention(network, group, attention, short):
+    model = network(group, attention, 2, SMALL[network])
+    convolutions = [x for x in model.layers if hasattr(x, "kernel_size")]
+    assert {x.group.name for x in convolutions} == {group}
+    if attention == "input":
+        attended = [x for x in model.layers if isinstance(x, InputAttention)]
+        names = {f"{x.name}_attention" for x in convolutions}
+        assert {x.name for x in attended} == names
+    elif attention is not None:
+        # The weights of the attention beside the kernel.
+        assert {len(x.weights) > 1 for x in convolutions} == {True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"group": "p3"}, "Unknown group 'p3'"),
+        ({"attention": "ful"}, r"`attention` must be None or 'full'.*'ful'"),
+        ({"filters": 0}, "`filters` must be a positive integer.*0"),
+        ({"classes": 1.5}, "`classes` must be a positive integer.*1.5"),
+        ({"downsampling": "pool"}, "must be 'exact' or 'strided'.*'pool'"),
+        ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
+        ({"normalization": (0.1, 0.0)}, "`normalization` must be"),
+        ({"normalization": 3}, "`normalization` must be"),
+        ({"input_shape": 28}, r"must be \(height, width, channels\).*28"),
+        ({"input_shape": (28, 28, True)}, "positive integers.*True"),
+        ({"weights": __file__}, r"a .weights.h5 or .keras file"),
+        (
+            {"classifier_activation": "no"},
+            "`classifier_activation` must be .* Received: 'no'",
+        ),
+    ],
+)
+@NETWORKS
+def test_bad_arguments(network, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        network(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_shape": (32, 32, 1)}, r"must be \(28, 28, channels\).*32"),
+        ({"normalization": ((0, 0), (1, 1))}, r"channel \(1\)"),
+        ({"normalization": ((0,), (1, 2))}, "`normalization` must be"),
+        ({"weights": "imagenet"}, r"name of shipped weights \('rot_mnist'\)"),
+        ({"weights": 3}, "`weights` of RotMNISTCNN must be.*3"),
+    ],
+)
+def test_bad_arguments_of_rotmnist(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RotMNISTCNN(**arguments)
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match="Did you mean 'rotmnist_p4cnn'"):
+        applications.get_model("rotmnist_p4_cnn")
+    with pytest.raises(ValueError, match="'acmix_resnet50' or 'resnet"):
+        applications.get_model("resnet50")
+    with pytest.raises(ValueError, match=r"'unheard of'\. The \d+ names"):
+        applications.get_model("unheard of")
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (functools.partial(RotMNISTCNN, filters=2), (28, 28, 1)),
+        (functools.partial(ACmixResNet26, mixer="conv"), (32, 48, 3)),
+        pytest.param(ACmixResNet26, (32, 48, 3), marks=SLOW),
+        pytest.param(ACmixSAN10, (32, 48, 3), marks=SLOW),
+        pytest.param(
+            functools.partial(ACmixSwinTiny, patch_size=2, window_size=4),
+            (32, 64, 3),
+            marks=SLOW,
+        ),
+        pytest.param(ACmixPVTTiny, (32, 64, 3), marks=SLOW),
+    ],
+)
+def test_does_not_depend_on_the_configured_data_format(network, shape):
+    x = np.random.default_rng(0).uniform(size=(2, *shape))
+    model = network(input_shape=shape)
+    expected = as_array(model(x))
+    keras.config.set_image_data_format("channels_first")
+    other = network(input_shape=shape)
+    other.set_weights(model.get_weights())
+    assert relative_difference(as_array(other(x)), expected) < 1e-5

@@ -1,0 +1,670 @@
+"""Recipes, coupled weight decay and the step schedule."""
+
+import dataclasses
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_equiattn import applications
+from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import losses
+from keras_equiattn.applications.training import optimizers
+from keras_equiattn.applications.training import recipes
+
+DECAY = 0.1
+RATE = 0.05
+STEPS = 5
+
+
+def small_model() -> keras.Model:
+    """Dense and batch normalisation, gains and offsets away from 1 and 0."""
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3),
+            keras.layers.BatchNormalization(),
+        ]
+    )
+    rng = np.random.default_rng(0)
+    model.set_weights(
+        [rng.uniform(0.5, 1.5, value.shape) for value in model.get_weights()]
+    )
+    return model
+
+
+def values(variables) -> list[np.ndarray]:
+    return [ops.convert_to_numpy(v).astype("float64") for v in variables]
+
+
+def adam_step(value, gradient, state, step):
+    """PyTorch's Adam: the decay is added to the gradient first."""
+    gradient = gradient + DECAY * value
+    first, second = state or (0.0, 0.0)
+    first = 0.9 * first + 0.1 * gradient
+    second = 0.999 * second + 0.001 * gradient**2
+    mean, variance = first / (1 - 0.9**step), second / (1 - 0.999**step)
+    return value - RATE * mean / (np.sqrt(variance) + 1e-8), (first, second)
+
+
+def sgd_step(value, gradient, state, step):
+    """PyTorch's SGD with momentum."""
+    gradient = gradient + DECAY * value
+    buffer = gradient if state is None else 0.9 * state + gradient
+    return value - RATE * buffer, buffer
+
+
+def nesterov_step(value, gradient, state, step):
+    """PyTorch's SGD with Nesterov's momentum."""
+    gradient = gradient + DECAY * value
+    buffer = gradient if state is None else 0.9 * state + gradient
+    return value - RATE * (gradient + 0.9 * buffer), buffer
+
+
+def adam(**kwargs):
+    return optimizers.CoupledAdam(RATE, epsilon=1e-8, decay=DECAY, **kwargs)
+
+
+def sgd(**kwargs):
+    return optimizers.CoupledSGD(RATE, momentum=0.9, decay=DECAY, **kwargs)
+
+
+CASES = pytest.mark.parametrize(
+    ("make", "step_of"),
+    [
+        (adam, adam_step),
+        (sgd, sgd_step),
+        (lambda **kwargs: sgd(nesterov=True, **kwargs), nesterov_step),
+    ],
+    ids=["adam", "sgd", "nesterov"],
+)
+
+
+def gradients_of(model) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [
+        [rng.standard_normal(v.shape) for v in model.trainable_variables]
+        for _ in range(STEPS)
+    ]
+
+
+def by_hand(start, gradients, step_of):
+    """Where the variables end after steps of the hand-written optimiser."""
+    found = list(start)
+    states = [None] * len(found)
+    for step, gradient in enumerate(gradients, 1):
+        for index in range(len(found)):
+            found[index], states[index] = step_of(
+                found[index], gradient[index], states[index], step
+            )
+    return found
+
+
+def assert_close(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6)
+
+
+def tensors(gradient):
+    return [ops.convert_to_tensor(g, "float32") for g in gradient]
+
+
+@CASES
+def test_steps_match_hand_written(make, step_of):
+    model = small_model()
+    gradients = gradients_of(model)
+    expected = by_hand(values(model.trainable_variables), gradients, step_of)
+    optimizer = make()
+    for gradient in gradients:
+        optimizer.apply(tensors(gradient), model.trainable_variables)
+    assert_close(values(model.trainable_variables), expected)
+
+
+@CASES
+@pytest.mark.skipif(
+    keras.backend.backend() == "tensorflow",
+    reason="Keras has no stateless_apply on TensorFlow",
+)
+def test_stateless_steps_match_hand_written(make, step_of):
+    model = small_model()
+    gradients = gradients_of(model)
+    expected = by_hand(values(model.trainable_variables), gradients, step_of)
+    optimizer = make()
+    optimizer.build(model.trainable_variables)
+    found = [v.value for v in model.trainable_variables]
+    state = [v.value for v in optimizer.variables]
+    for gradient in gradients:
+        found, state = optimizer.stateless_apply(
+            state, tensors(gradient), found
+        )
+    assert_close(values(found), expected)
+
+
+@CASES
+def test_matches_torch(make, step_of):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    start = rng.standard_normal((3, 2)).astype("float32")
+    gradients = [rng.standard_normal((3, 2)) for _ in range(STEPS)]
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    if make is adam:
+        theirs = torch.optim.Adam([parameter], lr=RATE, weight_decay=DECAY)
+    else:
+        theirs = torch.optim.SGD(
+            [parameter],
+            lr=RATE,
+            momentum=0.9,
+            nesterov=step_of is nesterov_step,
+            weight_decay=DECAY,
+        )
+    variable, ours = keras.Variable(start), make()
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+        theirs.step()
+        ours.apply(tensors([gradient]), [variable])
+    expected = parameter.detach().numpy()
+    assert_close(values([variable]), [expected])
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss_scale"])
+def test_fit_decays_every_trainable_variable(scaled):
+    """A loss without gradient leaves the decay alone, n times over."""
+    model = small_model()
+    start = values(model.trainable_variables)
+    assert len(start) == 4  # kernel, bias, gain, offset
+    optimizer = optimizers.CoupledSGD(RATE, decay=DECAY)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, loss=lambda y, x: 0.0 * ops.mean(x, axis=-1))
+    x = np.ones((6, 4), "float32")
+    model.fit(x, x[:, :3], batch_size=2, epochs=2, verbose=0)
+    shrunk = (1 - RATE * DECAY) ** 6
+    assert_close(values(model.trainable_variables), [shrunk * v for v in start])
+
+
+def test_fit_matches_hand_written():
+    """Gradients of a linear loss are known: decay and momentum in `fit`."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    x = np.array([[1.0, -2.0, 0.5], [3.0, 0.0, -0.5]], "float32")
+    model.compile(sgd(), loss=lambda y, prediction: prediction)
+    model.fit(x, np.zeros(2), batch_size=2, epochs=STEPS, verbose=0)
+    gradient = x.mean(axis=0, dtype="float64")[:, None]
+    expected = by_hand([np.ones((3, 1))], [[gradient]] * STEPS, sgd_step)
+    assert_close(values(layer.trainable_variables), expected)
+
+
+def test_clipping_and_scaling_leave_the_decay_alone():
+    variable = keras.Variable(np.array([2.0, -4.0], "float32"))
+    optimizer = optimizers.CoupledSGD(
+        1.0, decay=DECAY, clipnorm=1.0, loss_scale_factor=8.0
+    )
+    # Unscaled (30, 40), clipped (0.6, 0.8).
+    optimizer.apply(tensors([np.array([240.0, 320.0])]), [variable])
+    assert_close(values([variable]), [[2 - 0.6 - 0.2, -4 - 0.8 + 0.4]])
+
+
+def test_accumulated_gradients_decay_once():
+    variable = keras.Variable(np.array([2.0], "float32"))
+    optimizer = optimizers.CoupledSGD(
+        1.0, decay=DECAY, gradient_accumulation_steps=2
+    )
+    for gradient in (1.0, 3.0):
+        optimizer.apply(tensors([np.array([gradient])]), [variable])
+    assert_close(values([variable]), [[2 - 2 - 0.2]])
+
+
+WEIGHTS = {  # as networks have them, and whether they are decayed
+    "kernel": ((2, 3), True),
+    "shift_kernel": ((3, 3, 1, 2), True),
+    "position_kernel": ((2, 2), True),
+    "bias": ((3,), False),
+    "gamma": ((3,), False),
+    "attention_rate": ((), False),
+    "position_bias": ((9, 2), False),
+    "position_embedding": ((1, 4, 2), False),
+    "norm_gamma": ((9, 4), False),
+    "token": ((1, 1, 4), False),
+}
+
+
+class Weights(keras.layers.Layer):
+    """Has them all, and uses none."""
+
+    def build(self, input_shape):
+        for name, (shape, _) in WEIGHTS.items():
+            self.add_weight(name=name, shape=shape, initializer="ones")
+
+    def call(self, x):
+        return x + sum(0.0 * ops.sum(weight) for weight in self.weights)
+
+
+def test_decoupled_adam_decays_what_swin_decays(tmp_path):
+    recipe = dataclasses.replace(
+        recipes.get_recipe("rotmnist_p4cnn"),
+        optimizer="adamw",
+        learning_rate=RATE,
+        weight_decay=DECAY,
+    )
+    optimizer = recipes.make_optimizer(recipe, steps_per_epoch=2)
+    # What was saved is another object, which knows it too.
+    config = keras.optimizers.serialize(optimizer)
+    optimizer = keras.optimizers.deserialize(config)
+    assert isinstance(optimizer, optimizers.DecoupledAdam)
+    assert optimizer.epsilon == recipe.epsilon
+    model = keras.Sequential([keras.Input((1,)), Weights()])
+    model.compile(optimizer, loss=lambda y, x: 0.0 * ops.mean(x, axis=-1))
+    x = np.ones((6, 1), "float32")
+    model.fit(x, x, batch_size=2, epochs=2, verbose=0)
+    for variable, (_, decays) in zip(
+        model.trainable_variables, WEIGHTS.values(), strict=True
+    ):
+        expected = (1 - RATE * DECAY) ** 6 if decays else 1.0
+        found = ops.convert_to_numpy(variable)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_decoupled_adam_matches_torch():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    start = rng.standard_normal((3, 2)).astype("float32")
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    theirs = torch.optim.AdamW([parameter], lr=RATE, weight_decay=DECAY)
+    variable = keras.Variable(start)
+    ours = optimizers.DecoupledAdam(RATE, epsilon=1e-8, weight_decay=DECAY)
+    for _ in range(STEPS):
+        gradient = rng.standard_normal((3, 2))
+        parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+        theirs.step()
+        ours.apply(tensors([gradient]), [variable])
+    assert_close(values([variable]), [parameter.detach().numpy()])
+
+
+def test_smoothed_crossentropy(tmp_path):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((4, 5)).astype("float32")
+    labels = np.array([0, 3, 4, 3])
+    target = np.full((4, 5), 0.2 / 4)
+    target[np.arange(4), labels] = 0.8
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = -(target * log_p).sum(axis=1).mean()
+    recipe = dataclasses.replace(
+        recipes.get_recipe("rotmnist_p4cnn"), label_smoothing=0.2
+    )
+    loss = recipes.make_loss(recipe)
+    for y in (labels, labels[:, None]):
+        found = ops.convert_to_numpy(loss(y, logits))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # Without smoothing it is Keras' cross-entropy.
+    plain = recipes.make_loss(dataclasses.replace(recipe, label_smoothing=0.0))
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(losses.SmoothedCrossentropy(0.0)(labels, logits)),
+        ops.convert_to_numpy(plain(labels, logits)),
+        rtol=1e-6,
+    )
+    model = small_model()
+    model.compile("sgd", loss)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.loss, losses.SmoothedCrossentropy)
+    assert loaded.loss.smoothing == 0.2
+    with pytest.raises(
+        ValueError, match=r"`smoothing` must be a number in .*1"
+    ):
+        losses.SmoothedCrossentropy(1)
+
+
+@CASES
+def test_optimizers_survive_serialisation(make, step_of, tmp_path):
+    original = make()
+    config = keras.optimizers.serialize(original)
+    copy = keras.optimizers.deserialize(config)
+    assert type(copy) is type(original)
+    assert copy.get_config() == original.get_config()
+    assert copy.decay == DECAY
+    model = small_model()
+    model.compile(original, loss="mse")
+    original.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.decay == DECAY
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"weight_decay": 0.1}, "takes `decay`, which is coupled"),
+        ({"decay": -0.1}, "`decay` must be a finite number .* -0.1"),
+        ({"decay": None}, "`decay` must be a finite number .* None"),
+        ({"decay": float("nan")}, "`decay` must be a finite number .* nan"),
+        ({"decay": float("inf")}, "`decay` must be a finite number .* inf"),
+    ],
+)
+def test_optimizers_refuse(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        optimizers.CoupledAdam(**kwargs)
+
+
+def test_step_schedule():
+    schedule = optimizers.StepSchedule(1.0, [6, 8], 0.1, warmup_steps=4)
+    rates = [float(ops.convert_to_numpy(schedule(s))) for s in range(10)]
+    expected = [0.25, 0.5, 0.75, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    copy = optimizers.StepSchedule.from_config(schedule.get_config())
+    assert copy.get_config() == schedule.get_config()
+    with pytest.raises(ValueError, match="`milestones` must increase"):
+        optimizers.StepSchedule(1.0, [8, 6])
+
+
+def test_recipe_makes_its_optimizer():
+    recipe = dataclasses.replace(
+        recipes.get_recipe("rotmnist_p4cnn"),
+        optimizer="sgd",
+        momentum=0.9,
+        nesterov=True,
+        milestones=(2, 3),
+        warmup_epochs=1,
+    )
+    optimizer = recipes.make_optimizer(recipe, steps_per_epoch=2)
+    assert isinstance(optimizer, optimizers.CoupledSGD)
+    assert (optimizer.momentum, optimizer.nesterov) == (0.9, True)
+    variable = keras.Variable(np.zeros(1, "float32"))
+    rates = []
+    for _ in range(8):
+        rate = ops.convert_to_numpy(optimizer.learning_rate)
+        rates.append(float(rate) / recipe.learning_rate)
+        optimizer.apply(tensors([np.zeros(1)]), [variable])
+    expected = [0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def test_rotmnist_recipe_is_the_authors():
+    recipe = recipes.get_recipe("rotmnist_p4cnn")
+    optimizer = recipes.make_optimizer(recipe, steps_per_epoch=94)
+    assert isinstance(optimizer, optimizers.CoupledAdam)
+    config = optimizer.get_config()
+    assert config["learning_rate"] == pytest.approx(1e-3)
+    assert (config["beta_1"], config["beta_2"]) == (0.9, 0.999)
+    assert (config["epsilon"], config["decay"]) == (1e-8, 1e-4)
+    assert config["weight_decay"] is None
+    assert (recipe.dataset, recipe.batch_size) == ("rot_mnist", 128)
+    assert (recipe.epochs, recipe.validation_size) == (100, 2000)
+    assert not recipe.milestones
+    assert (recipe.padding, recipe.flip) == (0, False)
+    assert recipes.get_recipe("rotmnist_z2cnn").epochs == 300
+
+
+@pytest.mark.once
+def test_cifar_recipes_are_the_authors():
+    recipe = recipes.get_recipe("allcnnc_p4_input")
+    assert (recipe.dataset, recipe.batch_size) == ("cifar10", 128)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.05, 1e-3)
+    assert (recipe.epochs, recipe.factor) == (350, 0.1)
+    assert recipe.milestones == (200, 250, 300)
+    assert recipe.normalization == "imagenet"
+    assert (recipe.padding, recipe.flip) == (0, False)
+    assert "0.01, 0.05, 0.1, 0.25" in recipe.source
+    recipe = recipes.get_recipe("resnet44_p4m")
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.05, 0)
+    assert (recipe.epochs, recipe.milestones) == (300, (50, 100, 150))
+
+
+@pytest.mark.once
+def test_pcam_recipe_is_the_authors():
+    recipe = recipes.get_recipe("pcam_densenet_p4m_input")
+    assert (recipe.dataset, recipe.batch_size) == ("pcam", 64)
+    assert (recipe.optimizer, recipe.learning_rate) == ("adam", 1e-3)
+    assert (recipe.weight_decay, recipe.epochs) == (1e-4, 100)
+    assert (recipe.plateau_patience, recipe.plateau_factor) == (20, 0.5)
+    assert recipe.normalization == "dataset"
+    assert not recipe.milestones
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+@pytest.mark.parametrize(
+    ("model", "epochs", "milestones"),
+    [
+        ("resnet29_z2", 100, (50, 75)),
+        ("resnet29_p4_asc", 100, (50, 75)),
+        ("resnet83_p4_asc_se", 200, (100, 150)),
+    ],
+)
+def test_recipe_of_affine_self_convolution(model, epochs, milestones, dataset):
+    """Of the training script, for both datasets."""
+    options = training.TrainOptions(model, pathlib.Path("run"))
+    if dataset != "cifar10":
+        options = dataclasses.replace(options, dataset=dataset)
+    recipe = training.resolve(options)
+    info = datasets.info(recipe.dataset)
+    held_out = recipe.validation_size or info.validation_size
+    assert (recipe.dataset, held_out) == (dataset, 5000)
+    assert (recipe.batch_size, recipe.epochs) == (128, epochs)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert recipe.nesterov
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+    assert (recipe.milestones, recipe.factor) == (milestones, 0.1)
+    assert recipe.warmup_epochs == 10
+    # Crops from 36 x 36 pixels.
+    assert (info.shape[0] + 2 * recipe.padding, recipe.flip) == (36, True)
+    assert recipe.normalization == "dataset"
+    schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
+    rates = [
+        float(ops.convert_to_numpy(schedule(2 * epoch - 1)))
+        for epoch in (5, 10, milestones[0], milestones[0] + 1, epochs)
+    ]
+    np.testing.assert_allclose(rates, [0.05, 0.1, 0.1, 0.01, 0.001], rtol=1e-5)
+
+
+@pytest.mark.once
+def test_recipes_of_group_self_attention():
+    """Recalled, and they say so."""
+    for name, epochs, batch_size in (
+        ("gsanet_rotmnist_p4", 300, 8),
+        ("gsanet_cifar10_z2m", 350, 24),
+        ("gsanet_pcam_p4m", 100, 8),
+    ):
+        recipe = training.resolve(
+            training.TrainOptions(name, pathlib.Path("run"))
+        )
+        assert "recalled" in recipe.source
+        assert "not verified" in recipe.source
+        assert (recipe.epochs, recipe.batch_size) == (epochs, batch_size)
+        assert recipe.weight_decay == 1e-4
+        assert recipe.cosine == (name == "gsanet_cifar10_z2m")
+        rate = 0.01 if recipe.cosine else 1e-3
+        assert recipe.learning_rate == rate
+
+
+def test_cosine_after_warmup():
+    recipe = dataclasses.replace(
+        recipes.get_recipe("gsanet_cifar10_p4"), epochs=8, warmup_epochs=2
+    )
+    schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
+    rates = [float(ops.convert_to_numpy(schedule(step))) for step in range(17)]
+    falling = 0.5 * (1 + np.cos(np.pi * np.arange(13) / 12))
+    expected = 0.01 * np.concatenate([[0, 0.25, 0.5, 0.75], falling])
+    np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
+    # From a fraction of the rate, as the authors of ACmix begin.
+    start = dataclasses.replace(recipe, warmup_start=0.25)
+    schedule = recipes.learning_rate(start, steps_per_epoch=2)
+    rates = [float(ops.convert_to_numpy(schedule(step))) for step in range(6)]
+    expected = 0.01 * np.array([0.25, 0.4375, 0.625, 0.8125, *falling[:2]])
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+    # Without warm-up it falls from the start, and a short run only rises.
+    recipe = dataclasses.replace(recipe, warmup_epochs=0)
+    schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
+    first, half = (float(ops.convert_to_numpy(schedule(s))) for s in (0, 8))
+    np.testing.assert_allclose([first, half], [0.01, 0.005], rtol=1e-5)
+    recipe = dataclasses.replace(recipe, warmup_epochs=10)
+    optimizer = recipes.make_optimizer(recipe, steps_per_epoch=2)
+    variable = keras.Variable(np.zeros(1, "float32"))
+    for _ in range(2):
+        optimizer.apply(tensors([np.ones(1)]), [variable])
+    rate = float(ops.convert_to_numpy(optimizer.learning_rate))
+    assert rate == pytest.approx(0.001)
+
+
+def assert_as_for_imagenet(recipe):
+    assert (recipe.dataset, recipe.normalization) == (
+        "imagenet_folder",
+        "imagenet",
+    )
+    assert (recipe.cosine, recipe.label_smoothing) == (True, 0.1)
+    assert (recipe.resized_crop, recipe.flip, recipe.padding) == (True, True, 0)
+
+
+def assert_as_for_residual_networks(recipe):
+    assert_as_for_imagenet(recipe)
+    assert (recipe.epochs, recipe.batch_size) == (100, 256)
+    assert (recipe.optimizer, recipe.momentum) == ("sgd", 0.9)
+    assert not recipe.nesterov
+    assert (recipe.learning_rate, recipe.weight_decay) == (0.1, 1e-4)
+
+
+@pytest.mark.once
+def test_recipes_of_acmix():
+    recipe = recipes.get_recipe("acmix_resnet50")
+    assert recipe == recipes.get_recipe("acmix_resnet26_conv")
+    assert_as_for_residual_networks(recipe)
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 0.25)
+    recipe = recipes.get_recipe("acmix_swin_small_attention")
+    assert recipe == recipes.get_recipe("acmix_swin_tiny")
+    assert (recipe.dataset, recipe.epochs) == ("imagenet_folder", 300)
+    assert (recipe.optimizer, recipe.weight_decay) == ("adamw", 0.05)
+    assert recipe.learning_rate == 5e-4 * recipe.batch_size / 512
+    assert (recipe.warmup_epochs, recipe.cosine) == (20, True)
+    assert recipe.warmup_start == 5e-7 / 5e-4
+    assert (recipe.label_smoothing, recipe.resized_crop) == (0.1, True)
+    for word in ("mixup", "CutMix", "RandAugment", "erasing", "Recalled"):
+        assert word in recipe.source
+    recipe = recipes.get_recipe("acmix_san19_attention")
+    assert recipe == recipes.get_recipe("acmix_san10")
+    for word in ("recalled", "not verified"):
+        assert word in recipe.source
+    assert_as_for_residual_networks(recipe)
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (0, 0)
+    recipe = recipes.get_recipe("acmix_pvt_small_attention")
+    assert recipe == recipes.get_recipe("acmix_pvt_tiny")
+    for word in (
+        *("recalled", "not verified"),
+        *("mixup", "CutMix", "RandAugment", "erasing"),
+    ):
+        assert word in recipe.source
+    assert_as_for_imagenet(recipe)
+    assert (recipe.epochs, recipe.batch_size) == (300, 1024)
+    assert (recipe.optimizer, recipe.weight_decay) == ("adamw", 0.05)
+    assert recipe.learning_rate == 1e-3
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 1e-3)
+    recipe = recipes.get_recipe("acmix_swin_tiny_cifar10_attention")
+    assert recipe.source.startswith("ours")
+    assert (recipe.dataset, recipe.optimizer) == ("cifar10", "adamw")
+    assert (recipe.padding, recipe.resized_crop) == (4, False)
+
+
+@pytest.mark.once
+def test_crops_need_no_padding():
+    recipe = recipes.get_recipe("acmix_resnet26")
+    with pytest.raises(ValueError, match="`padding` must be 0 where `resized"):
+        dataclasses.replace(recipe, padding=4)
+
+
+@pytest.mark.once
+def test_milestones_take_the_place_of_a_warmup_from_above_zero():
+    options = training.TrainOptions(
+        "acmix_resnet26", pathlib.Path("run"), milestones=(80,)
+    )
+    recipe = training.resolve(options)
+    assert (recipe.milestones, recipe.cosine) == ((80,), False)
+    assert (recipe.warmup_epochs, recipe.warmup_start) == (5, 0.0)
+
+
+@pytest.mark.once
+def test_milestones_take_the_place_of_a_cosine():
+    options = training.TrainOptions(
+        "gsanet_cifar10_p4", pathlib.Path("run"), milestones=(80,)
+    )
+    recipe = training.resolve(options)
+    assert (recipe.milestones, recipe.cosine) == ((80,), False)
+    with pytest.raises(ValueError, match=r"must be \(\) where `cosine`"):
+        dataclasses.replace(recipe, cosine=True)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "change",
+    [{"milestones": (50,)}, {"warmup_epochs": 1}, {"cosine": True}],
+)
+def test_plateau_excludes_other_changes_of_the_rate(change):
+    recipe = recipes.get_recipe("pcam_densenet_p4")
+    message = "`plateau_patience` must be None where .* Received: 20"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(recipe, **change)
+
+
+@pytest.mark.once
+def test_every_model_has_a_recipe():
+    assert set(applications.list_models()) <= set(recipes.list_recipes())
+    with pytest.raises(ValueError, match="Unknown recipe 'nothing'"):
+        recipes.get_recipe("nothing")
+    with pytest.raises(ValueError, match="Did you mean 'rotmnist_p4cnn'"):
+        recipes.get_recipe("rotmnist_p4_cnn")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": 0},
+        {"epochs": 1.5},
+        {"epochs": True},
+        {"batch_size": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("inf")},
+        {"learning_rate": "x"},
+        {"epsilon": 0.0},
+        {"weight_decay": -1e-4},
+        {"weight_decay": float("nan")},
+        {"momentum": 1.0},
+        {"momentum": None},
+        {"nesterov": True},
+        {"nesterov": 0},
+        {"flip": "yes"},
+        {"cosine": 1},
+        {"warmup_start": 0.5},
+        {"warmup_start": -0.1},
+        {"warmup_start": 1},
+        {"resized_crop": 1},
+        {"label_smoothing": 1.0},
+        {"label_smoothing": -0.1},
+        {"label_smoothing": "x"},
+        {"factor": 0.0},
+        {"plateau_patience": -1},
+        {"plateau_patience": 1.5},
+        {"plateau_factor": 0.0},
+        {"plateau_factor": 1.0},
+        {"milestones": (60, 30)},
+        {"milestones": (0,)},
+        {"milestones": (1.5,)},
+        {"milestones": 50},
+        {"milestones": (50, 100)},
+        {"warmup_epochs": -1},
+        {"padding": -1},
+        {"validation_size": 0},
+        {"validation_size": 0.5},
+        {"optimizer": "lamb"},
+        {"normalization": "none"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_recipe_refuses(change):
+    ((name, value),) = change.items()
+    message = f"`{name}` must be .* Received: {re.escape(repr(value))}"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(recipes.get_recipe("rotmnist_p4cnn"), **change)
