@@ -18,7 +18,6 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.pairs.api import group_attention_weights
 from keras_equiattn.ops.pairs.api import group_self_attention
-from keras_equiattn.ops.pairs.api import SEEDS
 from keras_equiattn.ops.papers.position_encoding import image_offsets
 from keras_equiattn.ops.papers.position_encoding import window_offsets
 
@@ -170,9 +169,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         query, keys, encoding, embedding = scored
         seed = None
         if training and self.attention_dropout:
-            seed = keras.random.randint(
-                (2,), 0, SEEDS - 1, seed=self.seed_generator
-            )
+            seed = backend.next_seed(self.seed_generator)
         y = group_self_attention(
             query,
             keys,

@@ -3,8 +3,11 @@
 import keras
 import numpy as np
 import pytest
+from families import FAMILIES
+from families import images
 from keras import ops
 
+from keras_equiattn import layers
 from keras_equiattn.ops import backend
 from keras_equiattn.testing import relative_difference
 
@@ -100,6 +103,42 @@ def test_dropout_of_two_seeds_and_two_places_has_nothing_in_common():
     for other in others:
         # Of 360,000 pairs: six standard deviations.
         assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.01
+
+
+def test_seeds_of_a_generator():
+    """Others in each call, and the same for the same first seed."""
+    generators = [keras.random.SeedGenerator(2**31 - 1) for _ in range(2)]
+    first, second = (
+        [ops.convert_to_numpy(backend.next_seed(g)).tolist() for _ in range(3)]
+        for g in generators
+    )
+    assert first == second
+    assert len(set(map(tuple, first))) == 3
+    assert all(0 <= n < 2**31 for seed in first for n in seed)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="others trace what they run"
+)
+def test_dropout_waits_for_no_device(monkeypatch):
+    """No tensor becomes a number of Python, forward and backward."""
+    import torch
+
+    layer = layers.GroupSelfAttention2D(
+        2, 3, 1, 3, "p2", attention_dropout=0.5
+    )
+    layer.build((None, *FAMILIES["gsa"][1]))
+    x = torch.tensor(images("gsa", 2), requires_grad=True)
+
+    def wait(*_):
+        raise AssertionError("This would wait for a GPU.")
+
+    names = "item", "tolist", "cpu", "numpy", "__array__"
+    for name in (*names, "__int__", "__index__", "__float__", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, wait)
+    (layer(x, training=True) ** 2).sum().backward()
+    monkeypatch.undo()
+    assert float(abs(x.grad).sum()) > 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

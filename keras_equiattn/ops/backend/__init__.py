@@ -25,6 +25,7 @@ from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
+from keras_equiattn.ops.backend.random import next_seed
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import add_products
@@ -52,6 +53,7 @@ __all__ = [
     "in_one_piece",
     "is_in_dynamo",
     "maximum",
+    "next_seed",
     "one_by_one",
     "part",
     "part_at",

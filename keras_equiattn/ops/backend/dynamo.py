@@ -45,16 +45,17 @@ def is_in_dynamo() -> bool:
 def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
     """A method of a layer, which Dynamo does not look into.
 
-    If the layer may draw random numbers, its operators run one by one, as in
-    Keras' own dropout: PyTorch's generators cannot be compiled.
+    If the layer holds Keras' dropout, its operators run one by one: Keras draws
+    with generators of PyTorch, which cannot be compiled.
 
     Args:
         layer: a layer that is remembered.
         method: name of a method.
         *arguments: nests of tensors, numbers and strings.
     """
-    # Seeds are variables, but no weights.
-    if len(layer.variables) != len(layer.weights):
+    # Seeds are variables, but no weights. Ours are tensors from first to last.
+    others = layer._flatten_layers(include_self=False)
+    if any(len(x.variables) != len(x.weights) for x in others):
         return _functions["uncompiled"](layer, method, *arguments)
     values = [v.value for v in layer.variables]
     found, changed = _functions["opaque"](id(layer), method, values, *arguments)

@@ -15,10 +15,12 @@ import keras
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
 
-# Calls of a function that run one operator after the other before it is
-# compiled: a person who calls a layer by hand does not wait for a compiler,
-# and training has taken as many steps within a second.
+# Nothing is compiled before a function has taken part in so many backward
+# passes: training has taken these steps within a second.
 PATIENCE = 3
+# Nor before so many calls without one in between: a person who calls a network
+# by hand does not wait for a compiler, not even if many of its layers are equal.
+CALLS = 50
 # How often a function is compiled at most, for tensors that lie in memory in
 # other ways; any other runs uncompiled.
 LAYOUTS = 4
@@ -37,31 +39,74 @@ _compiles_parts: contextvars.ContextVar[bool] = contextvars.ContextVar(
 )
 
 
-def with_compiled_parts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose parts are compiled after some of its calls.
+class Patience:
+    """Says when the parts of a function and of its gradient are compiled.
 
-    For what has loops: written out they take a compiler minutes. Under JAX and
-    TensorFlow, whose compilers know loops, nothing changes.
+    A step of training calls a function once for each layer of the same kind and
+    shapes, so calls are no measure of how long training has run. Backward
+    passes are: autograd numbers them.
+    """
 
-    All calls must have tensors of the same shapes and dtypes.
+    def __init__(self) -> None:
+        self.calls = 0
+        self.passes = 0
+        self.last_pass: int | None = None
+
+    def ends_forward(self) -> bool:
+        """Whether the function, which is called now, is compiled."""
+        self.calls += 1
+        return self.calls > CALLS or self._earlier_passes() >= PATIENCE
+
+    def ends_backward(self) -> bool:
+        """Whether its gradient, which is called now, is compiled."""
+        import torch
+
+        number = torch._C._current_graph_task_id()
+        self.passes += number != self.last_pass
+        self.last_pass, self.calls = number, 0
+        return self._earlier_passes() >= PATIENCE
+
+    def _earlier_passes(self) -> int:
+        """How many passes there were, without the one that runs now, if any.
+
+        Rematerialised functions are called within a backward pass.
+        """
+        import torch
+
+        number = torch._C._current_graph_task_id()
+        return self.passes - (number == self.last_pass)
+
+
+def with_compiled_parts(
+    forward: Callable[..., Any], backward: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A function and its gradient, whose parts are compiled after a while.
+
+    For what has loops: written out they take a compiler minutes. `part` marks
+    the parts, `Patience` says when.
 
     Args:
-        function: runs parts, see `part`.
+        forward, backward: a function and its gradient. All calls must have
+            tensors of the same shapes and dtypes.
     """
-    if keras.backend.backend() != "torch":
-        return function
-    calls = 0
+    patience = Patience()
 
-    def run(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        token = _compiles_parts.set(calls > PATIENCE)
-        try:
-            return function(*arguments)
-        finally:
-            _compiles_parts.reset(token)
+    def compiled(
+        function: Callable[..., Any], ends: Callable[[], bool]
+    ) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            token = _compiles_parts.set(ends())
+            try:
+                return function(*arguments)
+            finally:
+                _compiles_parts.reset(token)
 
-    return run
+        return run
+
+    return (
+        compiled(forward, patience.ends_forward),
+        compiled(backward, patience.ends_backward),
+    )
 
 
 def part(fuses_sums: bool = False) -> Callable[..., Any]:

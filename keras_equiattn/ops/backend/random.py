@@ -10,9 +10,36 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend.memory import constant
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
+
+
+# Constants of Steele, Lea and Flood, "Fast splittable pseudorandom number
+# generators" (2014), as integers with a sign: the distance of two states, and
+# shifts and factors that mix one.
+STEP = 0x9E3779B97F4A7C15 - 2**64
+MIXING = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
+
+
+def next_seed(generator: Any) -> Shaped[Tensor, "2"]:
+    """Two whole numbers from 0 to below 2**31, others in each call.
+
+    Under PyTorch the host never waits for a GPU, which `generator.next` and
+    `keras.random` do.
+
+    Args:
+        generator: a `keras.random.SeedGenerator`.
+    """
+    if keras.backend.backend() == "torch":
+        # A copy, since the variable changes in place.
+        state = generator.state.value * 1
+        step = constant(np.array([0, 1]), state, state.dtype)
+        generator.state.assign(state + step)
+    else:
+        state = generator.next()
+    return ops.bitwise_and(ops.cast(state, "int32"), 2**31 - 1)
 
 
 def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
@@ -26,18 +53,17 @@ def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
     return ops.cast(ops.concatenate(halves), "float32")
 
 
-def prepared_seed(halves: Float[Tensor, "4"]) -> Any:
+def prepared_seed(halves: Float[Tensor, "4"]) -> Shaped[Tensor, "..."]:
     """The seed in the form that `dropout_factors` takes.
 
-    Under PyTorch these are two numbers, since its generators take no tensors:
-    a GPU is waited for here, once, and not whenever numbers are drawn.
+    Under PyTorch this is one number of 64 bits, elsewhere two of 32.
 
     Args:
         halves: of `seed_as_floats`.
     """
     if keras.backend.backend() == "torch":
-        first, second, *lower = (int(n) for n in halves.tolist())
-        return first << 16 | lower[0], second << 16 | lower[1]
+        places = constant(2 ** np.array([48, 16, 32, 0]), halves)
+        return _mixed_torch((ops.cast(halves, "int64") * places).sum())
     halves = ops.cast(halves, "int32")
     return ops.left_shift(halves[:2], 16) + halves[2:]
 
@@ -66,10 +92,7 @@ def dropout_factors(
         refuse_to_train("Random numbers for dropout")
     dropped = min(round(rate * 2**16), 2**16 - 1)
     if keras.backend.backend() == "torch":
-        count = math.prod(shape)
-        # A zero at the end would change nothing without the number of all.
-        entropy = (len(place), *seed, *place)
-        numbers = _random_int16_torch(count, entropy, like.device)
+        numbers = _random_int16_torch(math.prod(shape), seed, place)
         keep = ops.reshape(numbers >= dropped - 2**15, shape)
     else:
         if not len(shape):
@@ -140,16 +163,36 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
 
 
 def _random_int16_torch(
-    count: int, numbers: tuple[int, ...], device: Any
-) -> Tensor:
-    """As many random integers of 16 bits with a sign."""
+    count: int, seed: Shaped[Tensor, ""], place: tuple[int, ...]
+) -> Shaped[Tensor, "count"]:
+    """As many random integers of 16 bits with a sign.
+
+    Each four of them are a state of a generator that counts, mixed. PyTorch's
+    own generators would take the seed from the host, which waits for a GPU, and
+    cannot be compiled.
+
+    Args:
+        count: how many.
+        seed: of `prepared_seed`.
+        place: which states of the seed are taken.
+    """
     import torch
 
-    # Mixed: on a CPU the generator looks at half of the bits alone.
-    mixed = np.random.SeedSequence(numbers)
-    generator = torch.Generator(device)
-    generator.manual_seed(int(mixed.generate_state(1, "uint64")[0]))
-    # A CPU draws one number after the other: four times as fast as each alone.
-    words = torch.empty(math.ceil(count / 4), dtype=torch.int64, device=device)
-    words.random_(-(2**63), None, generator=generator)
-    return words.view(torch.int16)[:count]
+    # Zeros at the end would change nothing without the number of all.
+    sequence = np.random.SeedSequence((len(place), *place))
+    start = seed + int(sequence.generate_state(1, "uint64").view("int64")[0])
+    states = torch.arange(math.ceil(count / 4), device=seed.device)
+    states = _mixed_torch(states.mul_(STEP).add_(start))
+    return states.view(torch.int16)[:count]
+
+
+def _mixed_torch(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """Integers of 64 bits with every bit changed by every other, in place."""
+    for shift, factor in MIXING:
+        x = x.bitwise_xor_(_shifted_torch(x, shift)).mul_(factor)
+    return x.bitwise_xor_(_shifted_torch(x, 31))
+
+
+def _shifted_torch(x: Shaped[Tensor, "..."], by: int) -> Shaped[Tensor, "..."]:
+    """Integers shifted to the right, with zeros before them."""
+    return (x >> by).bitwise_and_(2 ** (64 - by) - 1)

@@ -1,7 +1,9 @@
 """Gradients of our own under PyTorch."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -23,66 +25,92 @@ def torch_custom_vjp(
     """
     import torch
 
-    run, run_back = map(with_compiled_parts, (forward, backward))
-    # The nests of results and kept tensors of the last call, as places in the
-    # list of all: tensors may be both.
-    nests: list[Any] = [0, ()]
+    run, run_back = with_compiled_parts(forward, backward)
+    # Autograd calls `forward` and `setup_context` one after the other, with
+    # nothing but tensors between them. Each thread has nests of its own.
+    last = threading.local()
 
     class Function(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(*arguments: Tensor) -> Any:
-            result, kept = run(*arguments)
-            found: list[Tensor] = []
-
-            def place(x: Tensor) -> int:
-                for n, other in enumerate(found):
-                    if other is x:
-                        return n
-                found.append(x)
-                return len(found) - 1
-
-            nests[0] = keras.tree.map_structure(place, result)
-            results = len(found)
-            nests[1] = keras.tree.map_structure(place, kept)
-            nests[2:] = [results]
+            last.nests, tensors = _without_repeats(*run(*arguments))
             # Kept tensors are results: transformations see them so.
-            return tuple(found)
+            return tensors
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            result, kept, results = nests
-            ctx.nests, ctx.count = (result, kept), len(inputs)
-            ctx.mark_non_differentiable(*output[results:])
-            ctx.set_materialize_grads(False)
-            saved = {n: output[n] for n in keras.tree.flatten(kept)}
-            ctx.places = {n: len(inputs) + i for i, n in enumerate(saved)}
-            ctx.save_for_backward(*inputs, *saved.values())
+            _save(ctx, last.nests, inputs, output)
 
         @staticmethod
         def backward(ctx: Any, *upstream: Any) -> Any:
-            result, kept = ctx.nests
+            result = ctx.nests.result
             of_results = [upstream[n] for n in keras.tree.flatten(result)]
             if all(d is None for d in of_results):
                 return (None,) * ctx.count
             _refuse_second_derivative(alternative)
-            tensors = ctx.saved_tensors
-            kept = keras.tree.map_structure(
-                lambda n: tensors[ctx.places[n]], kept
-            )
-            d = (
-                tuple(of_results)
-                if isinstance(result, tuple)
-                else of_results[0]
-            )
-            return tuple(run_back(tensors[: ctx.count], kept, d))
+            several = isinstance(result, tuple)
+            d = tuple(of_results) if several else of_results[0]
+            return tuple(run_back(*_saved(ctx), d))
 
     def function(*arguments: Tensor) -> Any:
         found = Function.apply(*map(ops.convert_to_tensor, arguments))
-        return keras.tree.map_structure(lambda n: found[n], nests[0])
+        return keras.tree.map_structure(lambda n: found[n], last.nests.result)
 
     return function
+
+
+class Nests(NamedTuple):
+    """What a function returned, with numbers in place of its tensors.
+
+    A tensor that was returned twice has one number.
+
+    Attributes:
+        result: the nest of results.
+        kept: the nest of what is kept for the gradient.
+        results: how many tensors the results are.
+    """
+
+    result: Any
+    kept: Any
+    results: int
+
+
+def _without_repeats(result: Any, kept: Any) -> tuple[Nests, tuple[Any, ...]]:
+    """The nests of results and kept tensors, and each tensor of them once."""
+    tensors: list[Tensor] = []
+
+    def number(x: Tensor) -> int:
+        for n, other in enumerate(tensors):
+            if other is x:
+                return n
+        tensors.append(x)
+        return len(tensors) - 1
+
+    of_result = keras.tree.map_structure(number, result)
+    results = len(tensors)
+    of_kept = keras.tree.map_structure(number, kept)
+    return Nests(of_result, of_kept, results), tuple(tensors)
+
+
+def _save(
+    ctx: Any, nests: Nests, inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+) -> None:
+    """Saves arguments and kept tensors for the gradient, each once."""
+    ctx.nests, ctx.count = nests, len(inputs)
+    ctx.mark_non_differentiable(*outputs[nests.results :])
+    ctx.set_materialize_grads(False)
+    ctx.numbers = list(dict.fromkeys(keras.tree.flatten(nests.kept)))
+    ctx.save_for_backward(*inputs, *(outputs[n] for n in ctx.numbers))
+
+
+def _saved(ctx: Any) -> tuple[tuple[Any, ...], Any]:
+    """The arguments, and the nest of kept tensors."""
+    tensors = ctx.saved_tensors
+    saved = dict(zip(ctx.numbers, tensors[ctx.count :], strict=True))
+    kept = keras.tree.map_structure(saved.get, ctx.nests.kept)
+    return tensors[: ctx.count], kept
 
 
 def _refuse_second_derivative(alternative: str) -> None:
