@@ -62,7 +62,30 @@ FAMILIES = {
         ),
         (32, 32, 64),
     ),
+    "simple_asc": (
+        lambda: layers.SimpleAffineSelfConv2D(
+            64, kernel_size=5, num_heads=8, group="z2"
+        ),
+        (32, 32, 64),
+    ),
     "acmix": (lambda: layers.ACmix2D(64, group="z2"), (32, 32, 64)),
+    "acmix_patchwise": (lambda: layers.PatchwiseACmix2D(64), (32, 32, 64)),
+    "acmix_window": (
+        lambda: layers.WindowACmix2D(64, 8, window_size=8, shift=4),
+        (32, 32, 64),
+    ),
+    "acmix_reduction": (
+        lambda: layers.SpatialReductionACmix2D(64, 8, reduction=4),
+        (32, 32, 64),
+    ),
+    "lifting_conv_p4": (
+        lambda: layers.LiftingConv2D(16, 3, group="p4", padding="same"),
+        (32, 32, 64),
+    ),
+    "group_conv_p4": (
+        lambda: layers.GroupConv2D(16, 3, group="p4", padding="same"),
+        (32, 32, 4, 16),
+    ),
     "asc_p4": (
         lambda: layers.AffineSelfConv2D(
             16, kernel_size=5, num_heads=8, group="p4"
@@ -73,6 +96,22 @@ FAMILIES = {
     "full_attention_p4": (
         lambda: layers.AttentiveGroupConv2D(16, 3, group="p4", padding="same"),
         (16, 16, 4, 16),
+    ),
+    "channel_attention_p4": (
+        lambda: layers.AttentiveGroupConv2D(
+            16, 3, "channel", group="p4", padding="same"
+        ),
+        (16, 16, 4, 16),
+    ),
+    "spatial_attention_p4": (
+        lambda: layers.AttentiveGroupConv2D(
+            16, 3, "spatial", group="p4", padding="same"
+        ),
+        (16, 16, 4, 16),
+    ),
+    "input_attention_p4": (
+        lambda: layers.InputAttention(group="p4"),
+        (32, 32, 4, 16),
     ),
     "gsa_p4": (
         lambda: layers.GroupSelfAttention2D(20, 5, 9, 5, "p4"),

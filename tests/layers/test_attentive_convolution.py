@@ -460,7 +460,8 @@ def test_parts_that_inductor_compiles(attention, monkeypatch):
         return compile_before(function, *arguments)
 
     # What another case has compiled would not be compiled again.
-    for name in ("peaks", "reduce", "through_attention", "_gradients"):
+    parts = "peaks", "sums", "maxima", "through_attention", "_gradients"
+    for name in parts:
         getattr(channels, name).programs.cache_clear()
     compile_before = inductor._compile
     monkeypatch.setattr(inductor, "_compile", compile_part)
@@ -476,16 +477,16 @@ def test_parts_that_inductor_compiles(attention, monkeypatch):
         attention=attention,
     )
     assert set(compiled) == {
-        "reduce",
+        "sums",
         "_gradients",
         *(("peaks", "through_attention") if attention != "spatial" else ()),
+        *(("maxima",) if attention != "channel" else ()),
     }
 
 
 @pytest.mark.torch_first
 def test_input_channels_in_groups(monkeypatch):
     """Outputs and gradients; 5 channels are two groups of 2 and one left."""
-    monkeypatch.setattr(dispatch, "LEAST_TOGETHER", 2)
     monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 2**14})
     assert_chunks_agree(
         (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(2, 3)
@@ -500,12 +501,14 @@ def test_responses_as_sums_of_products(monkeypatch):
     """What XLA gets for accelerators; 5 x 3 filters are in no other test, so
     nothing was compiled for them before."""
 
-    def plan(*arguments):
-        found = plan_before(*arguments)
-        return found._replace(written_out=True, reduced=arguments[1])
+    def schedule(window, planes, kernel):
+        found = schedule_before(window, planes, kernel)
+        return found._replace(
+            written_out=True, one_by_one=False, reduced=len(kernel)
+        )
 
-    plan_before = dispatch.plan
-    monkeypatch.setattr(dispatch, "plan", plan)
+    schedule_before = dispatch.schedule
+    monkeypatch.setattr(dispatch, "schedule", schedule)
     assert_chunks_agree(
         (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(5, 3)
     )

@@ -161,21 +161,60 @@ def test_gradient_of_a_softmax(dtype):
     assert relative_difference(found, p * (exact - mean)) < limit
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_sum_and_maximum_of_many(dtype):
-    """Of more terms than XLA writes out, in one reduction."""
-    x = np.random.default_rng(0).normal(size=(3, 40, 5)) - 9
-    x = ops.cast(x.astype("float32"), dtype)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_half_precision_have_sums_in_float32(dtype):
+    """A sum that float16 cannot hold."""
+    x = ops.full((2, 3, 5000), 8.0, dtype)
+    found = backend.einsum_in_full_precision("abp,acp->abc", x, x)
+    assert keras.backend.standardize_dtype(found.dtype) == "float32"
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(found), 64 * 5000, rtol=2**-8
+    )
 
-    def found(x):
-        return backend.sum_and_maximum(x, 1, where=True)
+
+SIZES = pytest.mark.parametrize("size", [1, 16, 17, 19, 23, 29, 31, 40, 101])
+
+
+@SIZES
+def test_reductions_of_any_length(size):
+    """Sums of several tensors, and a softmax."""
+    rng = np.random.default_rng(size)
+    x, y = rng.normal(size=(2, 3, size, 5)).astype("float32")
+
+    def found(x, y):
+        return *backend.sums_together((x, x * y), 1), backend.softmax(x, 1)
 
     if keras.backend.backend() == "jax":
         import jax
 
         found = jax.jit(found)
-    total, top, place = map(ops.convert_to_numpy, found(x))
-    x = ops.convert_to_numpy(ops.cast(x, "float32"))
-    np.testing.assert_allclose(total, x.sum(1), rtol=3e-2)
-    np.testing.assert_array_equal(top.astype("float32"), x.max(1))
-    np.testing.assert_array_equal(place, x.argmax(1))
+    weights = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    tensors = map(ops.convert_to_tensor, (x, y))
+    for actual, expected in zip(
+        found(*tensors), (x.sum(1), (x * y).sum(1), weights), strict=True
+    ):
+        assert (
+            relative_difference(ops.convert_to_numpy(actual), expected) < 1e-5
+        )
+
+
+@SIZES
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="XLA is shown in JAX's terms."
+)
+def test_xla_gets_no_long_reductions(size, monkeypatch):
+    """It makes no vectors of those on a CPU, whatever divides the length."""
+    import jax
+
+    lengths = []
+
+    def reduce(operands, starts, combine, axes):
+        lengths.extend(operands[0].shape[axis] for axis in axes)
+        return reduce_before(operands, starts, combine, axes)
+
+    reduce_before = jax.lax.reduce
+    monkeypatch.setattr(jax.lax, "reduce", reduce)
+    x = np.ones((3, size, 5), "float32")
+    backend.sums_together((x, 2 * x), 1)
+    assert lengths
+    assert max(lengths) <= 16

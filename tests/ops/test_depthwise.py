@@ -43,23 +43,19 @@ def shifted(x, kernel, rate):
 @pytest.mark.parametrize("written_out", [True, False])
 def test_sum(size, window, rate, written_out):
     x, kernel = numbers(2, *size, 2, 3), numbers(*window, 2, 3)
-    function = (
-        depthwise._sum_of_terms if written_out else depthwise.depthwise_native
-    )
-    y = keras.ops.convert_to_numpy(function(x, kernel, rate))
+    y = depthwise.depthwise_sum(x, kernel, rate, written_out)
+    y = keras.ops.convert_to_numpy(y)
     assert relative_difference(y, shifted(x, kernel, rate)) < 1e-6
 
 
 @CASES
 @pytest.mark.parametrize("written_out", [True, False])
-def test_gradients(size, window, rate, written_out, monkeypatch):
+def test_gradients(size, window, rate, written_out):
     """The sum is linear in both arguments: `<d, f(a)> = <f'(d), a>`."""
-    choice = depthwise.dispatch, "writes_depthwise_out"
-    monkeypatch.setattr(*choice, lambda x: written_out)
     x, kernel = numbers(2, *size, 2, 3), numbers(*window, 2, 3)
     upstream = numbers(2, *size, 3)
     of_x, parts = depthwise.depthwise_gradients(
-        x, kernel, upstream, rate, blocks=2
+        x, kernel, upstream, rate, written_out, blocks=2
     )
     assert len(parts) == (2 if written_out else 1)
     of_kernel = ops.sum(parts, axis=0)

@@ -29,9 +29,9 @@ from keras_equiattn.ops.backend.random import next_seed
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import add_products
+from keras_equiattn.ops.backend.reductions import einsum_in_full_precision
 from keras_equiattn.ops.backend.reductions import softmax
 from keras_equiattn.ops.backend.reductions import softmax_gradient
-from keras_equiattn.ops.backend.reductions import sum_and_maximum
 from keras_equiattn.ops.backend.reductions import sum_of_products
 from keras_equiattn.ops.backend.reductions import sums_of_products
 from keras_equiattn.ops.backend.reductions import sums_together
@@ -48,6 +48,7 @@ __all__ = [
     "constant",
     "custom_vjp",
     "dropout_factors",
+    "einsum_in_full_precision",
     "find_target",
     "has_gradients",
     "in_one_piece",
@@ -67,7 +68,6 @@ __all__ = [
     "softmax",
     "softmax_gradient",
     "steps",
-    "sum_and_maximum",
     "sum_of_products",
     "sum_of_views",
     "sums_of_products",

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.memory import product
@@ -124,6 +124,30 @@ def add_products(
     return total
 
 
+def einsum_in_full_precision(
+    pattern: str, x: Float[Tensor, "..."], y: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """A product whose sums are in single precision at least, as is the result.
+
+    The operands stay in half precision where a product can have a result of
+    another dtype. Elsewhere bfloat16, which has the range of float32, loses
+    digits of the result alone; float16, whose sums could overflow, is widened.
+
+    Args:
+        pattern: of `ops.einsum`.
+        x, y: the operands.
+    """
+    if keras.backend.backend() == "jax":
+        import jax.numpy as jnp
+
+        return jnp.einsum(
+            pattern, x, y, preferred_element_type=dtype_of_sums(x)
+        )
+    if keras.backend.standardize_dtype(x.dtype) == "float16":
+        x, y = in_full_precision(x), in_full_precision(y)
+    return in_full_precision(ops.einsum(pattern, x, y))
+
+
 def _full(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Any]:
     return ((in_full_precision(x), in_full_precision(y)) for x, y in pairs)
 
@@ -191,45 +215,6 @@ def softmax_gradient(
     return one_by_one(of_scores, d, weights)
 
 
-def sum_and_maximum(
-    x: Tensor, axis: int, where: bool = False
-) -> tuple[Tensor, ...]:
-    """Sum and maximum along an axis, and where the maximum is if asked for.
-
-    XLA gets one reduction. Of equal maxima the first one counts, also for
-    gradients.
-
-    Args:
-        x: the tensor.
-        axis: the axis, not negative.
-        where: whether to return the index, of dtype int32.
-    """
-    if not find_target(x).xla:
-        found = ops.sum(x, axis=axis), ops.max(x, axis=axis)
-        if not where:
-            return found
-        return *found, ops.cast(ops.argmax(x, axis=axis), "int32")
-
-    def reduced(x: Tensor) -> Any:
-        shape = [1] * len(x.shape)
-        shape[axis] = -1
-        index = ops.arange(ops.shape(x)[axis], dtype="int32")
-        index = ops.broadcast_to(ops.reshape(index, shape), ops.shape(x))
-        starts = [0.0, float("-inf"), 0]
-        return tuple(_reduce((x, x, index), starts, _best, axis))
-
-    def tangents(found: Any, pair: tuple[Tensor, Tensor]) -> Any:
-        import jax
-
-        _, dx = pair
-        index = ops.expand_dims(found[2], axis)
-        at = ops.squeeze(ops.take_along_axis(dx, index, axis), axis)
-        none = np.zeros(found[2].shape, jax.dtypes.float0)
-        return ops.sum(dx, axis=axis), at, none
-
-    return tuple(_with_tangents(reduced, tangents)(x)[: 2 + where])
-
-
 def _add(*parts: Tensor) -> tuple[Tensor, ...]:
     """Sums of the first half of the tensors and the second."""
     half = len(parts) // 2
@@ -243,17 +228,6 @@ def _join(
     both = ops.maximum(top, other_top)
     return both, (
         total * ops.exp(top - both) + other_total * ops.exp(other_top - both)
-    )
-
-
-def _best(*parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, maximum and its index of two parts; the first part comes before."""
-    total, top, index, other_total, other_top, other_index = parts
-    better = other_top > top
-    return (
-        total + other_total,
-        ops.where(better, other_top, top),
-        ops.where(better, other_index, index),
     )
 
 
@@ -272,14 +246,9 @@ def _reduce(
         axis: the axis, which is in no result.
     """
     size = operands[0].shape[axis]
-    if isinstance(size, int) and find_target(*operands).xla_on_cpu:
-        inner = max(n for n in range(1, SHORT + 1) if size % n == 0)
-        if 1 < inner < size:
-            shape = ops.shape(operands[0])
-            shape = (*shape[:axis], size // inner, inner, *shape[axis + 1 :])
-            cut = [ops.reshape(x, shape) for x in operands]
-            parts = _reduce(cut, starts, combine, axis + 1)
-            return _reduce(parts, starts, combine, axis)
+    known = isinstance(size, int) and size > SHORT
+    if known and find_target(*operands).xla_on_cpu:
+        return _reduce_by_parts(operands, starts, combine, axis)
     if keras.backend.backend() == "jax":
         import jax
 
@@ -310,6 +279,38 @@ def _reduce(
             reducer=reducer.get_concrete_function(*scalars, *scalars),
         )
     )
+
+
+def _reduce_by_parts(
+    operands: Sequence[Float[Tensor, "..."]],
+    starts: Sequence[float],
+    combine: Callable[..., Any],
+    axis: int,
+) -> list[Float[Tensor, "..."]]:
+    """`_reduce`, of no more than `SHORT` terms at a time.
+
+    Parts are of equal size, if a number of terms divides the size that is not
+    much smaller than `SHORT`. Otherwise, as for a prime size, what is left
+    behind equal parts is a shorter one.
+
+    Args:
+        operands, starts, combine, axis: see `_reduce`.
+    """
+    size = operands[0].shape[axis]
+    inner = max(n for n in range(1, SHORT + 1) if size % n == 0)
+    if inner < SHORT // 4:
+        inner = size // -(-size // SHORT)
+    whole = size // inner * inner
+    before = (slice(None),) * axis
+    shape = list(ops.shape(operands[0]))
+    shape[axis : axis + 1] = [whole // inner, inner]
+    cut = [ops.reshape(x[(*before, slice(whole))], shape) for x in operands]
+    found = _reduce(cut, starts, combine, axis + 1)
+    found = _reduce(found, starts, combine, axis)
+    if whole == size:
+        return found
+    rest = [x[(*before, slice(whole, None))] for x in operands]
+    return list(combine(*found, *_reduce(rest, starts, combine, axis)))
 
 
 def _with_tangents(

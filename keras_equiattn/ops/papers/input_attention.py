@@ -1,8 +1,9 @@
 """Attention on the input of a convolution.
 
 Attention `a` takes `a x` away. What it leaves, `1 - sigmoid(s)`, is computed as
-`sigmoid(-s)`, and that in float32: the difference has few digits where `a` is
-near 1, in half precision none.
+`sigmoid(-s)`: the difference has few digits where `a` is near 1, in half
+precision none. Scores are computed in float32; what has the size of the input
+keeps its dtype.
 """
 
 import keras
@@ -17,6 +18,7 @@ from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 
@@ -71,37 +73,23 @@ def input_attention(
             dilation_rate,
         )
         return y[:0], {name: value[:0] for name, value in maps.items()}
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    x = in_full_precision(x)
-    on_group = len(x.shape) == 5
-    maps = {}
-    effective: Tensor = 0.0
-    attended = x
+    dtype, maps, attended = x.dtype, {}, x
+    effective: Tensor = None
     if channel_kernels is not None:
-        first, second = map(in_full_precision, channel_kernels)
-        maps["channel"] = ops.sigmoid(-_channel_scores(x, first, second, group))
+        scores = _channel_scores(x, *channel_kernels, group)
+        maps["channel"] = ops.cast(ops.sigmoid(-scores), dtype)
         effective = maps["channel"][:, None, None]
-        attended = x * (1 - effective)
+        channel = ops.cast(ops.sigmoid(scores), dtype)[:, None, None]
+        attended = x * channel
     if spatial_kernel is not None:
-        statistics = ops.stack(
-            [mean(attended, -1), ops.max(attended, axis=-1)], axis=-1
-        )
-        convolve = group_conv if on_group else lifting_conv
-        scores = convolve(
-            statistics,
-            in_full_precision(spatial_kernel),
-            group,
-            padding="same",
-            dilation_rate=dilation_rate,
-        )[..., 0]
-        if not on_group:
-            scores = ops.max(scores, axis=-1)
-        maps["spatial"] = ops.sigmoid(-scores)
+        scores = _spatial_scores(attended, spatial_kernel, group, dilation_rate)
+        maps["spatial"] = ops.cast(ops.sigmoid(-scores), dtype)
+        spatial = maps["spatial"][..., None]
         # 1 - aX aC without a difference of what is nearly equal.
-        effective = effective + (1 - effective) * maps["spatial"][..., None]
+        both = effective is not None
+        effective = effective + channel * spatial if both else spatial
     maps["effective"] = ops.broadcast_to(effective, ops.shape(x))
-    maps = {name: ops.cast(value, dtype) for name, value in maps.items()}
-    return ops.cast(x * effective, dtype), maps
+    return x * effective, maps
 
 
 @checked()
@@ -133,19 +121,65 @@ def co_attention(
 
 
 def _channel_scores(
-    x: Tensor, first: Tensor, second: Tensor, group: str | Group
-) -> Tensor:
-    """`(batch, [order,] channels)`: a two-layer perceptron on the group."""
+    x: Float[Tensor, "batch height width *order channels"],
+    first: Float[Tensor, "*order channels hidden"],
+    second: Float[Tensor, "*order hidden channels"],
+    group: str | Group,
+) -> Float[Tensor, "batch *order channels"]:
+    """The scores of channel attention: a two-layer perceptron on the group.
+
+    It sees the mean and the maximum of `x` over space, and is computed in
+    float32 at least.
+
+    Args:
+        x: images or feature maps on the group.
+        first, second: the weights of both layers.
+        group: a group or its name.
+    """
+    first, second = in_full_precision(first), in_full_precision(second)
     if len(x.shape) == 5:
         first, second = (group_dense_orbit(k, group) for k in (first, second))
         layer = "bjc,hjck->bhk"
     else:
         layer = "bc,ck->bk"
+    means = mean(x, (1, 2), dtype_of_sums(x))
+    maxima = in_full_precision(ops.max(x, axis=(1, 2)))
     scores = 0.0
-    for statistic in (mean(x, (1, 2)), ops.max(x, axis=(1, 2))):
+    for statistic in (means, maxima):
         hidden = ops.relu(ops.einsum(layer, statistic, first))
         scores = scores + ops.einsum(layer, hidden, second)
     return scores
+
+
+def _spatial_scores(
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order 2 1"],
+    group: str | Group,
+    dilation_rate: int,
+) -> Float[Tensor, "batch height width *order"]:
+    """The scores of spatial attention: a convolution of two statistics.
+
+    These are the mean and the maximum of `x` over the channels. Images are
+    lifted to the group, and the largest score of all group elements counts.
+    Scores are computed in float32 at least.
+
+    Args:
+        x: images or feature maps on the group, times channel attention.
+        kernel: the filters for (mean, maximum).
+        group: a group or its name.
+        dilation_rate: of the kernel.
+    """
+    means = mean(x, -1, dtype_of_sums(x))
+    maxima = in_full_precision(ops.max(x, axis=-1))
+    on_group = len(x.shape) == 5
+    scores = (group_conv if on_group else lifting_conv)(
+        ops.stack([means, maxima], axis=-1),
+        in_full_precision(kernel),
+        group,
+        padding="same",
+        dilation_rate=dilation_rate,
+    )[..., 0]
+    return scores if on_group else ops.max(scores, axis=-1)
 
 
 def group_dense_orbit(

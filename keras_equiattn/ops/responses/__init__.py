@@ -1,5 +1,10 @@
 """Attention on the responses of a convolution before they are summed.
 
-`api` has the public functions and their checks, `chunked` computes them some
-output channels at a time, and `depthwise` is the convolution of statistics.
+`api` has the public functions and their checks; `spec` says what is computed,
+and has the types and the names of all axes; `chunked` computes some output
+channels at a time, `channels` some input channels at a time; `depthwise` is the
+convolution of statistics; `reference` is the whole in a few plain lines.
+`dispatch` is the only module that asks where the computation runs, and the only
+one that holds what was tuned. Attention on the input of a convolution does not
+belong here, since it sees no responses: it is in `ops.papers`.
 """

@@ -29,10 +29,10 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.responses import chunked
 from keras_equiattn.ops.responses import dispatch
-from keras_equiattn.ops.responses.form import AllPlanes
-from keras_equiattn.ops.responses.form import Form
-from keras_equiattn.ops.responses.form import Weights
 from keras_equiattn.ops.responses.reference import responses_held
+from keras_equiattn.ops.responses.spec import AllPlanes
+from keras_equiattn.ops.responses.spec import AttentionSpec
+from keras_equiattn.ops.responses.spec import Weights
 
 
 class AttentionKernels(NamedTuple):
@@ -158,16 +158,16 @@ def attended_sum(
             attention weights.
     """
     check_chunk_size(chunk_size)
-    form, planes, weights, known = _prepare(
+    spec, planes, weights, known = _prepare(
         x, kernel, attention, group, **options
     )
     order, filters = groups.get(group).order, kernel.shape[-1]
     if chunk_size is None or not config.is_recompute_enabled():
-        y = responses_held(form, planes, weights)
+        y = responses_held(spec, planes, weights)
         y = ops.reshape(y, (*ops.shape(y)[:-1], order, filters))
     else:
         chunks = _chunks(weights, chunk_size, known, planes)
-        y = chunked.attended_sum(form, planes, chunks)
+        y = chunked.attended_sum(spec, planes, chunks)
         y = _joined(y[None], order, filters)[0]
     # What was compiled for several sizes has forgotten them.
     size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
@@ -205,12 +205,12 @@ def response_attention(
     Raises:
         ValueError: for a bad `padding`, or if there are no attention weights.
     """
-    form, planes, weights, known = _prepare(
+    spec, planes, weights, known = _prepare(
         x, kernel, attention, group, **options
     )
     order, filters = groups.get(group).order, kernel.shape[-1]
     chunks = _chunks(weights, "auto", known, planes)
-    alpha, gate = chunked.attention_maps(form, planes, chunks)
+    alpha, gate = chunked.attention_maps(spec, planes, chunks)
     # (j, c, b, h, o) to (b, h, j, c, o).
     alpha = _joined(alpha, order, filters)
     alpha = ops.transpose(alpha, (2, 3, 0, 1, 4))
@@ -226,9 +226,9 @@ def response_attention(
         return ops.cast(1 - attended, dtype)
 
     maps = {}
-    if form.has_channel:
+    if spec.has_channel:
         maps["channel"] = remaining(alpha, 2)
-    if form.has_spatial:
+    if spec.has_spatial:
         maps["spatial"] = remaining(gate, 4)
     if query is None:
         both = ops.einsum("bxyhjo,bhjo->bxyh", gate, mean(alpha, 3))
@@ -256,11 +256,11 @@ def _prepare(
     padding: str = "valid",
     dilation_rate: tuple[int, int] = (1, 1),
     attention_dilation_rate: int = 1,
-) -> tuple[Form, AllPlanes, Weights, Shape]:
+) -> tuple[AttentionSpec, AllPlanes, Weights, Shape]:
     """What is computed and from what, for arguments of a convolution.
 
     Returns:
-        The form; the padded input; the orbits of all weights, with output
+        The spec; the padded input; the orbits of all weights, with output
         elements and filters on the last axis; height and width of the output,
         as far as they are known.
     """
@@ -296,13 +296,13 @@ def _prepare(
             weights[name] = ops.squeeze(moved, (1, 2))
     if spatial is not None:
         weights["spatial"] = orbit(spatial)
-    form = Form(
+    spec = AttentionSpec(
         window,
         has_channel=first is not None,
         has_spatial=spatial is not None,
         attention_dilation_rate=attention_dilation_rate,
     )
-    return form, planes, weights, window.output_size(known, padding)
+    return spec, planes, weights, window.output_size(known, padding)
 
 
 def _chunks(

@@ -1,8 +1,8 @@
 """What is reduced over groups of input channels, and what flows back to them.
 
-For one input group element and one chunk of output channels. All that is as
-large as the responses lives within one step of a loop over groups of input
-channels. Axes are those of `form`.
+Everything here is for one input group element and one chunk of output channels.
+All that is as large as the responses lives within one step of a loop over
+groups of input channels. Axes are those of `spec`.
 """
 
 from typing import Any
@@ -22,41 +22,35 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.numerics import sums_of_blocks
 from keras_equiattn.ops.responses import dispatch
-from keras_equiattn.ops.responses.form import Kernel
-from keras_equiattn.ops.responses.form import Overall
-from keras_equiattn.ops.responses.form import Pixels
-from keras_equiattn.ops.responses.form import Places
-from keras_equiattn.ops.responses.form import Planes
-from keras_equiattn.ops.responses.form import Responses
+from keras_equiattn.ops.responses.spec import Kernel
+from keras_equiattn.ops.responses.spec import Overall
+from keras_equiattn.ops.responses.spec import Pixels
+from keras_equiattn.ops.responses.spec import Places
+from keras_equiattn.ops.responses.spec import Planes
+from keras_equiattn.ops.responses.spec import Responses
 
 # The distance of adjacent numbers, divided by them.
 HALF_STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-
-class Reduced(NamedTuple):
-    """What is left of the weighted responses over the input channels.
-
-    Attributes:
-        total: their sum, in float32 at least.
-        maximum: the largest, as precise as the responses.
-        channel: the number of the channel that it belongs to, and of equal
-            ones the first.
-    """
-
-    total: Pixels
-    maximum: Pixels | None = None
-    channel: Places | None = None
 
 
 def responses(
     window: FilterWindow,
     planes: Planes,
     kernel: Kernel,
-    alpha: Overall | None = None,
+    alpha: Overall | None,
+    written_out: bool,
 ) -> Responses:
-    """The responses, each times its channel attention where there is one."""
-    if plan_for(window, planes, kernel).written_out:
-        # Not a product: a compiler makes it part of what reduces it.
+    """The responses, each times its channel attention where there is one.
+
+    Args:
+        window: where the filters look.
+        planes: the padded input at one input group element.
+        kernel: the filters of a chunk.
+        alpha: channel attention, or None.
+        written_out: whether a response is a sum of products. A compiler makes
+            such a sum part of what reduces it.
+    """
+    if written_out:
         found = 0.0
         for tap, view in enumerate(window.views(planes)):
             weights = kernel[:, tap, None, None, None]
@@ -84,22 +78,31 @@ def stacked_views(
 def mean_responses(
     window: FilterWindow, planes: Planes, kernel: Kernel
 ) -> Overall:
-    """The means of the responses over space, which it does not compute."""
+    """The means of the responses over space, without the responses.
+
+    A mean is linear, so that the filters are applied to the means of the views.
+    """
     views = (in_full_precision(x) for x in window.views(planes))
     seen = ops.stack([mean(x, (2, 3)) for x in views], axis=-1)
     return ops.einsum("cbt,ctn->cbn", seen, in_full_precision(kernel))
 
 
+@backend.part(fuses_sums=True)
 def sums(
-    window: FilterWindow,
     planes: Planes,
     kernel: Kernel,
     alpha: Overall | None,
+    *,
+    window: FilterWindow,
 ) -> Pixels:
-    """The sum of `responses` over the channels, which it does not compute.
+    """The sum of the weighted responses over the channels, without responses.
 
-    The views and the filters are in float32: what remains of a convolution
-    after the attended sum may be a thousandth of that sum.
+    It is a convolution with filters that are weighted for each image. Views and
+    filters are in float32: what remains of a convolution after the attended sum
+    may be a thousandth of that sum.
+
+    Args:
+        planes, kernel, alpha, window: see `responses`.
     """
 
     def step(total: Any, group: Any) -> Any:
@@ -117,92 +120,79 @@ def sums(
         ones = ops.ones_like(planes[:, :, 0, :1] + kernel[:, :1])
         alpha = in_full_precision(ones)
     batch, height, width, filters = _shape(window, planes, kernel)[1:]
-    groups = planes, kernel, alpha
     # As many as take the memory of the responses of some.
-    size = plan_for(window, planes, kernel).together
-    size = max(size * filters // kernel.shape[1], 1)
+    together = dispatch.schedule(window, planes, kernel).together
+    size = max(together * filters // kernel.shape[1], 1)
     start = ops.zeros((batch, height * width, filters), alpha.dtype)
+    groups = planes, kernel, alpha
     total, _ = backend.scan_groups(step, start, groups, size)
     return ops.reshape(total, (batch, height, width, filters))
 
 
 @backend.part(fuses_sums=True)
 def peaks(planes: Planes, kernel: Kernel, *, window: FilterWindow) -> Overall:
-    """The maximum of each response over space."""
+    """The maximum of each response over space.
+
+    Args:
+        planes, kernel, window: see `responses`.
+    """
+    schedule = dispatch.schedule(window, planes, kernel)
 
     def step(carry: Any, group: Any) -> Any:
-        found = responses(window, *group)
+        found = responses(window, *group, None, schedule.written_out)
         return carry, ops.max(found, axis=(2, 3))
 
-    groups = planes, kernel
-    plan = plan_for(window, planes, kernel)
-    # XLA would keep all of them for what is reduced next.
-    size = plan.together if backend.find_target(planes).xla else plan.reduced
+    groups, size = (planes, kernel), schedule.reduced
     found = backend.scan_groups(step, (), groups, size, planes)[1]
     return in_full_precision(found)
 
 
 @backend.part(fuses_sums=True)
-def reduce(
+def maxima(
     planes: Planes,
     kernel: Kernel,
     alpha: Overall | None,
     *,
     window: FilterWindow,
-    maxima: bool,
     where: bool,
-) -> tuple[Tensor, ...]:
-    """Sum and maximum of the weighted responses over the channels.
+) -> tuple[Pixels] | tuple[Pixels, Places]:
+    """The largest weighted response of all channels, at each position.
 
     Args:
-        planes, kernel, alpha: see `responses`.
-        window: of the convolution.
-        maxima: whether the maximum is asked for.
-        where: whether its channel is, too.
+        planes, kernel, alpha, window: see `responses`.
+        where: whether to return the number of its channel, too. Of equal
+            responses the first channel counts.
 
     Returns:
-        What `Reduced` has, as far as it is asked for.
+        The maximum, as precise as the responses, and the number if asked for.
     """
-    if not maxima:
-        return (sums(window, planes, kernel, alpha),)
-    shape = _shape(window, planes, kernel)[1:]
-    # The sum of responses that were rounded to half precision is another one.
-    total: tuple[Tensor, ...] = ()
-    if dtype_of_sums(planes) == _dtype(planes):
-        total = (ops.zeros(shape, planes.dtype),)
+    schedule = dispatch.schedule(window, planes, kernel)
+    shape, numbers = _shape(window, planes, kernel)[1:], _numbers(planes)
     best = ops.full(shape, float("-inf"), planes.dtype)
-    numbers = _numbers(planes)
     index = (ops.zeros(shape, numbers.dtype),) if where else ()
 
     def step(carry: Any, group: Any) -> Any:
-        total, best, index = carry
-        first, *group = group
-        found = responses(window, *group)
-        if dispatch.folds(found):
-            for n in range(found.shape[0]):
-                total = tuple(x + found[n] for x in total)
-                index = tuple(
-                    ops.where(found[n] > best, first[n], x) for x in index
-                )
-                best = backend.maximum(best, found[n])
-            return (total, best, index), ()
-        added, maximum, *place = backend.sum_and_maximum(found, 0, where)
-        total = tuple(x + added for x in total)
-        if where:
-            place = first[0] + ops.cast(place[0], numbers.dtype)
-            index = (ops.where(maximum > best, place, index[0]),)
-        return (total, backend.maximum(best, maximum), index), ()
+        number, planes, kernel, *alpha = group
+        found = responses(
+            window, planes, kernel, *(alpha or (None,)), schedule.written_out
+        )
+        if schedule.one_by_one:
+            count = range(found.shape[0])
+            candidates = [(found[n], number[n]) for n in count]
+        else:
+            place = ops.argmax(found, axis=0) if where else 0
+            place = number[0] + ops.cast(place, number.dtype)
+            candidates = [(ops.max(found, axis=0), place)]
+        best, index = carry
+        for value, place in candidates:
+            index = tuple(ops.where(value > best, place, x) for x in index)
+            best = backend.maximum(best, value)
+        return (best, index), ()
 
-    groups = [numbers, planes, kernel]
-    if alpha is not None:
-        groups.append(alpha)
-    size = plan_for(window, planes, kernel).reduced
-    carry = total, best, index
-    carry, _ = backend.scan_groups(step, carry, tuple(groups), size)
-    total, best, index = carry
-    if not total:
-        total = (sums(window, planes, kernel, alpha),)
-    return (*total, best, *index)
+    groups = (numbers, planes, kernel, *(() if alpha is None else (alpha,)))
+    carry, size = (best, index), schedule.reduced
+    (best, index), _ = backend.scan_groups(step, carry, groups, size)
+    return (best, *index)
 
 
 @backend.part(fuses_sums=True)
@@ -217,34 +207,36 @@ def through_attention(
     *,
     window: FilterWindow,
 ) -> tuple[Overall, Overall]:
-    """Gradient of the logarithm of channel attention, and how many maxima.
+    """The gradient of the logarithm of channel attention, and a count.
 
     The gradient is the sum over space of each weighted response times its
-    gradient. That through the sum of the responses takes none of them, and of
-    the maxima over the channels each belongs to one channel.
+    gradient. The part that flows through the sum of the responses takes none of
+    them, and of the maxima over the channels each belongs to one channel.
 
     Args:
-        planes, kernel, alpha: see `responses`.
+        planes, kernel, alpha, window: see `responses`.
         floor: from which on a response counts as its maximum over space.
-        d_total: gradient of the sum over the channels.
+        d_total: the gradient of the sum over the channels.
         of_maxima: the maximum over the channels times its gradient.
         index: the channel of that maximum.
-        window: of the convolution.
 
     Returns:
-        The gradient, and how many positions of a response have its maximum.
+        The gradient, and at how many positions a response has its maximum.
     """
     batch, height, width, filters = ops.shape(d_total)
     flat = ops.reshape(d_total, (batch, height * width, filters))
+    schedule = dispatch.schedule(window, planes, kernel)
 
     def step(carry: Any, group: Any) -> Any:
         number, planes, kernel, alpha, floor = group
         seen = stacked_views(window, planes)
-        of_views = ops.einsum("cbtp,bpn->cbtn", seen, flat)
-        of_views = in_full_precision(of_views)
+        of_views = backend.einsum_in_full_precision(
+            "cbtp,bpn->cbtn", seen, flat
+        )
         weights = in_full_precision(kernel)[:, None]
         found = alpha * ops.sum(of_views * weights, axis=2)
-        terms = [_hits(responses(window, planes, kernel), floor)]
+        values = responses(window, planes, kernel, None, schedule.written_out)
+        terms = [_hits(values, floor)]
         if of_maxima is not None:
             terms.append(ops.where(_is_at(index, number), of_maxima, 0.0))
         shape = (*ops.shape(found)[:2], -1, filters)
@@ -253,8 +245,8 @@ def through_attention(
         return carry, (found + own[0] if own else found, count)
 
     groups = _numbers(planes), planes, kernel, alpha, floor
-    size = plan_for(window, planes, kernel).reduced
-    return backend.scan_groups(step, (), groups, size, (alpha, alpha))[1]
+    size, like = schedule.reduced, (alpha, alpha)
+    return backend.scan_groups(step, (), groups, size, like)[1]
 
 
 class OfChannel(NamedTuple):
@@ -263,8 +255,9 @@ class OfChannel(NamedTuple):
     Attributes:
         alpha: the attention, a factor of the responses.
         floor: from which on a response counts as its maximum over space.
-        d_every: gradient of all responses through their mean over space.
-        d_largest: gradient of each response that is the maximum; ties share.
+        d_every: the gradient of all responses through their mean over space.
+        d_largest: the gradient of each response that is the maximum; equal
+            ones share it.
     """
 
     alpha: Overall
@@ -281,32 +274,27 @@ def gradients(
     index: Places | None,
     d_both: Pixels | None,
     of_channel: OfChannel | None,
+    blocks: int,
 ) -> tuple[Planes, Float[Tensor, "channels blocks taps filters"]]:
-    """Gradients of the planes and, for blocks of images, of the filters.
+    """The gradients of the planes and, for blocks of images, of the filters.
 
     Args:
         window, planes, kernel: see `responses`.
-        d_total: gradient of the sum of the weighted responses.
-        index: channel of their maximum, or None.
-        d_both: gradient of their sum and of their maximum, or None.
+        d_total: the gradient of the sum of the weighted responses.
+        index: the channel of their maximum, or None.
+        d_both: the gradient of their sum and of their maximum, or None.
         of_channel: for channel attention, or None.
+        blocks: see `dispatch.blocks`.
     """
-    plan = plan_for(window, planes, kernel)
 
     def step(carry: Any, group: Any) -> Any:
-        return carry, _gradients(
-            *group[:3],
-            d_total,
-            index,
-            d_both,
-            group[3:] or None,
-            window=window,
-            blocks=plan.blocks,
-        )
+        some, options = (*group[:3], d_total, index, d_both), group[3:] or None
+        return carry, _gradients(*some, options, window=window, blocks=blocks)
 
     groups = _numbers(planes), planes, kernel, *(of_channel or ())
+    size = dispatch.schedule(window, planes, kernel).together
     like = (np.zeros((), dtype_of_sums(planes)),) * 2
-    return backend.scan_groups(step, (), groups, plan.together, like)[1]
+    return backend.scan_groups(step, (), groups, size, like)[1]
 
 
 @backend.part(fuses_sums=True)
@@ -322,21 +310,24 @@ def _gradients(
     window: FilterWindow,
     blocks: int,
 ) -> tuple[Planes, Float[Tensor, "channels blocks taps filters"]]:
-    """The same for a few channels, whose numbers are given."""
+    """What `gradients` returns for a few channels, whose numbers are given."""
     d = d_total[None]
     if index is not None:
         d = ops.where(_is_at(index, number), d_both, d)
     if of_channel is not None:
         alpha, floor, d_every, d_largest = of_channel
-        hits = _hits(responses(window, planes, kernel), floor)
+        schedule = dispatch.schedule(window, planes, kernel)
+        values = responses(window, planes, kernel, None, schedule.written_out)
         alpha, every, largest = (
             ops.cast(x, d.dtype)[:, :, None, None]
             for x in (alpha, d_every, d_every + d_largest)
         )
-        d = backend.add_product(ops.where(hits, largest, every), d, alpha)
+        own = ops.where(_hits(values, floor), largest, every)
+        d = backend.add_product(own, d, alpha)
     count, batch, height, width, filters = ops.shape(d)
     d = ops.reshape(d, (count, batch, height * width, filters))
-    d_kernel = in_full_precision(stacked_views(window, planes) @ d)
+    seen = stacked_views(window, planes)
+    d_kernel = backend.einsum_in_full_precision("cbtp,cbpn->cbtn", seen, d)
     turned = ops.swapaxes(kernel, 1, 2)[:, None]
     # Not of all images at once: XLA would make `d` anew for that.
     turned = ops.broadcast_to(turned, (count, batch, *turned.shape[2:]))
@@ -348,11 +339,15 @@ def _gradients(
 
 
 def rounded_down(peaks: Overall, planes: Planes, kernel: Kernel) -> Overall:
-    """Maxima of responses, lower by what rounding may be.
+    """The maxima of the responses over space, lowered by a rounding error.
 
     Responses that are computed within different loops differ by that much,
     since a compiler may round the products or not. In half precision the next
     smaller number counts as the maximum, too.
+
+    Args:
+        peaks: the maxima.
+        planes, kernel: what the responses were computed from.
     """
     digits = kernel.shape[1] * float(np.finfo(dtype_of_sums(kernel)).eps)
     largest = in_full_precision(ops.max(ops.abs(planes), axis=(2, 3)))
@@ -368,17 +363,10 @@ def _hits(
     return found >= ops.cast(floor, found.dtype)[:, :, None, None]
 
 
-def plan_for(
-    window: FilterWindow, planes: Planes, kernel: Kernel
-) -> dispatch.Plan:
-    """How the responses are computed."""
-    return dispatch.plan(window.views(planes[0])[0], *kernel.shape)
-
-
 def _shape(
     window: FilterWindow, planes: Planes, kernel: Kernel
 ) -> tuple[Any, ...]:
-    """The shape of the responses."""
+    """The shape of the responses: channels, batch, height, width, filters."""
     return *ops.shape(window.views(planes)[0]), kernel.shape[-1]
 
 
@@ -395,9 +383,10 @@ def _numbers(planes: Planes) -> Shaped[Tensor, " channels"]:
 def _is_at(
     index: Places, number: Shaped[Tensor, " channels"]
 ) -> Shaped[Tensor, "channels batch height width filters"]:
-    """Whether the maximum at each position is in a channel."""
+    """Whether the maximum at each position is that of a channel."""
     return ops.equal(index, number[:, None, None, None, None])
 
 
-def _dtype(x: Tensor) -> str:
+def _dtype(x: Float[Tensor, "..."]) -> str:
+    """The name of the dtype of a tensor."""
     return str(keras.backend.standardize_dtype(x.dtype))

@@ -6,12 +6,13 @@ images in the p4 All-CNN. Only their statistics are needed, so here they are
 computed for some output channels (a chunk) and a few input channels at a time,
 reduced at once, and computed again in the backward pass.
 
-Axes are those of `form`. No loop is over images: with some of them on each of
+Axes are those of `spec`. No loop is over images: with some of them on each of
 several devices, nothing has to move between those but gradients of weights.
 """
 
 import functools
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
@@ -22,29 +23,49 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.responses import channels
+from keras_equiattn.ops.responses import dispatch
 from keras_equiattn.ops.responses.channels import OfChannel
-from keras_equiattn.ops.responses.channels import Reduced
 from keras_equiattn.ops.responses.depthwise import depthwise_gradients
 from keras_equiattn.ops.responses.depthwise import depthwise_sum
-from keras_equiattn.ops.responses.form import AllPlanes
-from keras_equiattn.ops.responses.form import channel_scores
-from keras_equiattn.ops.responses.form import Form
-from keras_equiattn.ops.responses.form import Overall
-from keras_equiattn.ops.responses.form import Pixels
-from keras_equiattn.ops.responses.form import Planes
-from keras_equiattn.ops.responses.form import Statistics
-from keras_equiattn.ops.responses.form import Weights
+from keras_equiattn.ops.responses.spec import AllPlanes
+from keras_equiattn.ops.responses.spec import AttentionSpec
+from keras_equiattn.ops.responses.spec import channel_scores
+from keras_equiattn.ops.responses.spec import Overall
+from keras_equiattn.ops.responses.spec import Pixels
+from keras_equiattn.ops.responses.spec import Places
+from keras_equiattn.ops.responses.spec import Planes
+from keras_equiattn.ops.responses.spec import Statistics
+from keras_equiattn.ops.responses.spec import Weights
+
+
+class Reduced(NamedTuple):
+    """The statistics of the responses of a chunk, and attention from them.
+
+    Attributes:
+        alpha: channel attention, or None.
+        total: the sum of the weighted responses over the channels, in float32
+            at least.
+        statistics: for spatial attention their mean and maximum over the
+            channels, or None.
+        gate: spatial attention, or None.
+        index: the number of the channel that has the maximum, and of equal
+            ones the first; None where it was not asked for.
+    """
+
+    alpha: Overall | None
+    total: Pixels
+    statistics: Statistics | None = None
+    gate: Pixels | None = None
+    index: Places | None = None
 
 
 def attended_sum(
-    form: Form,
-    planes: AllPlanes,
-    weights: Weights,
+    spec: AttentionSpec, planes: AllPlanes, weights: Weights
 ) -> Float[Tensor, "chunks _ height width filters"]:
-    """Sum of the attended responses over input elements and channels.
+    """The sum of the attended responses over input elements and channels.
 
     Args:
-        form: what is computed.
+        spec: what is computed.
         planes: the padded input.
         weights: by name, each with first axes `(elements, chunks)`.
 
@@ -52,15 +73,13 @@ def attended_sum(
         `(chunks, batch, height, width, filters)`. TensorFlow forgets the sizes
         if the same form was compiled for several of them.
     """
-    tensors = (planes, *(weights[name] for name in form.names))
-    shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
-    return _attended_sum(form, shapes)(*tensors)
+    blocks = dispatch.blocks(planes.shape[2])
+    tensors = planes, *(weights[name] for name in spec.names)
+    return _attended_sum(spec, blocks, _shapes(tensors))(*tensors)
 
 
 def attention_maps(
-    form: Form,
-    planes: AllPlanes,
-    weights: Weights,
+    spec: AttentionSpec, planes: AllPlanes, weights: Weights
 ) -> tuple[
     Float[Tensor, "elements chunks channels batch filters"],
     Float[Tensor, "elements chunks batch height width filters"],
@@ -70,124 +89,127 @@ def attention_maps(
     No gradient passes through the result.
 
     Args:
-        form, planes, weights: see `attended_sum`.
+        spec, planes, weights: see `attended_sum`.
     """
-    tensors = (planes, *(weights[name] for name in form.names))
-    shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
-    return _attention_maps(form, shapes)(*tensors)
+    tensors = planes, *(weights[name] for name in spec.names)
+    return _attention_maps(spec, _shapes(tensors))(*tensors)
+
+
+def _shapes(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Shapes and dtypes: one function is compiled for each set of them."""
+    return tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
 
 
 @functools.lru_cache(maxsize=256)
-def _attended_sum(form: Form, shapes: Any) -> Any:
-    """One for each set of shapes: where they are compiled, calls count."""
-
-    def forward(planes: Tensor, *weights: Tensor) -> Any:
-        return _forward(form, planes, _named(form, weights))
-
-    def backward(arguments: Any, peaks: Tensor, upstream: Tensor) -> Any:
-        planes, *weights = arguments
-        named = _named(form, weights)
-        d_planes, d_weights = _backward(form, planes, named, peaks, upstream)
-        found = d_planes, *(d_weights[name] for name in form.names)
-        return tuple(
-            ops.cast(d, x.dtype) for d, x in zip(found, arguments, strict=True)
-        )
-
-    return backend.custom_vjp(forward, backward, "chunk_size=None")
+def _attended_sum(spec: AttentionSpec, blocks: int, shapes: Any) -> Any:
+    """The function of planes and weights that has a gradient of its own."""
+    return backend.custom_vjp(
+        functools.partial(_forward, spec),
+        functools.partial(_backward, spec, blocks),
+        "chunk_size=None",
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def _attention_maps(form: Form, shapes: Any) -> Any:
-    """One for each set of shapes, as `_attended_sum`."""
-
-    def maps(planes: Tensor, *weights: Tensor) -> Any:
-        def element(carry: Any, piece: Any) -> Any:
-            planes, weights = piece
-
-            def chunk(carry: Any, weights: Weights) -> Any:
-                return carry, _maps(form, planes, weights)
-
-            return carry, backend.scan(chunk, (), weights, like)[1]
-
-        pieces, like = (planes, _named(form, weights)), (_like(planes),) * 2
-        return backend.scan(element, (), pieces, like)[1]
-
-    return backend.without_gradient(maps)
+def _attention_maps(spec: AttentionSpec, shapes: Any) -> Any:
+    """The function of planes and weights that returns attention."""
+    return backend.without_gradient(functools.partial(_maps, spec))
 
 
-def _named(form: Form, weights: Any) -> Weights:
-    return dict(zip(form.names, weights, strict=True))
+def _named(spec: AttentionSpec, weights: tuple[Tensor, ...]) -> Weights:
+    """The weights by name, for functions that take them one by one."""
+    return dict(zip(spec.names, weights, strict=True))
 
 
 def _forward(
-    form: Form,
-    planes: AllPlanes,
-    weights: Weights,
-) -> tuple[Tensor, Tensor]:
-    """The sum, and the maxima of the responses over space.
+    spec: AttentionSpec, planes: AllPlanes, *tensors: Float[Tensor, "..."]
+) -> tuple[Float[Tensor, "chunks batch height width filters"], Weights]:
+    """The sum, and what to keep for the backward pass.
 
-    These are kept for the backward pass: `(elements, chunks, channels, batch,
-    filters)`, or zeros in place of filters without channel attention.
+    That is, with channel attention, the maximum of each response over space:
+    "peaks" `(elements, chunks, channels, batch, filters)`.
+
+    Args:
+        spec: what is computed.
+        planes: the padded input.
+        *tensors: the weights, in the order of `spec.names`.
     """
+    like = _like(planes)
+    kept_like = {"peaks": like} if spec.has_channel else {}
 
     def element(total: Tensor, piece: Any) -> Any:
         planes, weights = piece
 
         def chunk(carry: Any, weights: Weights) -> Any:
-            peaks, _, reduced = _statistics(form, planes, weights)
-            attended = reduced.total
-            if form.has_spatial:
-                attended *= _gate(form, planes, reduced, weights)[1]
-            return carry, (attended, peaks)
+            kept = _peaks(spec, planes, weights)
+            found = _reduced(spec, planes, weights | kept)
+            gated = spec.has_spatial
+            return carry, (
+                found.total * found.gate if gated else found.total,
+                kept,
+            )
 
-        _, (attended, peaks) = backend.scan(chunk, (), weights, (like, like))
-        return total + attended, peaks
+        like_chunk = like, kept_like
+        _, (attended, kept) = backend.scan(chunk, (), weights, like_chunk)
+        return total + attended, kept
 
+    weights = _named(spec, tensors)
     chunks, filters = weights["kernel"].shape[1], weights["kernel"].shape[-1]
-    like = _like(planes)
-    size = ops.shape(form.window.views(planes[0, 0])[0])
+    size = ops.shape(spec.window.views(planes[0, 0])[0])
     total = ops.zeros((chunks, *size, filters), like.dtype)
-    return backend.scan(element, total, (planes, weights), like)
+    return backend.scan(element, total, (planes, weights), kept_like)
 
 
 def _backward(
-    form: Form,
-    planes: AllPlanes,
-    weights: Weights,
-    peaks: Float[Tensor, "elements chunks channels batch kept"],
+    spec: AttentionSpec,
+    blocks: int,
+    arguments: tuple[Float[Tensor, "..."], ...],
+    peaks: Weights,
     upstream: Float[Tensor, "chunks batch height width filters"],
-) -> tuple[Tensor, Weights]:
-    """Gradients of the planes and of the weights."""
+) -> tuple[Float[Tensor, "..."], ...]:
+    """The gradients with respect to planes and weights, in their order.
+
+    Args:
+        spec: what is computed.
+        blocks: see `dispatch.blocks`.
+        arguments: planes and weights.
+        peaks: what `_forward` kept.
+        upstream: the gradient with respect to the sum.
+    """
+    planes, weights = arguments[0], _named(spec, arguments[1:])
+    like = _like(planes)
+    kept_like = dict.fromkeys(_kept_names(spec), like)
 
     def element(carry: Any, piece: Any) -> Any:
-        planes, weights, peaks = piece
+        planes, weights = piece
 
         def chunk(d_planes: Tensor, piece: Any) -> Any:
-            weights, peaks, upstream = piece
+            weights, upstream = piece
             found, kept = _chunk_gradients(
-                form, planes, weights, peaks, upstream
+                spec, planes, weights, upstream, blocks
             )
             return d_planes + found, kept
 
-        start = ops.zeros_like(planes, dtype=like[0].dtype)
-        pieces = weights, peaks, upstream
-        return carry, backend.scan(chunk, start, pieces, like[1])
+        start = ops.zeros_like(planes, dtype=like.dtype)
+        return carry, backend.scan(chunk, start, (weights, upstream), kept_like)
 
-    like = _like(planes), _kept_like(form, _like(planes))
-    pieces = planes, weights, peaks
-    _, (d_planes, kept) = backend.scan(element, (), pieces, like)
-    d_weights = {"kernel": ops.sum(kept["kernel"], axis=3)}
-    if form.has_spatial:
-        d_weights["spatial"] = ops.sum(kept["spatial"], axis=2)
-    if form.has_channel:
-        first, second = weights["first"], weights["second"]
+    pieces = planes, weights | peaks
+    _, (d_planes, kept) = backend.scan(element, (), pieces, (like, kept_like))
+    found = {"kernel": ops.sum(kept["kernel"], axis=3)}
+    if spec.has_spatial:
+        found["spatial"] = ops.sum(kept["spatial"], axis=2)
+    if spec.has_channel:
 
         def scores(first: Tensor, second: Tensor) -> Tensor:
-            return channel_scores(kept["means"], peaks, first, second)
+            return channel_scores(kept["means"], peaks["peaks"], first, second)
 
-        _, found = backend.vjp(scores, (first, second), kept["scores"])
-        d_weights["first"], d_weights["second"] = found
-    return d_planes, d_weights
+        layers = weights["first"], weights["second"]
+        of_layers = backend.vjp(scores, layers, kept["scores"])[1]
+        found["first"], found["second"] = of_layers
+    gradients = d_planes, *(found[name] for name in spec.names)
+    return tuple(
+        ops.cast(d, x.dtype) for d, x in zip(gradients, arguments, strict=True)
+    )
 
 
 def _like(planes: AllPlanes) -> Any:
@@ -195,149 +217,209 @@ def _like(planes: AllPlanes) -> Any:
     return np.zeros((), dtype_of_sums(planes))
 
 
-def _kept_like(form: Form, like: Any) -> Weights:
-    """Any tensors by the names of what `_chunk_gradients` keeps."""
-    names = ["kernel"]
-    if form.has_spatial:
-        names.append("spatial")
-    if form.has_channel:
-        names += ["means", "scores"]
-    return dict.fromkeys(names, like)
+def _kept_names(spec: AttentionSpec) -> tuple[str, ...]:
+    """The names of what `_chunk_gradients` keeps."""
+    spatial = ("spatial",) if spec.has_spatial else ()
+    return (
+        "kernel",
+        *spatial,
+        *(("means", "scores") if spec.has_channel else ()),
+    )
 
 
 def _chunk_gradients(
-    form: Form,
+    spec: AttentionSpec,
     planes: Planes,
     weights: Weights,
-    peaks: Float[Tensor, "channels batch kept"],
     upstream: Pixels,
+    blocks: int,
 ) -> tuple[Planes, Weights]:
-    """Gradients with respect to the planes, and what those of weights are of.
+    """The gradient of the planes, and what the gradients of weights are of.
 
     Args:
-        form, planes, weights: of the chunk.
-        peaks: maxima of its responses.
-        upstream: gradient of its attended sum.
+        spec, planes: of the chunk.
+        weights: of the chunk, and its "peaks" with channel attention.
+        upstream: the gradient of its attended sum.
+        blocks: see `dispatch.blocks`.
 
     Returns:
-        That of the planes, and by name: "kernel" `(channels, blocks, taps,
-        filters)` and "spatial" `(blocks, rows, columns, 2, filters)` for each
-        block of images; for channel attention the gradient of its "scores" and
-        its "means", `(channels, batch, filters)`.
+        The gradient of the planes, and by name: "kernel" `(channels, blocks,
+        taps, filters)` and "spatial" `(blocks, rows, columns, 2, filters)` for
+        each block of images; for channel attention the gradient of its "scores"
+        and its "means", `(channels, batch, filters)`.
     """
-    window, kernel = form.window, weights["kernel"]
-    blocks = channels.plan_for(window, planes, kernel).blocks
-    _, alpha, reduced = _statistics(form, planes, weights, peaks, where=True)
-    kept = {}
-    # Gradients of the responses are as precise as the responses.
-    own = planes.dtype
-    d_total, d_both, of_maxima = upstream, None, None
-    if form.has_spatial:
-        statistics, gate = _gate(form, planes, reduced, weights)
-        d_statistics, kept["spatial"] = depthwise_gradients(
-            statistics,
-            weights["spatial"],
-            upstream * reduced.total * gate * (1 - gate),
-            form.attention_dilation_rate,
-            blocks,
+    window, kernel = spec.window, weights["kernel"]
+    found = _reduced(spec, planes, weights, where=True)
+    d_total, kept = upstream, {}
+    d_both = of_maxima = of_channel = None
+    if spec.has_spatial:
+        d_total, d_maximum, kept["spatial"] = _through_spatial(
+            spec, planes, weights, found, upstream, blocks
         )
-        d_mean, d_maximum = d_statistics[..., 0, :], d_statistics[..., 1, :]
-        d_total = upstream * gate + d_mean / planes.shape[0]
-        d_both = ops.cast(d_total + d_maximum, own)
-        of_maxima = ops.cast(d_maximum * statistics[..., 1, :], own)
-    d_total = ops.cast(d_total, own)
-    of_channel = None
-    if alpha is not None:
-        floor = channels.rounded_down(peaks, planes, kernel)
-        d_log, count = channels.through_attention(
-            planes,
-            kernel,
-            alpha,
-            floor,
-            d_total,
-            of_maxima,
-            reduced.channel,
-            window=window,
+        # Gradients of the responses are as precise as the responses.
+        d_both = ops.cast(d_total + d_maximum, planes.dtype)
+        of_maxima = d_maximum * found.statistics[..., 1, :]
+        of_maxima = ops.cast(of_maxima, planes.dtype)
+    d_total = ops.cast(d_total, planes.dtype)
+    if spec.has_channel:
+        of_channel, of_scores = _through_channel(
+            spec, planes, weights, found, d_total, of_maxima
         )
-        kept["scores"] = d_log * (1 - alpha)
-        kept["means"] = means = channels.mean_responses(window, planes, kernel)
-
-        def scores(means: Overall, peaks: Overall) -> Overall:
-            first, second = weights["first"], weights["second"]
-            return channel_scores(means, peaks, first, second)
-
-        _, (d_means, d_peaks) = backend.vjp(
-            scores, (means, peaks), kept["scores"]
-        )
-        height, width = ops.shape(upstream)[1:3]
-        d_every = d_means / ops.cast(height * width, d_means.dtype)
-        count = ops.cast(ops.maximum(count, 1.0), d_peaks.dtype)
-        d_largest = d_peaks / count
-        of_channel = OfChannel(alpha, floor, d_every, d_largest)
+        kept |= of_scores
     d_planes, kept["kernel"] = channels.gradients(
-        window, planes, kernel, d_total, reduced.channel, d_both, of_channel
+        window, planes, kernel, d_total, found.index, d_both, of_channel, blocks
     )
     return d_planes, kept
 
 
-def _statistics(
-    form: Form,
+def _through_spatial(
+    spec: AttentionSpec,
     planes: Planes,
     weights: Weights,
-    peaks: Float[Tensor, "channels batch kept"] | None = None,
-    where: bool = False,
-) -> tuple[Tensor, Overall | None, Reduced]:
-    """What attention is made of, for a chunk.
+    found: Reduced,
+    upstream: Pixels,
+    blocks: int,
+) -> tuple[Pixels, Pixels, Float[Tensor, "blocks rows columns 2 filters"]]:
+    """The gradients of sum, maximum and filters of spatial attention.
 
     Args:
-        form, planes, weights: of the chunk.
-        peaks: maxima of the responses over space, where they are known.
-        where: whether to say which channel has the maximum.
+        spec, planes, weights, upstream, blocks: see `_chunk_gradients`.
+        found: the statistics of the chunk.
+    """
+    gate = found.gate
+    d_statistics, d_kernel = depthwise_gradients(
+        found.statistics,
+        weights["spatial"],
+        upstream * found.total * gate * (1 - gate),
+        spec.attention_dilation_rate,
+        _written_out(spec, planes, weights),
+        blocks,
+    )
+    d_mean, d_maximum = d_statistics[..., 0, :], d_statistics[..., 1, :]
+    return upstream * gate + d_mean / planes.shape[0], d_maximum, d_kernel
+
+
+def _through_channel(
+    spec: AttentionSpec,
+    planes: Planes,
+    weights: Weights,
+    found: Reduced,
+    d_total: Pixels,
+    of_maxima: Pixels | None,
+) -> tuple[OfChannel, Weights]:
+    """What channel attention adds to the gradients, and what they are kept of.
+
+    Args:
+        spec, planes, weights: see `_chunk_gradients`.
+        found: the statistics of the chunk.
+        d_total: the gradient of the sum of the weighted responses.
+        of_maxima: their maximum over the channels times its gradient, or None.
 
     Returns:
-        The peaks; channel attention, if any; what is left over the channels.
+        What `channels.gradients` takes, and by name "means" and "scores", see
+        `_chunk_gradients`.
     """
-    kernel, alpha, window = weights["kernel"], None, form.window
-    if not form.has_channel:
-        peaks = in_full_precision(ops.zeros_like(planes[:, :, 0, :1]))
-    else:
-        if peaks is None:
-            peaks = channels.peaks(planes, kernel, window=window)
-        first, second = weights["first"], weights["second"]
-        means = channels.mean_responses(window, planes, kernel)
-        alpha = ops.sigmoid(channel_scores(means, peaks, first, second))
-    reduced = channels.reduce(
+    window, kernel, alpha = spec.window, weights["kernel"], found.alpha
+    floor = channels.rounded_down(weights["peaks"], planes, kernel)
+    d_log, count = channels.through_attention(
         planes,
         kernel,
         alpha,
+        floor,
+        d_total,
+        of_maxima,
+        found.index,
         window=window,
-        maxima=form.has_spatial,
-        where=where,
     )
-    return peaks, alpha, Reduced(*reduced)
+    d_scores = d_log * (1 - alpha)
+    means = channels.mean_responses(window, planes, kernel)
+
+    def scores(means: Overall, peaks: Overall) -> Overall:
+        return channel_scores(means, peaks, weights["first"], weights["second"])
+
+    statistics = means, weights["peaks"]
+    d_means, d_peaks = backend.vjp(scores, statistics, d_scores)[1]
+    height, width = ops.shape(d_total)[1:3]
+    d_every = d_means / ops.cast(height * width, d_means.dtype)
+    d_largest = d_peaks / ops.cast(ops.maximum(count, 1.0), d_peaks.dtype)
+    of_channel = OfChannel(alpha, floor, d_every, d_largest)
+    return of_channel, {"means": means, "scores": d_scores}
+
+
+def _peaks(spec: AttentionSpec, planes: Planes, weights: Weights) -> Weights:
+    """The maxima of the responses over space, where attention needs them."""
+    if not spec.has_channel:
+        return {}
+    kernel, window = weights["kernel"], spec.window
+    return {"peaks": channels.peaks(planes, kernel, window=window)}
+
+
+def _reduced(
+    spec: AttentionSpec, planes: Planes, weights: Weights, where: bool = False
+) -> Reduced:
+    """The statistics of the responses of a chunk, and attention from them.
+
+    Args:
+        spec, planes: of the chunk.
+        weights: of the chunk, and its "peaks" with channel attention.
+        where: whether to say which channel has the maximum.
+    """
+    kernel, alpha, window = weights["kernel"], None, spec.window
+    if spec.has_channel:
+        means = channels.mean_responses(window, planes, kernel)
+        layers = weights["first"], weights["second"]
+        alpha = ops.sigmoid(channel_scores(means, weights["peaks"], *layers))
+    total = channels.sums(planes, kernel, alpha, window=window)
+    if not spec.has_spatial:
+        return Reduced(alpha, total)
+    maximum, *index = channels.maxima(
+        planes, kernel, alpha, window=window, where=where
+    )
+    statistics = ops.stack(
+        [total / planes.shape[0], ops.cast(maximum, total.dtype)], axis=3
+    )
+    scores = depthwise_sum(
+        statistics,
+        weights["spatial"],
+        spec.attention_dilation_rate,
+        _written_out(spec, planes, weights),
+    )
+    return Reduced(alpha, total, statistics, ops.sigmoid(scores), *index)
+
+
+def _written_out(spec: AttentionSpec, planes: Planes, weights: Weights) -> bool:
+    """Whether the convolution of statistics is written out term by term."""
+    schedule = dispatch.schedule(spec.window, planes, weights["kernel"])
+    return schedule.depthwise_written_out
 
 
 def _maps(
-    form: Form, planes: Planes, weights: Weights
-) -> tuple[Overall, Pixels]:
-    """Channel and spatial attention of a chunk, ones where there is none."""
-    _, alpha, reduced = _statistics(form, planes, weights)
-    if alpha is None:
-        kernel = weights["kernel"]
-        alpha = ops.ones_like(planes[:, :, :1, 0] + kernel[:, :1])
-        alpha = in_full_precision(alpha)
-    gate = ops.ones_like(reduced.total)
-    if form.has_spatial:
-        gate = _gate(form, planes, reduced, weights)[1]
-    return alpha, gate
+    spec: AttentionSpec, planes: AllPlanes, *tensors: Float[Tensor, "..."]
+) -> tuple[
+    Float[Tensor, "elements chunks channels batch filters"],
+    Float[Tensor, "elements chunks batch height width filters"],
+]:
+    """Channel and spatial attention, ones where there is none.
 
+    Args:
+        spec, planes, *tensors: see `_forward`.
+    """
 
-def _gate(
-    form: Form, planes: Planes, reduced: Reduced, weights: Weights
-) -> tuple[Statistics, Pixels]:
-    """Mean and maximum over the channels, and spatial attention from them."""
-    means, maxima = reduced.total / planes.shape[0], reduced.maximum
-    statistics = ops.stack([means, ops.cast(maxima, means.dtype)], axis=3)
-    rate = form.attention_dilation_rate
-    scores = depthwise_sum(statistics, weights["spatial"], rate)
-    return statistics, ops.sigmoid(scores)
+    def element(carry: Any, piece: Any) -> Any:
+        planes, weights = piece
+
+        def chunk(carry: Any, weights: Weights) -> Any:
+            peaks = _peaks(spec, planes, weights)
+            found = _reduced(spec, planes, weights | peaks)
+            gate = (
+                found.gate if spec.has_spatial else ops.ones_like(found.total)
+            )
+            if spec.has_channel:
+                return carry, (found.alpha, gate)
+            ones = ops.ones_like(planes[:, :, :1, 0] + weights["kernel"][:, :1])
+            return carry, (in_full_precision(ones), gate)
+
+        return carry, backend.scan(chunk, (), weights, like)[1]
+
+    like = (_like(planes),) * 2
+    return backend.scan(element, (), (planes, _named(spec, tensors)), like)[1]

@@ -15,19 +15,28 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import effective_window
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.numerics import sums_of_blocks
-from keras_equiattn.ops.responses import dispatch
+
+# Columns of an image over which a sum is written out.
+COLUMNS = 32
 
 
 def depthwise_sum(
     x: Float[Tensor, "batch height width statistics channels"],
     kernel: Float[Tensor, "rows columns statistics channels"],
-    dilation_rate: int = 1,
+    dilation_rate: int,
+    written_out: bool,
 ) -> Float[Tensor, "batch height width channels"]:
     """Correlates every channel with its filter, summed over the statistics.
 
-    Zeros outside, stride 1.
+    There are zeros outside of the image, and the stride is 1.
+
+    Args:
+        x: the statistics.
+        kernel: the filters.
+        dilation_rate: the distance of adjacent entries of a filter.
+        written_out: whether the sum is written out term by term.
     """
-    if dispatch.writes_depthwise_out(x):
+    if written_out:
         return _sum_of_terms(x, kernel, dilation_rate)
     return depthwise_native(x, kernel, dilation_rate)
 
@@ -36,8 +45,9 @@ def depthwise_gradients(
     x: Float[Tensor, "batch height width statistics channels"],
     kernel: Float[Tensor, "rows columns statistics channels"],
     upstream: Float[Tensor, "batch height width channels"],
-    dilation_rate: int = 1,
-    blocks: int = 1,
+    dilation_rate: int,
+    written_out: bool,
+    blocks: int,
 ) -> tuple[
     Float[Tensor, "batch height width statistics channels"],
     Float[Tensor, "blocks rows columns statistics channels"],
@@ -47,14 +57,14 @@ def depthwise_gradients(
     Args:
         x, kernel: its arguments.
         upstream: gradient of its result.
-        dilation_rate: of the kernel.
-        blocks: of images.
+        dilation_rate, written_out: see `depthwise_sum`.
+        blocks: for how many parts of the batch the sums are kept apart.
 
     Returns:
         That of `x`, and parts of that of the kernel: one for each block of
         images, or one for all.
     """
-    if dispatch.writes_depthwise_out(x):
+    if written_out:
         return (
             _input_gradient(kernel, upstream, dilation_rate),
             _kernel_gradient(x, kernel, upstream, dilation_rate, blocks),
@@ -132,9 +142,9 @@ def _kernel_gradient(
     """
     rows, columns, _, _ = kernel.shape
     batch, height, width = ops.shape(x)[:3]
-    tiles = math.ceil(width / dispatch.COLUMNS)
+    tiles = math.ceil(width / COLUMNS)
     tile = math.ceil(width / tiles)
-    lines = min(max(dispatch.COLUMNS // tile, 1), height)
+    lines = min(max(COLUMNS // tile, 1), height)
     steps = math.ceil(height / lines)
     below, right = steps * lines - height, tiles * tile - width
     (up, down), (before, after) = _pads(kernel, dilation_rate)

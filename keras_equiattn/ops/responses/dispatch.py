@@ -9,8 +9,13 @@ from typing import NamedTuple
 import keras
 
 from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import FilterWindow
+from keras_equiattn.ops.responses.spec import AllPlanes
+from keras_equiattn.ops.responses.spec import Kernel
+from keras_equiattn.ops.responses.spec import Planes
 
 # What "auto" lets one step hold, beside input and output, and how many tensors
 # of the size of a chunk's output are then counted with
@@ -22,34 +27,21 @@ ASSUMED_BATCH = 128
 ASSUMED_PIXELS = 64 * 64
 # The batch where the compiler gets every step by itself: that of `predict`.
 PREDICTED_BATCH = 32
-# What the responses of some input channels may take, which are computed at a
+# Bytes that the responses of the input channels may take that are computed at a
 # time. On a CPU they stay in its cache, on an accelerator they fill it.
 # "unrolled" is for a compiler that gets every step by itself: OpenVINO compiled
 # allcnnc_p4_full in 8 s, and not within 400 s with 2**20 and a batch of 128
 # (AMD EPYC, two cores, OpenVINO 2026.4.1).
 RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
-# Under a compiler, at least how many: fewer make too many steps.
-LEAST_TOGETHER = 2
-# Up to how many of them XLA takes sum and maximum one by one on a CPU: its
-# reductions would be stored before they are added to those of others. Operators
-# that run one after the other on a CPU read each response less often, too.
-FOLDED = 16
 # Entries of a filter up to which a compiler gets a response as a sum of
 # products, which it need not store to reduce it. That moves 0.4 of the bytes.
 # XLA on a CPU multiplies matrices faster all the same: with 128 images of 16 x
 # 16 pixels, 16 channels on p4 and 3 x 3 filters a training step took 3.5 s
 # written out and 1.9 s with products (AMD EPYC, two cores, JAX 0.10.2).
-# Inductor makes vectors of the sums. On an accelerator nothing was measured
-# yet.
 WRITTEN_OUT = 25
-# Blocks of images for which gradients of weights are kept apart until all loops
-# are over: several devices, with some images each, then add them up once.
-BLOCKS = 8
-# Columns of an image over which a sum is written out.
-COLUMNS = 32
 
 
-class Plan(NamedTuple):
+class Schedule(NamedTuple):
     """How the responses of one chunk are computed.
 
     Attributes:
@@ -57,88 +49,100 @@ class Plan(NamedTuple):
         reduced: how many where responses are reduced at once.
         written_out: whether a response is a sum of products, or a product of
             matrices.
-        blocks: of images, see `BLOCKS`.
+        one_by_one: whether the maximum over the channels is taken of one
+            channel after the other, or by a reduction.
+        depthwise_written_out: whether the convolution of statistics is written
+            out term by term, or left to the backend.
     """
 
     together: int
     reduced: int
     written_out: bool
-    blocks: int
+    one_by_one: bool
+    depthwise_written_out: bool
 
 
 def chunk_size(
-    wanted: int | str, filters: int, size: Shape, planes: Tensor
+    wanted: int | str, filters: int, size: Shape, planes: AllPlanes
 ) -> int:
     """How many output channels are computed at a time.
 
     Chunks are of equal size, but for what is added to the last one.
 
     Args:
-        wanted: the most, or "auto".
-        filters: output channels that there are.
+        wanted: the largest size, or "auto".
+        filters: how many output channels there are.
         size: height and width of the output.
-        planes: the padded input, with the images on axis 2.
+        planes: the padded input.
     """
     if isinstance(wanted, str):  # "auto"
-        plane = _plane_bytes(planes.shape[2], size, planes, least=4)
+        target = backend.find_target(planes)
+        plane = _plane_bytes(planes.shape[2], size, planes, target, least=4)
         wanted = max(MEMORY_LIMIT // (LIVE * plane), 1)
     chunks = -(-filters // wanted)
     return -(-filters // chunks)
 
 
-def plan(response: Tensor, channels: int, taps: int, filters: int) -> Plan:
-    """The plan for some chunk.
+def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
+    """How the responses of these channels to these filters are computed.
 
     Args:
-        response: a tensor `(batch, height, width)`.
-        channels: input channels.
-        taps: entries of the filter.
-        filters: output channels of the chunk.
+        window: where the filters look.
+        planes: the padded input at one input group element.
+        kernel: the filters of a chunk.
     """
-    target = backend.find_target(response)
-    batch, *size = response.shape
-    known = isinstance(batch, int) and batch > 0
-    plane = _plane_bytes(batch, size, response, least=2)
+    target = backend.find_target(planes)
+    channels, taps, filters = kernel.shape
+    size = window.output_size(tuple(planes.shape)[2:], "valid")
+    plane = _plane_bytes(planes.shape[1], size, planes, target, least=2)
     limit = RESPONSES["unrolled" if target.unrolls else target.device]
-    fitting = limit // (filters * plane)
-    least = LEAST_TOGETHER if target.compiler else 1
-    together = min(max(fitting, least), channels)
-    fused = target.fuses_sums and not target.xla_on_cpu
-    written_out = fused and taps <= WRITTEN_OUT
-    return Plan(
+    together = min(max(limit // (filters * plane), 1), channels)
+    written_out = (
+        target.fuses_sums and not target.xla_on_cpu and taps <= WRITTEN_OUT
+    )
+    return Schedule(
         together=together,
         # What a compiler does not store takes no memory.
         reduced=channels if written_out else together,
         written_out=written_out,
-        blocks=math.gcd(batch, BLOCKS) if target.xla and known else 1,
+        one_by_one=target.eager_on_cpu or target.xla_on_cpu,
+        depthwise_written_out=target.xla_on_cpu and None not in size,
     )
 
 
-def folds(responses: Tensor) -> bool:
-    """Whether sum and maximum are taken of one channel after the other.
+def blocks(batch: int | None) -> int:
+    """For how many parts of a batch gradients of weights are kept apart.
+
+    Several devices, with some images each, then add them up once, when all
+    loops are over, and not in each step. There is one part for each device of
+    the distribution that is set in Keras.
 
     Args:
-        responses: with the channels on axis 0.
+        batch: the number of images; None if it is not known.
     """
-    target = backend.find_target(responses)
-    few = responses.shape[0] <= FOLDED
-    return target.eager_on_cpu or (target.xla_on_cpu and few)
-
-
-def writes_depthwise_out(x: Tensor) -> bool:
-    """Whether a convolution of statistics is written out term by term.
-
-    Args:
-        x: statistics `(batch, height, width, ...)`.
-    """
-    return backend.find_target(x).xla_on_cpu and None not in x.shape[1:3]
+    distribution = keras.distribution.distribution()
+    if distribution is None or not isinstance(batch, int) or not batch:
+        return 1
+    mesh = distribution.device_mesh
+    axis = mesh.axis_names.index(distribution.batch_dim_name)
+    return math.gcd(batch, int(mesh.shape[axis]))
 
 
 def _plane_bytes(
-    batch: int | None, size: Shape, like: Tensor, least: int
+    batch: int | None,
+    size: Shape,
+    like: Float[Tensor, "..."],
+    target: backend.Target,
+    least: int,
 ) -> int:
-    """Bytes of one output channel of the whole batch, if a number has `least`
-    or as many as one of a tensor.
+    """The bytes of one output channel of the whole batch.
+
+    Args:
+        batch: the number of images; None if it is not known.
+        size: height and width of the output.
+        like: a tensor whose numbers have as many bytes.
+        target: where the computation runs.
+        least: how many bytes a number has at least.
     """
     dtype = keras.backend.standardize_dtype(like.dtype)
     number = {"float32": 4, "float64": 8}.get(dtype, 2)
@@ -147,7 +151,6 @@ def _plane_bytes(
     # JAX exports sizes as symbols.
     if isinstance(height, int) and isinstance(width, int):
         pixels = height * width
-    unrolls = backend.find_target(like).unrolls
-    assumed = PREDICTED_BATCH if unrolls else ASSUMED_BATCH
+    assumed = PREDICTED_BATCH if target.unrolls else ASSUMED_BATCH
     images = batch if isinstance(batch, int) else assumed
     return max(max(number, least) * images * pixels, 1)

@@ -1,6 +1,6 @@
-"""Attention on responses, from their statistics, for every output channel.
+"""What attention on responses is: its axes, its types and its two formulas.
 
-The types of this module are the one vocabulary of the package. Their axes:
+The axes of all modules of this package:
 
     elements            input group elements
     channels            input channels
@@ -11,7 +11,8 @@ The types of this module are the one vocabulary of the package. Their axes:
     height, width       rows and columns of the output
     filters             output channels: elements of the group times filters,
                         or some of them, a chunk
-    blocks              parts of the batch, see `dispatch.BLOCKS`
+    blocks              parts of the batch, one for each device, see
+                        `dispatch.blocks`
 
 A response is what one filter makes of one input channel at one input group
 element. There are `elements * channels * filters` of them at each output
@@ -42,20 +43,20 @@ Kernel: TypeAlias = Float[Tensor, "channels taps filters"]
 Responses: TypeAlias = Float[Tensor, "channels batch height width filters"]
 # One number for all positions of a response.
 Overall: TypeAlias = Float[Tensor, "channels batch filters"]
-# What the output has, and what is left of the responses over the channels.
+# The output, and statistics of the responses over the channels.
 Pixels: TypeAlias = Float[Tensor, "batch height width filters"]
 # The number of a channel at each of them.
 Places: TypeAlias = Shaped[Tensor, "batch height width filters"]
 # Mean and maximum over the channels, and the filters on them.
 Statistics: TypeAlias = Float[Tensor, "batch height width 2 filters"]
 SpatialKernel: TypeAlias = Float[Tensor, "rows columns 2 filters"]
-# By name, see `Form`.
+# The weights by name, see `AttentionSpec`.
 Weights: TypeAlias = dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
-    """What is computed.
+class AttentionSpec:
+    """What is computed: a convolution and the attention on its responses.
 
     Functions that take `weights` take a dictionary with the entries `kernel
     (channels, taps, filters)`; for channel attention `first (channels, hidden,
@@ -63,10 +64,11 @@ class Form:
     attention `spatial (rows, columns, 2, filters)`, for mean and maximum.
 
     Attributes:
-        window: of the convolution.
+        window: where the filters of the convolution look.
         has_channel: whether there is channel attention.
         has_spatial: whether there is spatial attention.
-        attention_dilation_rate: of the filters of spatial attention.
+        attention_dilation_rate: the distance of adjacent entries of the
+            filters of spatial attention.
     """
 
     window: FilterWindow
@@ -76,7 +78,7 @@ class Form:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the weights."""
+        """The names of the weights, in the order in which they are passed."""
         channel = ("first", "second") if self.has_channel else ()
         return "kernel", *channel, *(("spatial",) if self.has_spatial else ())
 
@@ -87,13 +89,14 @@ def channel_scores(
     first: Float[Tensor, "*chunks channels hidden filters"],
     second: Float[Tensor, "*chunks hidden channels filters"],
 ) -> Float[Tensor, "*chunks channels batch filters"]:
-    """A two-layer perceptron over the input channels, for every filter alone.
+    """The scores of channel attention, which is their sigmoid.
 
-    Channel attention is its sigmoid.
+    They are what a two-layer perceptron over the input channels makes of each
+    statistic, for every filter alone.
 
     Args:
-        means, maxima: of the responses over space.
-        first, second: weights of both layers.
+        means, maxima: the statistics of the responses over space.
+        first, second: the weights of both layers.
     """
     scores = 0.0
     for statistic in (means, maxima):
@@ -106,5 +109,13 @@ def channel_scores(
 def spatial_attention(
     statistics: Statistics, kernel: SpatialKernel, dilation_rate: int
 ) -> Pixels:
-    """One filter on mean and maximum, for every output channel alone."""
+    """Spatial attention: a filter on mean and maximum, then a sigmoid.
+
+    Every output channel has a filter of its own.
+
+    Args:
+        statistics: mean and maximum of the responses over the channels.
+        kernel: the filters.
+        dilation_rate: the distance of adjacent entries of a filter.
+    """
     return ops.sigmoid(depthwise_native(statistics, kernel, dilation_rate))
