@@ -301,9 +301,11 @@ def write(figure: Figure, path: Path) -> None:
     from PIL import Image
 
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=100)
+    figure.savefig(buffer, dpi=90)
     picture = Image.open(buffer).convert("RGB")
-    picture.quantize(256).save(path, optimize=True)
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=5).save(
+        path, optimize=True
+    )
     print(path)
 
 

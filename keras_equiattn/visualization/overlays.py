@@ -96,10 +96,11 @@ def plot_overlays(
 ) -> Any:
     """Draws images, and beside each what matters in it.
 
-    All overlays share one scale of colours. Attention covers the image with
-    the given opacity. Evidence for a class is red, evidence against it blue,
-    and the image shows where there is little of either. A frame goes round
-    what `border="mask"` leaves.
+    The overlay lies on the image in shades of grey. All overlays share one
+    scale of colours. Attention covers the image with the given opacity.
+    Evidence for a class is red, evidence against it blue, and the image shows
+    where there is little of either. A frame goes round what `border="mask"`
+    leaves.
 
     Args:
         model: see `attention_overlays`.
@@ -162,9 +163,10 @@ def plot_overlays(
     ):
         drawing.draw_image(left, pixels)
         left.set_title(title, fontsize="medium", loc="left")
-        drawing.draw_image(right, pixels)
+        grey = pixels.mean(-1, keepdims=True)  # colours are left to the overlay
+        drawing.draw_image(right, 0.4 + 0.6 * grey)
         shown = ~np.isnan(values)
-        strength = np.abs(values) / high if found.of_class else shown
+        strength = np.sqrt(np.abs(values) / high) if found.of_class else shown
         drawn = right.imshow(
             np.where(shown, values, 0),
             alpha=opacity * np.where(shown, strength, 0),
@@ -172,7 +174,7 @@ def plot_overlays(
             norm=normalize(low, high),
         )
         _draw_frame(right, shown)
-    bar = figure.colorbar(drawn, ax=grid, label=found.label())
+    bar = figure.colorbar(drawn, ax=grid, label=found.label(), aspect=40)
     bar.solids.set_alpha(1)
     return figure
 

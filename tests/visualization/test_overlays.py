@@ -194,7 +194,8 @@ def test_pictures_show_the_overlays():
         shown = ~np.isnan(values)
         np.testing.assert_allclose(drawn.get_array()[shown], values[shown])
         np.testing.assert_allclose(
-            drawn.get_alpha()[shown], 0.5 * np.abs(values[shown]) / high
+            drawn.get_alpha()[shown],
+            0.5 * np.sqrt(np.abs(values[shown]) / high),
         )
         assert not drawn.get_alpha()[~shown].any()
         np.testing.assert_allclose(drawn.get_clim(), (-high, high))
