@@ -3,15 +3,19 @@
     maps = attention_maps(model, images)
     figure = plot_attention_maps(model, images[0])
     figure.savefig("maps.png")
+    figure = plot_overlays(model, images, class_index=1)
 
 Arrays come first, pictures second: `sites` finds the layers and reads their
-maps, everything else draws. Pictures need matplotlib, the extra `viz`; arrays
-do not.
+maps, `borders` says which positions see beyond the image, `evidence` what
+speaks for a class, and everything else draws. Pictures need matplotlib, the
+extra `viz`; arrays do not.
 """
 
 from keras_equiattn.visualization.drawing import element_name
 from keras_equiattn.visualization.maps import attention_maps
 from keras_equiattn.visualization.maps import plot_attention_maps
+from keras_equiattn.visualization.overlays import attention_overlays
+from keras_equiattn.visualization.overlays import plot_overlays
 from keras_equiattn.visualization.rates import path_rates
 from keras_equiattn.visualization.rates import plot_path_rates
 from keras_equiattn.visualization.window_pictures import pixel_attention
@@ -19,10 +23,12 @@ from keras_equiattn.visualization.window_pictures import plot_window_attention
 
 __all__ = [
     "attention_maps",
+    "attention_overlays",
     "element_name",
     "path_rates",
     "pixel_attention",
     "plot_attention_maps",
+    "plot_overlays",
     "plot_path_rates",
     "plot_window_attention",
 ]

@@ -15,12 +15,14 @@ from keras_equiattn.ops.group.action import group_action
 from keras_equiattn.visualization import drawing
 from keras_equiattn.visualization import sites as attention_sites
 from keras_equiattn.visualization.drawing import element_name
+from keras_equiattn.visualization.fields import Field
+from keras_equiattn.visualization.fields import limits
+from keras_equiattn.visualization.fields import most_varied
+from keras_equiattn.visualization.fields import UNIFORM
 from keras_equiattn.visualization.sites import Maps
-from keras_equiattn.visualization.sites import Pitch
-from keras_equiattn.visualization.sites import Site
 
-# A map that varies by less is called uniform, and drawn as such.
-UNIFORM = 1e-3
+Limits = tuple[float, float]
+
 # About as many positions with arrows along the shorter side.
 ARROWS = 5
 # Of the arrows of rotations and of mirrored elements.
@@ -163,77 +165,145 @@ def plot_attention_maps(
         >>> len(figure.axes)  # four rows of six panels, and a colour bar
         25
     """
-    figure_class, normalize = drawing.matplotlib_parts()
-    image = drawing.one_image(image)
+    figure_class, _ = drawing.matplotlib_parts()
     opacity = _checks.number(
         opacity, "opacity", "a number from 0 to 1", lambda n: 0 <= n <= 1
     )
-    sites = attention_sites.find(model)
-    if layer is None:
-        layer = _most_varied(attention_sites.read(model, image[None], sites))
-    sites = attention_sites.select(sites, layer)
-    site = attention_sites.leaves(sites)[layer]
-    group = site.operation.group
-    first = site.operation.data_format == "channels_first"
-    if first:
-        image = np.moveaxis(image, 0, -1)
-    tried = _elements(group, elements, image)
-    images = np.concatenate([_act(image[None], group, g) for g in tried])
-    batch = np.moveaxis(images, -1, 1) if first else images
-    field = _Field.of(
-        layer, site, attention_sites.read(model, batch, sites)[layer]
-    )
-    shown = list(range(field.values.shape[-1]))
-    if group_element is not None:
-        field.require_group_axis("group_element", group_element)
-        shown = [group.check_element(group_element)]
-    if arrows is None:
-        arrows = field.on_group and group.rotations > 1
-    elif _checks.flag(arrows, "arrows"):
-        field.require_group_axis("arrows", arrows)
-
-    low, high = float(field.values.min()), float(field.values.max())
-    title = f"{model.name}, {layer}\nattention {low:.4g} to {high:.4g}"
-    if high - low < UNIFORM:
-        title += ", uniform"
-        # On a range of their own rounding errors would look like attention.
-        low, high = (low + high - UNIFORM) / 2, (low + high + UNIFORM) / 2
-    colors = {"cmap": colormap, "norm": normalize(low, high)}
-    heads = ["image", *(["all h"] if arrows else [])]
-    for h in shown:
-        name = f"h: {element_name(group, h)}"
-        heads.append(name if field.on_group else "attention")
+    poses = _Poses.of(model, drawing.one_image(image), layer, elements)
+    columns = _Columns.of(poses, group_element, arrows)
+    values = poses.field.values
+    low, high, range_text = limits(float(values.min()), float(values.max()))
     figure = figure_class(
-        figsize=(1.3 + size * len(heads), 0.8 + size * len(tried)),
+        figsize=(
+            1.3 + size * len(columns.titles),
+            0.8 + size * len(poses.elements),
+        ),
         layout="constrained",
     )
-    figure.suptitle(title)
-    grid = figure.subplots(len(tried), len(heads), squeeze=False)
-    extent = field.extent(image.shape[:2])
-    drawn = None
-    for g, pixels, values, panels in zip(
-        tried, drawing.displayed(images), field.values, grid, strict=True
-    ):
-        drawing.draw_image(panels[0], pixels)
-        panels[0].set_ylabel(element_name(group, g))
-        grey = pixels.mean(-1, keepdims=True)  # colours are left to the map
-        if arrows:
-            drawing.draw_image(panels[1], 0.4 * grey)
-            _draw_arrows(panels[1], values, extent, group, (low, high))
-        for h, panel in zip(shown, panels[-len(shown) :], strict=True):
-            drawing.draw_image(panel, 0.4 + 0.6 * grey)
-            drawn = panel.imshow(
-                values[..., h],
-                extent=extent,
-                alpha=opacity,
-                interpolation="nearest",
-                **colors,
-            )
-            drawing.frame(panel, pixels)
-    for panel, text in zip(grid[0], heads, strict=True):
+    figure.suptitle(f"{model.name}, {poses.field.layer}\n{range_text}")
+    shape = len(poses.elements), len(columns.titles)
+    grid = figure.subplots(*shape, squeeze=False)
+    for panel, text in zip(grid[0], columns.titles, strict=True):
         panel.set_title(text, fontsize="medium")
+    for row, panels in enumerate(grid):
+        drawn = _draw_row(
+            panels, poses, row, columns, (low, high), colormap, opacity
+        )
     figure.colorbar(drawn, ax=grid, label="effective attention")
     return figure
+
+
+@dataclasses.dataclass
+class _Poses:
+    """An image in several poses, and what a layer attends to in each.
+
+    Attributes:
+        group: of the layer.
+        elements: the group elements that act on the image.
+        images: `(element, height, width, channels)`, for the picture.
+        field: of the layer, its batch axis over the elements.
+    """
+
+    group: groups.Group
+    elements: list[int]
+    images: np.ndarray
+    field: Field
+
+    @classmethod
+    def of(
+        cls,
+        model: keras.Model,
+        image: np.ndarray,
+        layer: str | None,
+        elements: Iterable[int] | None,
+    ) -> "_Poses":
+        sites = attention_sites.find(model)
+        if layer is None:
+            layer = most_varied(attention_sites.read(model, image[None], sites))
+        sites = attention_sites.select(sites, layer)
+        site = attention_sites.leaves(sites)[layer]
+        group = site.operation.group
+        first = site.operation.data_format == "channels_first"
+        if first:
+            image = np.moveaxis(image, 0, -1)
+        tried = _elements(group, elements, image)
+        images = np.concatenate([_act(image[None], group, g) for g in tried])
+        batch = np.moveaxis(images, -1, 1) if first else images
+        maps = attention_sites.read(model, batch, sites)[layer]
+        return cls(
+            group,
+            tried,
+            drawing.displayed(images),
+            Field.of(layer, site, maps),
+        )
+
+
+@dataclasses.dataclass
+class _Columns:
+    """What the panels of a row show.
+
+    Attributes:
+        titles: of all panels.
+        shown: the group elements `h` of the last ones.
+        arrows: whether the panel after the image is of arrows.
+    """
+
+    titles: list[str]
+    shown: list[int]
+    arrows: bool
+
+    @classmethod
+    def of(
+        cls, poses: _Poses, group_element: int | None, arrows: bool | None
+    ) -> "_Columns":
+        group, field = poses.group, poses.field
+        shown = list(range(field.values.shape[-1]))
+        if group_element is not None:
+            field.require_group_axis("group_element", group_element)
+            shown = [group.check_element(group_element)]
+        if arrows is None:
+            arrows = field.on_group and group.rotations > 1
+        elif _checks.flag(arrows, "arrows"):
+            field.require_group_axis("arrows", arrows)
+        titles = ["image", *(["all h"] if arrows else [])]
+        for h in shown:
+            name = f"h: {element_name(group, h)}"
+            titles.append(name if field.on_group else "attention")
+        return cls(titles, shown, arrows)
+
+
+def _draw_row(
+    panels: np.ndarray,
+    poses: _Poses,
+    row: int,
+    columns: _Columns,
+    ends: Limits,
+    colormap: str,
+    opacity: float,
+) -> Any:
+    """Draws an image in one pose and its maps. Returns one drawn map."""
+    pixels, values = poses.images[row], poses.field.values[row]
+    extent = poses.field.extent(pixels.shape[:2])
+    drawing.draw_image(panels[0], pixels)
+    panels[0].set_ylabel(element_name(poses.group, poses.elements[row]))
+    grey = pixels.mean(-1, keepdims=True)  # colours are left to the map
+    if columns.arrows:
+        drawing.draw_image(panels[1], 0.4 * grey)
+        _draw_arrows(panels[1], values, extent, poses.group, ends)
+    maps = panels[-len(columns.shown) :]
+    for h, panel in zip(columns.shown, maps, strict=True):
+        drawing.draw_image(panel, 0.4 + 0.6 * grey)
+        drawn = panel.imshow(
+            values[..., h],
+            extent=extent,
+            alpha=opacity,
+            interpolation="nearest",
+            cmap=colormap,
+            vmin=ends[0],
+            vmax=ends[1],
+        )
+        drawing.frame(panel, pixels)
+    return drawn
 
 
 def _is_uniform(values: np.ndarray) -> bool:
@@ -256,77 +326,6 @@ def _uniform_message(layer: str, maps: list[str]) -> str:
             "another seed"
         )
     return message + "."
-
-
-@dataclasses.dataclass
-class _Field:
-    """The effective attention of a layer, averaged over its channels.
-
-    Attributes:
-        layer: name of the layer.
-        values: `(batch, height, width, h)`, one `h` for attention on images.
-        on_group: whether there is a group axis.
-        pitch: rows and columns of the image per pixel.
-    """
-
-    layer: str
-    values: np.ndarray
-    on_group: bool
-    pitch: Pitch
-
-    @classmethod
-    def of(cls, layer: str, site: Site, maps: Maps) -> "_Field":
-        if "effective" not in maps:
-            raise ValueError(
-                f"Layer '{layer}' returns no map \"effective\" to draw, but "
-                f"{', '.join(map(repr, maps))}.{_instead(maps)}"
-            )
-        values = maps["effective"].mean(-1)
-        on_group = values.ndim == 4
-        if not on_group:
-            values = values[..., None]
-        # A map of its input, or of its output?
-        before, after = site.pitches
-        size = tuple(site.tensors[0].shape[1:])
-        first = site.operation.data_format == "channels_first"
-        of_input = values.shape[1:3] == (size[1:3] if first else size[:2])
-        return cls(layer, values, on_group, before if of_input else after)
-
-    def require_group_axis(self, name: str, value: Any) -> None:
-        if not self.on_group:
-            raise ValueError(
-                f"`{name}` must be None: the map of '{self.layer}' has no "
-                f"group axis. Received: {value!r}"
-            )
-
-    def extent(self, size: tuple[int, int]) -> tuple[float, ...]:
-        """Left, right, bottom, top in pixels of the image, centred on it."""
-        (rows, columns), (height, width) = self.values.shape[1:3], size
-        y, x = rows * self.pitch[0] / 2, columns * self.pitch[1] / 2
-        middle = (height - 1) / 2, (width - 1) / 2
-        return middle[1] - x, middle[1] + x, middle[0] + y, middle[0] - y
-
-
-def _instead(*maps: Maps) -> str:
-    """What draws maps of windows, if that is what there is."""
-    if not any({"window", "image"} & set(found) for found in maps):
-        return ""
-    return " `plot_window_attention` draws what a pixel attends to."
-
-
-def _most_varied(maps: dict[str, Maps]) -> str:
-    """The layer whose map has the largest standard deviation over space."""
-    spreads = {
-        name: float(found["effective"].mean(-1).std(axis=(1, 2)).max())
-        for name, found in maps.items()
-        if "effective" in found
-    }
-    if not spreads:
-        raise ValueError(
-            'No attentive layer of the model returns an "effective" map.'
-            + _instead(*maps.values())
-        )
-    return max(spreads, key=lambda name: spreads[name])
 
 
 def _elements(
@@ -359,7 +358,7 @@ def _draw_arrows(
     values: np.ndarray,
     extent: tuple[float, ...],
     group: groups.Group,
-    limits: tuple[float, float],
+    ends: Limits,
 ) -> None:
     """One arrow for each group element at each of some positions."""
     left, right, bottom, top = extent
@@ -372,7 +371,7 @@ def _draw_arrows(
         left + (columns + 0.5) * pitch[1],
         indexing="ij",
     )
-    low, high = limits
+    low, high = ends
     share = (values[np.ix_(rows, columns)] - low) / (high - low)
     tilt = TILT if group.mirrors else 0.0
     # As offsets (row, column), on which the matrices act.

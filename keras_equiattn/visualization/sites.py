@@ -22,13 +22,15 @@ class Site:
     Attributes:
         operation: the layer or the model.
         tensors: its symbolic inputs.
-        keywords: names of the last of them, which are not given by place.
+        outputs: its symbolic outputs.
+        keywords: names of the last inputs, which are not given by place.
         pitches: rows and columns of the image per pixel, before and after.
         inner: sites by name, of a model.
     """
 
     operation: Any
     tensors: list[Any]
+    outputs: list[Any]
     keywords: list[str]
     pitches: tuple[Pitch, Pitch]
     inner: "Sites"
@@ -115,7 +117,7 @@ def read(
 
 def find(model: keras.Model) -> Sites:
     """All sites of a model."""
-    if not _has_graph(model):
+    if not has_graph(model):
         raise ValueError(
             "`model` must be a functional or Sequential Keras model that is "
             "built: layers are found in its graph, which subclassed models do "
@@ -141,7 +143,7 @@ def select(sites: Sites, layers: str | Iterable[str] | None) -> Sites:
     return _keep(sites, wanted)
 
 
-def _has_graph(operation: Any) -> bool:
+def has_graph(operation: Any) -> bool:
     return isinstance(operation, keras.Model) and bool(
         getattr(operation, "inputs", None)
     )
@@ -153,7 +155,7 @@ def _sites(
     """Sites in the order of execution, and the pitch of the output."""
     sites: Sites = {}
     pitches = {id(tensor): pitch for tensor in model.inputs}
-    for node in _nodes(model):
+    for node in nodes(model):
         if node.is_input:
             continue
         operation, tensors = node.operation, list(node.input_tensors)
@@ -161,7 +163,7 @@ def _sites(
         after = _after(operation, before)
         inner: Sites = {}
         attentive = _attends(operation)
-        if not attentive and _has_graph(operation):
+        if not attentive and has_graph(operation):
             inner, after = _sites(operation, before)
         elif not attentive and _hides_attention(operation):
             raise ValueError(
@@ -180,13 +182,18 @@ def _sites(
                 if keras.backend.is_keras_tensor(value)
             ]
             sites[name] = Site(
-                operation, tensors, keywords, (before, after), inner
+                operation,
+                tensors,
+                list(node.outputs),
+                keywords,
+                (before, after),
+                inner,
             )
         pitches |= {id(tensor): after for tensor in node.outputs}
     return sites, max(pitches[id(tensor)] for tensor in model.outputs)
 
 
-def _nodes(model: keras.Model) -> Iterator[Any]:
+def nodes(model: keras.Model) -> Iterator[Any]:
     """The calls that make a graph, each after those that it depends on."""
     histories = [tensor._keras_history for tensor in reversed(model.outputs)]
     stack = [
