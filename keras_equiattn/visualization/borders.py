@@ -9,7 +9,6 @@ from keras_equiattn.layers.attentive.convolution import BaseAttentiveConv2D
 from keras_equiattn.layers.attentive.input_attention import InputAttention
 from keras_equiattn.ops.geometry import before_and_after
 from keras_equiattn.ops.geometry import effective_window
-from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.geometry import same_padding
 from keras_equiattn.visualization import sites as attention_sites
 from keras_equiattn.visualization.sites import Site
@@ -138,9 +137,8 @@ def _slid(operation: Any, x: Inside) -> Inside:
         if padding == "same":
             added = same_padding(len(n), window, stride, dilation)
         padded = np.pad(n, before_and_after(added))
-        count = output_size(len(n), window, stride, dilation, padding)
         reach = effective_window(window, dilation)
-        starts = stride * np.arange(count)
+        starts = range(0, len(padded) - reach + 1, stride)
         return np.array(
             [padded[i : i + reach : dilation].all() for i in starts]
         )

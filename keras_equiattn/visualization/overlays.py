@@ -327,7 +327,8 @@ def _spread(
         `(batch, *size)`, NaN around what is kept.
     """
     if kept is None:
-        kept = tuple(np.ones(n, bool) for n in values.shape[1:])
+        down, along = values.shape[1:]
+        kept = np.ones(down, bool), np.ones(along, bool)
     rows, columns = (
         _interpolation(*axis) for axis in zip(size, pitch, kept, strict=True)
     )

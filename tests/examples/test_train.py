@@ -151,7 +151,7 @@ def test_folder_of_images(train, tmp_path, capsys):
         "--verbose=0",
     ]
     options = ("--resized-crop=True", "--label-smoothing=0.1")
-    with pytest.raises(SystemExit, match="what validates is what tests"):
+    with pytest.raises(SystemExit, match="are also the test images"):
         train.main([*command, "--train-on-all"])
     train.main([*command, *options])
     results = results_of(tmp_path / "run")

@@ -105,7 +105,7 @@ def test_dataset_that_is_not_prepared(train, tmp_path, capsys):
     ("more", "message"),
     [
         ("--epochs=9", "imagenet_folder/train does not exist"),
-        ("--train-on-all", "what validates is what tests"),
+        ("--train-on-all", "validation images are also the test images"),
         ("--dataset=cifar10", "`resized_crop` must be False except"),
     ],
 )

@@ -124,9 +124,7 @@ def test_dropout_waits_for_no_device(monkeypatch):
     """No tensor becomes a number of Python, forward and backward."""
     import torch
 
-    layer = layers.GroupSelfAttention2D(
-        2, 3, 1, 3, "p2", attention_dropout=0.5
-    )
+    layer = layers.GroupSelfAttention2D(2, 3, 1, 3, "p2", attention_dropout=0.5)
     layer.build((None, *FAMILIES["gsa"][1]))
     x = torch.tensor(images("gsa", 2), requires_grad=True)
 

@@ -15,7 +15,6 @@ from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
 
-
 # Constants of Steele, Lea and Flood, "Fast splittable pseudorandom number
 # generators" (2014), as integers with a sign: the distance of two states, and
 # shifts and factors that mix one.
@@ -164,7 +163,7 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
 
 def _random_int16_torch(
     count: int, seed: Shaped[Tensor, ""], place: tuple[int, ...]
-) -> Shaped[Tensor, "count"]:
+) -> Shaped[Tensor, " count"]:
     """As many random integers of 16 bits with a sign.
 
     Each four of them are a state of a generator that counts, mixed. PyTorch's

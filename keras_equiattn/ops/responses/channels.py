@@ -139,7 +139,8 @@ def peaks(planes: Planes, kernel: Kernel, *, window: FilterWindow) -> Overall:
     schedule = dispatch.schedule(window, planes, kernel)
 
     def step(carry: Any, group: Any) -> Any:
-        found = responses(window, *group, None, schedule.written_out)
+        planes, kernel = group
+        found = responses(window, planes, kernel, None, schedule.written_out)
         return carry, ops.max(found, axis=(2, 3))
 
     groups, size = (planes, kernel), schedule.reduced
@@ -173,9 +174,8 @@ def maxima(
 
     def step(carry: Any, group: Any) -> Any:
         number, planes, kernel, *alpha = group
-        found = responses(
-            window, planes, kernel, *(alpha or (None,)), schedule.written_out
-        )
+        weight = alpha[0] if alpha else None
+        found = responses(window, planes, kernel, weight, schedule.written_out)
         if schedule.one_by_one:
             count = range(found.shape[0])
             candidates = [(found[n], number[n]) for n in count]

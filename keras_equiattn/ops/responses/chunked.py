@@ -48,15 +48,16 @@ class Reduced(NamedTuple):
         statistics: for spatial attention their mean and maximum over the
             channels, or None.
         gate: spatial attention, or None.
-        index: the number of the channel that has the maximum, and of equal
+        places: the number of the channel that has the maximum, and of equal
             ones the first; None where it was not asked for.
     """
 
-    alpha: Overall | None
+    # Types without None: each is read only where the spec has it.
+    alpha: Overall
     total: Pixels
-    statistics: Statistics | None = None
-    gate: Pixels | None = None
-    index: Places | None = None
+    statistics: Statistics = None
+    gate: Pixels = None
+    places: Places = None
 
 
 def attended_sum(
@@ -267,7 +268,14 @@ def _chunk_gradients(
         )
         kept |= of_scores
     d_planes, kept["kernel"] = channels.gradients(
-        window, planes, kernel, d_total, found.index, d_both, of_channel, blocks
+        window,
+        planes,
+        kernel,
+        d_total,
+        found.places,
+        d_both,
+        of_channel,
+        blocks,
     )
     return d_planes, kept
 
@@ -328,7 +336,7 @@ def _through_channel(
         floor,
         d_total,
         of_maxima,
-        found.index,
+        found.places,
         window=window,
     )
     d_scores = d_log * (1 - alpha)
@@ -372,7 +380,7 @@ def _reduced(
     total = channels.sums(planes, kernel, alpha, window=window)
     if not spec.has_spatial:
         return Reduced(alpha, total)
-    maximum, *index = channels.maxima(
+    maximum, *places = channels.maxima(
         planes, kernel, alpha, window=window, where=where
     )
     statistics = ops.stack(
@@ -384,7 +392,7 @@ def _reduced(
         spec.attention_dilation_rate,
         _written_out(spec, planes, weights),
     )
-    return Reduced(alpha, total, statistics, ops.sigmoid(scores), *index)
+    return Reduced(alpha, total, statistics, ops.sigmoid(scores), *places)
 
 
 def _written_out(spec: AttentionSpec, planes: Planes, weights: Weights) -> bool:

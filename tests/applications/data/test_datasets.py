@@ -152,10 +152,6 @@ def test_training_without_tensorflow(digits_npz):
             sys.modules[name] = None
         import keras
         from keras_equiattn.applications.data import datasets
-from keras_equiattn.applications.data.sources import catalogue
-from keras_equiattn.applications.data.sources import digits
-from keras_equiattn.applications.data.sources import npz
-from keras_equiattn.applications.data.__main__ import main
 
         train = datasets.load_pydataset(sys.argv[1], augment=True)
         model = keras.Sequential(
@@ -235,7 +231,7 @@ def test_command_line_says_errors_in_one_line(tmp_path, capsys):
         (["export", "digits", str(path)], "Overwrite it with --force"),
         (
             ["export", "cifar10", "out.npz", "--data-dir", str(tmp_path)],
-            f"datasets prepare cifar10 --data-dir {tmp_path}",
+            f"data prepare cifar10 --data-dir {tmp_path}",
         ),
     ]:
         assert main(arguments) == 1
@@ -286,7 +282,7 @@ def test_a_failed_download_is_one_clear_error(tmp_path, monkeypatch, capsys):
         ({"augment": 4}, "`augment` must be None, .* Received: 4"),
         (
             {"augment": True, "split": "test"},
-            "`augment` must be None except for the training .* split='test'",
+            "`augment` must be None, except for the training .* split='test'",
         ),
         ({"seed": -1}, "`seed` must be a non-negative integer"),
         ({"seed": "0"}, "`seed` must be a non-negative .* Received: '0'"),

@@ -7,12 +7,12 @@ from dataset_helpers import numpy_batches
 from dataset_helpers import once
 from PIL import Image
 
-from keras_equiattn.applications import training
 from keras_equiattn.applications.data import augmentation
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.data import streams
 from keras_equiattn.applications.data.__main__ import main
 from keras_equiattn.applications.data.sources import access
+from keras_equiattn.applications.data.sources import catalogue
 
 pytestmark = once
 CROP = datasets.Augmentation(0, True, resized_crop=True)
@@ -61,7 +61,7 @@ def together(batches):
 def test_info(folder):
     facts = datasets.info(folder)
     assert (facts.name, facts.shape, facts.classes) == ("zoo", (224, 224, 3), 3)
-    assert facts.normalization == training.IMAGENET_NORMALIZATION
+    assert facts.normalization == catalogue.IMAGENET_NORMALIZATION
     assert facts.validation_size is None
     facts = datasets.info("imagenet_folder")
     assert (facts.shape, facts.classes) == ((224, 224, 3), 1000)
@@ -100,7 +100,7 @@ def test_evaluation_is_the_central_crop(folder):
         atol = 0.03 if path.suffix == ".JPEG" else 1e-4
         np.testing.assert_allclose(image, central_view(path), atol=atol)
     assert_equal(numpy_batches(load(folder, "test", 4)), batches)
-    mean, std = (np.array(part) for part in training.IMAGENET_NORMALIZATION)
+    mean, std = (np.array(part) for part in catalogue.IMAGENET_NORMALIZATION)
     ((normalized, _),) = numpy_batches(
         load(folder, "test", normalization=(mean, std))
     )
@@ -197,7 +197,7 @@ def test_boxes():
     [
         (
             {"split": "train+validation"},
-            "must be 'train', 'validation' or 'test': what validates",
+            "must be 'train', 'validation' or 'test': validation images",
         ),
         ({"validation_size": 2}, "'zoo' has its own validation split"),
         ({"augment": 3}, "`augment` must be None"),

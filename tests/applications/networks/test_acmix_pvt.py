@@ -230,7 +230,7 @@ def test_ends_and_stages(small):
         ({"patch_size": 0}, "`patch_size` must be a positive integer"),
         ({"features_only": True}, "features_only=True"),
         ({"weights": "imagenet"}, "none for this network.*'imagenet'"),
-        ({"normalization": (0, 0)}, r"std positive. Received: \(0, 0\)"),
+        ({"normalization": (0, 0)}, r"positive std. Received: \(0, 0\)"),
     ],
 )
 def test_bad_arguments(arguments, message, small):
