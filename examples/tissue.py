@@ -9,8 +9,8 @@ many parameters. Each sees more and more training patches, for the same number
 of steps. Then the equivariant network is saved, loaded again, and drawn: where
 it found evidence of a tumour on patches that it was not trained on.
 
-Writes `tissue-<backend>-<date>.json` with all numbers to `--results`, the
-pictures to `--pictures` and the network to `--out`. The page
+Writes `tissue-<backend>-<steps>-<date>.json` with all numbers to `--results`,
+the pictures to `--pictures` and the network to `--out`. The page
 docs/guide/tutorial-tissue.md shows them. A number that was measured on a sample
 of PatchCamelyon shows that the pipeline works, and is no benchmark.
 """
@@ -31,9 +31,9 @@ from sklearn.metrics import roc_auc_score
 
 from keras_equiattn import layers
 from keras_equiattn import visualization
-from keras_equiattn.applications import datasets
-from keras_equiattn.applications import reporting
 from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
 from keras_equiattn.testing import equivariance_error
 
 ROOT = Path(__file__).parents[1]
@@ -269,7 +269,7 @@ def drawings(
     found = scores(whole, images)
     # The surest of both classes, right or wrong: an honest choice of examples.
     order = np.argsort(found)
-    chosen = np.concatenate([order[-4:][::-1], order[:4]])
+    chosen = np.concatenate([order[-4:][::-1], order[:2]])
     titles = [
         f"{'tumour' if labels[n] == TUMOUR else 'no tumour'}, {found[n]:+.1f}"
         for n in chosen
@@ -317,8 +317,8 @@ def main() -> None:
     add = parser.add_argument
     add("--data-dir", type=Path, help="folder of the prepared datasets")
     add("--sizes", type=int, nargs="+", default=[100, 300, 848])
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    add("--steps", type=int, default=300)
+    add("--seeds", type=int, nargs="+", default=[0, 1])
+    add("--steps", type=int, default=1000)
     add("--test-images", type=int, default=2000, help="of each split, at most")
     add("--out", type=Path, default=Path("runs/tissue"))
     add("--results", type=Path, default=ROOT / "benchmarks" / "results")
@@ -360,7 +360,8 @@ def main() -> None:
             max(equivariance_error(loaded, "p4m", crops[:8]))
         ),
     }
-    name = f"tissue-{keras.backend.backend()}-{results['date']}.json"
+    backend = keras.backend.backend()
+    name = f"tissue-{backend}-{options.steps}-{results['date']}.json"
     training.write_json(options.results / name, results)
     print(options.results / name)
     write(curves(runs), options.pictures / "tissue-accuracy.png")
