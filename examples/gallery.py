@@ -1,6 +1,6 @@
 """Draws the pictures of the gallery and of the glossary.
 
-    python examples/gallery.py
+    TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch python examples/gallery.py
     python examples/gallery.py --out runs/gallery --only orbit
 
 One picture for each family of layers, `<name>.png`:
@@ -39,7 +39,7 @@ OUT = Path(__file__).parents[1] / "docs" / "images"
 DIGIT = 7
 # Row and column of the pixel whose attention is drawn, on the stroke of it.
 PIXEL = (13, 15)
-EPOCHS = 4
+EPOCHS = 10
 
 
 def digit(label: int = DIGIT) -> np.ndarray:

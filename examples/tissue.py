@@ -317,8 +317,8 @@ def main() -> None:
     add = parser.add_argument
     add("--data-dir", type=Path, help="folder of the prepared datasets")
     add("--sizes", type=int, nargs="+", default=[100, 300, 848])
-    add("--seeds", type=int, nargs="+", default=[0, 1])
-    add("--steps", type=int, default=1000)
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add("--steps", type=int, default=300)
     add("--test-images", type=int, default=2000, help="of each split, at most")
     add("--out", type=Path, default=Path("runs/tissue"))
     add("--results", type=Path, default=ROOT / "benchmarks" / "results")

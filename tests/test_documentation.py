@@ -61,3 +61,11 @@ def test_readme_names_what_exists():
         assert f"\n{target}:" in makefile
     for path in re.findall(r"(?:examples|benchmarks)/\w+\.py", text):
         assert (ROOT / path).exists()
+
+
+@pytest.mark.once
+def test_every_picture_is_shown_and_small():
+    text = "\n".join(page.read_text() for page in PAGES)
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert f"images/{picture.name}" in text, picture.name
+        assert picture.stat().st_size < 150_000, picture.name
