@@ -1,5 +1,6 @@
 """Epochs of batches: what all of them have, and which one comes next."""
 
+import abc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from keras_equiattn.applications.data.normalization import PerChannel
 Batch: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
-class Epochs:
+class Epochs(abc.ABC):
     """Batches of images that are the same whenever an epoch is repeated.
 
     Args:
@@ -64,13 +65,13 @@ class Epochs:
         """Number of batches in an epoch."""
         return -(-self.count // self.batch_size)
 
+    @abc.abstractmethod
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yields the batches of one epoch.
 
         Args:
             epoch: Number of the epoch, from 0.
         """
-        raise NotImplementedError
 
 
 class Clock:
