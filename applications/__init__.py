@@ -13,7 +13,6 @@
 This file exports names, and defines nothing.
 """
 
-from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.networks.acmix_pvt import ACmixPVTSmall
 from keras_equiattn.applications.networks.acmix_pvt import ACmixPVTTiny
 from keras_equiattn.applications.networks.acmix_resnet import ACmixResNet26
@@ -36,7 +35,6 @@ from keras_equiattn.applications.networks.resnet44 import ResNet44
 from keras_equiattn.applications.networks.rotmnist import RotMNISTCNN
 from keras_equiattn.applications.registry import get_model
 from keras_equiattn.applications.registry import list_models
-from keras_equiattn.applications.training import recipes
 
 __all__ = [
     "ACmixPVTSmall",
@@ -59,8 +57,6 @@ __all__ = [
     "ResNet44",
     "ResNet83",
     "RotMNISTCNN",
-    "datasets",
     "get_model",
     "list_models",
-    "recipes",
 ]
