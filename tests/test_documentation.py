@@ -68,4 +68,4 @@ def test_every_picture_is_shown_and_small():
     text = "\n".join(page.read_text() for page in PAGES)
     for picture in (ROOT / "docs" / "images").iterdir():
         assert f"images/{picture.name}" in text, picture.name
-        assert picture.stat().st_size < 180_000, picture.name
+        assert picture.stat().st_size < 150_000, picture.name

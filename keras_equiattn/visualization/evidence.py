@@ -20,10 +20,10 @@ def evidence(
 ) -> np.ndarray:
     """How much the features at each position speak for a class.
 
-    The score of the class is differentiated with respect to the output of a
-    layer. The product of output and gradient says by how much the score would
-    grow if this value were scaled up, to first order. It is added up over
-    channels and poses.
+    The score of the class, less the mean score of all classes, is
+    differentiated with respect to the output of a layer. The product of output
+    and gradient says by how much it would grow if this value were scaled up,
+    to first order. It is added up over channels and poses.
 
     Args:
         model: see `attention_maps`; its last axis is over classes.
@@ -50,7 +50,9 @@ def evidence(
 
     scores = _run(model, x, chain, keep)
     (features,) = kept
-    chosen = ops.one_hot(class_index, scores.shape[-1], dtype=scores.dtype)
+    chosen = ops.one_hot(class_index, classes, dtype=scores.dtype)
+    if classes > 1:  # a softmax does not see what all scores have in common
+        chosen = chosen - 1 / classes
     _, (gradient,) = backend.vjp(
         lambda y: _run(model, x, chain, lambda _: y),
         (features,),

@@ -38,9 +38,10 @@ def attention_overlays(
     Without a class it is the effective attention of a layer, as a mean over
     channels and poses. With a class it is evidence: how much the features that
     the layer lets through speak for this class at each pixel, and where they
-    are negative, against it. It is the gradient of the score of the class
-    times the output of the layer, added up over channels and poses: by how
-    much the score would grow, to first order, if the features there grew.
+    are negative, against it. It is the output of the layer times the gradient
+    of the score of the class, less the mean score of all classes, added up over
+    channels and poses: by how much the score would grow, to first order, if
+    the features there grew.
 
     Maps that are smaller than the image are interpolated linearly.
 

@@ -87,9 +87,20 @@ def test_evidence_is_the_gradient_times_the_features():
     x = images(2, (6, 6, 2))
     kernel = np.asarray(model.get_layer("out").get_weights()[0])
     seen = keras.Model(inputs, features).predict(x, verbose=0)
-    expected = (seen @ kernel[:, 1]).sum(-1) / (6 * 6 * 4)
+    relative = kernel[:, 1] - kernel.mean(axis=1)
+    expected = (seen @ relative).sum(-1) / (6 * 6 * 4)
     found = attention_overlays(model, x, class_index=1, border="keep")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_evidence_for_the_only_class():
+    """A score alone, as before a sigmoid, is not compared with any other."""
+    model = classifier()
+    only = keras.layers.Dense(1)
+    scores = only(model.layers[-2].output)
+    single = keras.Model(model.input, scores)
+    found = attention_overlays(single, images(1, (16, 16, 2)), class_index=0)
+    assert np.nanmax(np.abs(found)) > 0
 
 
 def test_evidence_in_a_nested_model():
