@@ -1,6 +1,13 @@
-"""The only imports of a backend, for what matters to speed or memory.
+"""The only room that asks which backend, device or compiler runs.
 
-Everything else in this package is `keras.ops`.
+Here are the questions themselves (`target`), and what `keras.ops` lacks or does
+slowly on one of the backends: gradients of our own (`autodiff`), loops
+(`loops`), sums (`reductions`), sums in place (`memory`), random numbers that can
+be drawn again (`random`), and compilers of PyTorch (`inductor`, `dynamo`).
+
+Nothing here may know what attention, a window or a group is, and no other module
+may import a backend. Which form of an operator runs is chosen in the `dispatch`
+modules of the operators, and what was tuned stands there.
 """
 
 from keras_equiattn.ops.backend.autodiff import custom_vjp

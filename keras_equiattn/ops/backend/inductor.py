@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,8 @@ FUSES_SUMS = {
 }
 
 _log = logging.getLogger(__name__)
+# Inductor has global state, which two threads must not change at once.
+_one_at_a_time = threading.RLock()
 # Whether patience has come to its end for the function that runs now.
 _compiles_parts: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "compiles_parts", default=False
@@ -182,9 +185,10 @@ class Compiled:
         if self.failed or enough or not _may_compile(tensors):
             return self.function(*arguments)
         try:
-            self.compiled[layout] = _compile(
-                self.function, arguments, self.fuses_sums
-            )
+            with _one_at_a_time:
+                self.compiled[layout] = _compile(
+                    self.function, arguments, self.fuses_sums
+                )
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
