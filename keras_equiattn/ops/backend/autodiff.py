@@ -148,8 +148,8 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
         return tf.function(traced, autograph=False, jit_compile=True)
 
     in_graph = build(with_xla)
-    # A call by hand does not wait seconds for XLA. It runs a graph all the same:
-    # else the tape would hold every step of a loop.
+    # A call by hand does not wait seconds for XLA. It runs a graph all the
+    # same: else the tape would hold every step of a loop.
     eager = tf.function(build(lambda function: function), autograph=False)
     # TensorFlow takes the functions of five layers or shapes for one that is
     # traced again and again, and has no public way to tell it better.
