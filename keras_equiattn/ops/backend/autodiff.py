@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
@@ -175,7 +176,9 @@ def _as_others(tensors: Any) -> Any:
     return tensors
 
 
-def _not_differentiable(x: Tensor, alternative: str) -> Tensor:
+def _not_differentiable(
+    x: Shaped[Tensor, "..."], alternative: str
+) -> Shaped[Tensor, "..."]:
     """The same, with an error where TensorFlow differentiates it."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
 
@@ -171,6 +172,7 @@ class Compiled:
         self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
+        """What the function returns, compiled for the tensors if it can be."""
         flat = keras.tree.flatten(arguments)
         tensors = [x for x in flat if x is not None]
         # Keras finds shapes with tensors that have no memory: a compiled
@@ -200,7 +202,7 @@ class Compiled:
         return self.compiled[layout](tensors)
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
+def _strides(x: Shaped[Tensor, "..."]) -> tuple[int, ...]:
     """Strides, but for axes of size one, of which they say nothing."""
     sizes = zip(x.shape, x.stride(), strict=True)
     return tuple(step for size, step in sizes if size > 1)
@@ -248,6 +250,7 @@ def _compile(
 
 
 def _may_compile(tensors: list[Tensor]) -> bool:
+    """Whether a function of these tensors can be compiled, here and now."""
     kinds = {x.device.type for x in tensors}
     if len(kinds) != 1 or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False
