@@ -139,15 +139,16 @@ bench: .venv/.dev
 	$(call install,.venv) -e ".[docs]"
 	@touch $@
 
-# The version in the first line that has one.
-floor = $(shell sed -n 's/.*"$(1)>=\([0-9.]*\)".*/\1/p' pyproject.toml | head -1)
+# The oldest version of everything that pyproject.toml names; where it names two
+# for a package, as Keras for OpenVINO, the first one. OpenVINO asks for more.
+# TensorFlow is the build for CPUs, which is smaller.
+floors = $(shell grep -o '"[A-Za-z-]\+\(\[[a-z]*\]\)\?>=[0-9.]*"' pyproject.toml | \
+  tr -d '"' | awk -F '>=' '!seen[$$1]++ && $$1 != "openvino" \
+    {sub(/^tensorflow$$/, "tensorflow-cpu", $$1); print $$1 "==" $$2}')
 
-.venv-floor/.done: pyproject.toml requirements-dev.txt
+.venv-floor/.done: pyproject.toml
 	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
-	$(call install,.venv-floor) \
-	  "keras==$(call floor,keras).*" "jax==$(call floor,jax).*" \
-	  "tensorflow-cpu==$(call floor,tensorflow).*" \
-	  "torch==$(call floor,torch).*" -e ".[dev,examples]"
+	$(call install,.venv-floor) $(floors) -e .
 	@touch $@
 
 clean:

@@ -28,6 +28,12 @@ class AttentionLayer(GroupLayer):
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> Any:
+        """The output, and attention maps by name, see `call_channels_last`.
+
+        Args:
+            x: `(batch, height, width, order, channels)`.
+            query: the only position to return maps of; None for all.
+        """
         raise NotImplementedError(f"{type(self).__name__}.attend_channels_last")
 
     def call(

@@ -56,14 +56,23 @@ class GroupLayer(keras.layers.Layer):
     def add_weight(
         self, shape: Any = None, *arguments: Any, **options: Any
     ) -> Any:
+        """A new weight, see Keras, unless no memory holds it."""
         name = f"The weight '{options.get('name')}' of {self._label()}"
         _checks.weight_size(shape or (), name)
         return super().add_weight(shape, *arguments, **options)
 
     def call_channels_last(self, x: Tensor) -> Any:
+        """The output, `(batch, height, width, order, channels)`.
+
+        Layers that take images alone have no axis of the order.
+
+        Args:
+            x: the input with the same axes.
+        """
         raise NotImplementedError(f"{type(self).__name__}.call_channels_last")
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
+        """The shape that `call_channels_last` returns for this one."""
         raise NotImplementedError(
             f"{type(self).__name__}.output_shape_channels_last"
         )
@@ -114,6 +123,7 @@ class GroupLayer(keras.layers.Layer):
     def _on_channels_last(
         self, method: str, inputs: Tensor, options: dict[str, Any]
     ) -> Any:
+        """`on_channels_last`, without a look at `torch.compile`."""
         shape = self.check_shape(inputs.shape)
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)
@@ -208,6 +218,7 @@ class GroupLayer(keras.layers.Layer):
 
     @property
     def _first(self) -> bool:
+        """Whether channels come before height and width."""
         return self.data_format == "channels_first"
 
     def _planar(self, shape: Shape) -> bool:
@@ -215,9 +226,11 @@ class GroupLayer(keras.layers.Layer):
         return self.takes != "image" and len(shape) == 4
 
     def _label(self) -> str:
+        """The layer in messages."""
         return f"{type(self).__name__} '{self.name}'"
 
     def _expected(self) -> str:
+        """What the layer takes, in messages."""
         first = self._first
         image = (
             "images (batch, channels, height, width)"
@@ -272,9 +285,11 @@ def check_window(
 
 
 def _to_channels_last(x: Tensor) -> Tensor:
+    """`(batch, ..., channels)` of `(batch, channels, ...)`."""
     return ops.transpose(x, (0, *range(2, len(x.shape)), 1))
 
 
 def _to_channels_first(x: Tensor) -> Tensor:
+    """`(batch, channels, ...)` of `(batch, ..., channels)`."""
     rank = len(x.shape)
     return ops.transpose(x, (0, rank - 1, *range(1, rank - 1)))

@@ -1,6 +1,13 @@
 """The only imports of a backend, for what matters to speed or memory.
 
-Everything else in this package is `keras.ops`.
+Here are the questions themselves (`target`), and what `keras.ops` lacks or is
+slow at on one of the backends: gradients of our own (`autodiff`), loops
+(`loops`), sums (`reductions`), sums in place (`memory`), random numbers that
+can be drawn again (`random`), and compilers of PyTorch (`inductor`, `dynamo`).
+
+Nothing here may know what attention, a window or a group is, and no other
+module of `ops` may import a backend. Which form of an operator runs is chosen
+in the `dispatch` modules of the operators, where its thresholds stand.
 """
 
 from keras_equiattn.ops.backend.autodiff import custom_vjp

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
@@ -148,10 +149,11 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
         return tf.function(traced, autograph=False, jit_compile=True)
 
     in_graph = build(with_xla)
-    # A graph all the same: else the tape would hold every step.
+    # A call by hand does not wait seconds for XLA. It runs a graph all the
+    # same: else the tape would hold every step of a loop.
     eager = tf.function(build(lambda function: function), autograph=False)
-    # There is one for each layer and shape; TensorFlow takes them for one that
-    # is traced again and again.
+    # TensorFlow takes the functions of five layers or shapes for one that is
+    # traced again and again, and has no public way to tell it better.
     eager._omit_frequent_tracing_warning = True
 
     def function(*arguments: Tensor) -> Any:
@@ -174,7 +176,9 @@ def _as_others(tensors: Any) -> Any:
     return tensors
 
 
-def _not_differentiable(x: Tensor, alternative: str) -> Tensor:
+def _not_differentiable(
+    x: Shaped[Tensor, "..."], alternative: str
+) -> Shaped[Tensor, "..."]:
     """The same, with an error where TensorFlow differentiates it."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

@@ -6,12 +6,14 @@ import importlib.util
 import logging
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
 
@@ -33,6 +35,8 @@ FUSES_SUMS = {
 }
 
 _log = logging.getLogger(__name__)
+# Inductor has global state, which two threads must not change at once.
+_one_at_a_time = threading.RLock()
 # Whether patience has come to its end for the function that runs now.
 _compiles_parts: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "compiles_parts", default=False
@@ -168,6 +172,7 @@ class Compiled:
         self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
+        """What the function returns, compiled for the tensors if it can be."""
         flat = keras.tree.flatten(arguments)
         tensors = [x for x in flat if x is not None]
         # Keras finds shapes with tensors that have no memory: a compiled
@@ -182,9 +187,10 @@ class Compiled:
         if self.failed or enough or not _may_compile(tensors):
             return self.function(*arguments)
         try:
-            self.compiled[layout] = _compile(
-                self.function, arguments, self.fuses_sums
-            )
+            with _one_at_a_time:
+                self.compiled[layout] = _compile(
+                    self.function, arguments, self.fuses_sums
+                )
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
@@ -196,7 +202,7 @@ class Compiled:
         return self.compiled[layout](tensors)
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
+def _strides(x: Shaped[Tensor, "..."]) -> tuple[int, ...]:
     """Strides, but for axes of size one, of which they say nothing."""
     sizes = zip(x.shape, x.stride(), strict=True)
     return tuple(step for size, step in sizes if size > 1)
@@ -244,6 +250,7 @@ def _compile(
 
 
 def _may_compile(tensors: list[Tensor]) -> bool:
+    """Whether a function of these tensors can be compiled, here and now."""
     kinds = {x.device.type for x in tensors}
     if len(kinds) != 1 or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import put_at
@@ -93,7 +94,9 @@ def scan_groups(
     )
 
 
-def by_parts(function: Function, x: Tensor, axis: int, joined: int) -> Tensor:
+def by_parts(
+    function: Function, x: Shaped[Tensor, "..."], axis: int, joined: int
+) -> Shaped[Tensor, "..."]:
     """Transposes a tensor part by part where XLA compiles for a CPU.
 
     There XLA would make a transposition of the whole tensor part of whatever
@@ -125,7 +128,11 @@ def by_parts(function: Function, x: Tensor, axis: int, joined: int) -> Tensor:
     return ops.reshape(parts, shape)
 
 
-def one_by_one(function: Function, x: Tensor, *others: Tensor) -> Tensor:
+def one_by_one(
+    function: Function,
+    x: Shaped[Tensor, "steps *slice"],
+    *others: Shaped[Tensor, "steps *slice"],
+) -> Shaped[Tensor, "steps *slice"]:
     """A function of numbers, of one slice of the first axis after the other.
 
     Of all at once where XLA does not compile for a CPU. There, XLA would make

@@ -9,12 +9,15 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
 
 
-def with_an_image(x: Tensor) -> Tensor:
+def with_an_image(
+    x: Shaped[Tensor, "batch ..."],
+) -> Shaped[Tensor, "images ..."]:
     """The batch, with one image added if it has none.
 
     Not all backends take a maximum of none; TensorFlow does where the size of
@@ -25,7 +28,9 @@ def with_an_image(x: Tensor) -> Tensor:
     return ops.pad(x, [(0, 1)] + [(0, 0)] * (len(x.shape) - 1))
 
 
-def constant(table: np.ndarray, like: Tensor, dtype: Any = None) -> Tensor:
+def constant(
+    table: np.ndarray, like: Shaped[Tensor, "..."], dtype: Any = None
+) -> Shaped[Tensor, "..."]:
     """A table as a tensor on the device of another one.
 
     PyTorch would copy it there in each call, so it keeps what it has copied.
@@ -60,7 +65,9 @@ def _on_device(
         return torch.as_tensor(table, dtype=dtype, device=device)
 
 
-def maximum(x: Tensor, y: Tensor) -> Tensor:
+def maximum(
+    x: Shaped[Tensor, "..."], y: Shaped[Tensor, "..."]
+) -> Shaped[Tensor, "..."]:
     """`ops.maximum`, which takes float64 through float32 under PyTorch."""
     if keras.backend.backend() == "torch":
         import torch
@@ -99,7 +106,9 @@ def add_product(
     return total + ops.pad(product, ((0, 0), *around, *rest))
 
 
-def product(x: Tensor, y: Tensor) -> Tensor:
+def product(
+    x: Float[Tensor, "slices ..."], y: Float[Tensor, "slices ..."]
+) -> Float[Tensor, "slices ..."]:
     """`x * y`, of tensors with equal sizes along the first axis.
 
     TensorFlow's own kernels do not broadcast more than five axes, so it takes
@@ -110,7 +119,9 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     return ops.stack([x[n] * y[n] for n in range(x.shape[0])])
 
 
-def part_at(x: Tensor, start: tuple[Any, ...], shape: Any) -> Tensor:
+def part_at(
+    x: Shaped[Tensor, "..."], start: tuple[Any, ...], shape: Any
+) -> Shaped[Tensor, "..."]:
     """`ops.slice`, under PyTorch in the memory of `x` and without tensors.
 
     Starts that are tensors cannot be exported.
@@ -122,7 +133,11 @@ def part_at(x: Tensor, start: tuple[Any, ...], shape: Any) -> Tensor:
     return x
 
 
-def add_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
+def add_at(
+    total: Shaped[Tensor, "*total"],
+    start: tuple[Any, ...],
+    part: Shaped[Tensor, "*part"],
+) -> Shaped[Tensor, "*total"]:
     """Adds a part to what lies there, in place under PyTorch.
 
     Args:
@@ -136,7 +151,11 @@ def add_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
     return put_at(total, start, part_at(total, start, ops.shape(part)) + part)
 
 
-def put_at(total: Tensor, start: tuple[Any, ...], part: Tensor) -> Tensor:
+def put_at(
+    total: Shaped[Tensor, "*total"],
+    start: tuple[Any, ...],
+    part: Shaped[Tensor, "*part"],
+) -> Shaped[Tensor, "*total"]:
     """`ops.slice_update`: the tensor with other entries from `start` on."""
     return ops.slice_update(total, _as_int32(start), part)
 

@@ -50,10 +50,12 @@ class Target:
 
     @property
     def xla(self) -> bool:
+        """Whether XLA compiles for any device."""
         return self.compiler == "xla"
 
     @property
     def xla_on_cpu(self) -> bool:
+        """Whether XLA compiles for a CPU."""
         return self.device == "cpu" and self.xla
 
 
@@ -106,6 +108,7 @@ def tracing_for(compiler: str, fuses_sums: bool = False) -> Iterator[None]:
 
 
 def _compiler(backend: str) -> str | None:
+    """The compiler of a `Target`, for what runs or is traced now."""
     if backend == "jax":
         return "xla"
     if backend == "torch":
@@ -121,6 +124,7 @@ def _compiler(backend: str) -> str | None:
 
 
 def _device_jax(tensors: tuple[Any, ...]) -> str:
+    """Where the first concrete array lies; traced ones have no device."""
     import jax
 
     for x in tensors:
@@ -131,6 +135,7 @@ def _device_jax(tensors: tuple[Any, ...]) -> str:
 
 
 def _device_tensorflow(tensors: tuple[Any, ...]) -> str:
+    """Where the first tensor lies that has a device."""
     import tensorflow as tf
 
     for x in tensors:
@@ -145,6 +150,7 @@ def _device_tensorflow(tensors: tuple[Any, ...]) -> str:
 
 
 def _device_torch(tensors: tuple[Any, ...]) -> str:
+    """Where the first tensor lies; the others lie there, too."""
     for x in tensors:
         device = getattr(x, "device", None)
         if device is not None:
