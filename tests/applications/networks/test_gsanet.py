@@ -1,24 +1,17 @@
-"""The networks of group self-attention."""
+"""The networks of group self-attention: architecture and arguments."""
 
-import functools
 import re
 
 import keras
 import numpy as np
 import pytest
+from gsanet_helpers import END
+from gsanet_helpers import NARROW
+from gsanet_helpers import TINY
 from layer_contract import as_array
-from network_helpers import assert_files_load
-from network_helpers import assert_images_matter
-from network_helpers import images
-from network_helpers import invariance_error
-from network_helpers import randomize
-from network_helpers import unmoved_by_a_step
-from vectors import load_vectors
 
 from keras_equiattn import applications
-from keras_equiattn import convert
 from keras_equiattn import groups
-from keras_equiattn import layers
 from keras_equiattn.applications import GSANet
 from keras_equiattn.applications import GSANetCIFAR10
 from keras_equiattn.applications import GSANetPCam
@@ -27,58 +20,6 @@ from keras_equiattn.applications.networks import gsanet
 from keras_equiattn.applications.networks import gsanet_blocks
 from keras_equiattn.applications.networks.common import network as networks
 from keras_equiattn.applications.training import reporting
-from keras_equiattn.convert.from_g_selfatt import gsa_parts
-from keras_equiattn.testing import relative_difference
-from keras_equiattn.visualization import attention_maps
-
-# Two blocks, the second of which has a shortcut of its own.
-TINY = {
-    "kernel_size": 3,
-    "filters": 6,
-    "block_sizes": (1, 1),
-    "expansion": (1, 2),
-    "crops": (1, 0),
-    "num_heads": 2,
-    "input_shape": (6, 6, 2),
-    "classes": 3,
-}
-# One block, with everything that a block can have, compiled sooner.
-BLOCK = {
-    **TINY,
-    "block_sizes": (1,),
-    "expansion": 2,
-    "crops": 1,
-    "norm_between": True,
-    "last_pool": True,
-}
-# Of few channels, for images of the real size.
-NARROW = {"filters": 6, "num_heads": 1, "kernel_size": 3}
-# With the least size that its crops and pooling leave something of, or nearly.
-PRESETS = (
-    (GSANetRotMNIST, (24, 24, 1)),
-    (GSANetCIFAR10, (8, 8, 3)),
-    (GSANetPCam, (80, 80, 3)),
-)
-
-
-def strong_attention(model):
-    """Gains and shifts away from one and zero, scores far from equal.
-
-    Small shifts: where maps are normalised again and again, large ones leave
-    little of the image. Kernels are drawn anew: on every backend the same.
-    """
-    rng = np.random.default_rng(0)
-    for variable in model.trainable_variables:
-        if len(variable.shape) == 1 or variable.name.endswith("bias"):
-            start = 1.0 if variable.name.endswith("gamma") else 0.0
-            values = start + rng.uniform(-0.3, 0.3, variable.shape)
-        else:
-            values = rng.normal(0, as_array(variable).std(), variable.shape)
-        variable.assign(values)
-    for layer in model.layers:
-        if hasattr(layer, "query_kernel"):
-            for kernel in (layer.query_kernel, layer.key_kernel):
-                kernel.assign(6 * kernel)
 
 
 @pytest.mark.once
@@ -116,7 +57,6 @@ def block_names(block, *, crops=False, shortcut=False, between=False):
 
 
 START = ["image", "lift", "lift_norm", "lift_silu"]
-END = ["logits", "logits_sum", "group_max", "flatten", "predictions"]
 
 
 @pytest.mark.once
@@ -289,196 +229,6 @@ def test_kernels_start_with_the_variance_of_the_authors_class():
     np.testing.assert_allclose(embedding.std(), 1, rtol=0.2)
 
 
-@pytest.mark.torch_first
-@pytest.mark.parametrize(
-    ("group", "options"),
-    [
-        ("p4", BLOCK),
-        # Compile long; the layers are tested on every backend.
-        pytest.param(
-            "p4", {**TINY, "norm_between": True}, marks=pytest.mark.once
-        ),
-        pytest.param(
-            "p4m", {**TINY, "kernel_size": None}, marks=pytest.mark.once
-        ),
-        pytest.param(
-            "p4",
-            {**TINY, "norm": "batch", "head": "mean"},
-            marks=pytest.mark.once,
-        ),
-    ],
-)
-def test_invariance_with_strong_attention(group, options):
-    model = GSANet(group, **options)
-    strong_attention(model)
-    # One turn, and one turn after a mirror.
-    elements = [1, 5] if group == "p4m" else [1]
-    assert invariance_error(model, elements=elements) < 1e-5
-    assert_images_matter(model)
-    if group == "p4":  # a mirror is not of the group
-        assert invariance_error(model, "p4m", elements=[4]) > 1e-4
-
-
-@pytest.mark.torch_first
-@pytest.mark.parametrize("group", ["z2m", "p8", "p12", "p16", "p8m"])
-def test_invariance_of_every_registered_group(group):
-    """Under what maps the grid onto itself; p4 and p4m are above."""
-    model = GSANet(group, **TINY)
-    strong_attention(model)
-    assert_images_matter(model)
-    grid = groups.get(group).grid_elements
-    assert len(grid) == {"z2m": 2, "p8m": 8}.get(group, 4)
-    assert invariance_error(model, elements=grid[1:]) < 1e-5
-    # Another group's mirror, or the quarter turn that z2m lacks.
-    other, element = ("p4", 1) if group == "z2m" else ("p4m", 4)
-    if group != "p8m":
-        assert invariance_error(model, other, elements=[element]) > 1e-4
-
-
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="Keras' dense layers are in float32 on PyTorch, all is on JAX",
-)
-@pytest.mark.parametrize("norm", gsanet_blocks.NORMS)
-def test_invariance_float64(norm):
-    keras.config.set_dtype_policy("float64")
-    model = GSANet("p4", **BLOCK, norm=norm)
-    strong_attention(model)
-    assert invariance_error(model, elements=[1]) < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("network", "group", "options", "limit"),
-    [
-        (GSANetRotMNIST, "p4", {}, 1e-5),
-        (GSANetRotMNIST, "p8", NARROW, 1e-5),
-        (GSANetRotMNIST, "p4m", NARROW, 1e-5),
-        # On many pixels, or in many channels, rounding adds up.
-        (GSANetCIFAR10, "z2m", {}, 3e-4),
-        (GSANetCIFAR10, "z2m", NARROW, 1e-4),
-        (GSANetCIFAR10, "p4", NARROW, 1e-4),
-        (GSANetPCam, "p4", {}, 1e-4),
-        (GSANetPCam, "p4m", NARROW, 1e-5),
-    ],
-)
-def test_invariance_at_full_size(network, group, options, limit):
-    model = network(group, **options)
-    strong_attention(model)
-    elements = (
-        [1, 5] if group == "p4m" else [groups.get(group).grid_elements[1]]
-    )
-    assert invariance_error(model, elements=elements) < limit
-    assert_images_matter(model)
-
-
-@pytest.mark.slow
-def test_crops_of_the_authors_are_approximate():
-    """At 96 pixels; at 88 they fit."""
-    options = {**NARROW, "crops": (0, 2, 1, 1)}
-    for size, exact in ((96, False), (88, True)):
-        model = GSANetPCam(
-            "p4", input_shape=(size, size, 3), exact=exact, **options
-        )
-        strong_attention(model)
-        error = invariance_error(model, elements=[1])
-        assert error < 1e-5 if exact else error > 1e-3
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("group", ["z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"])
-def test_every_group(group):
-    model = GSANet(group, **TINY)
-    found = {x.group.name for x in model.layers if hasattr(x, "group")}
-    assert found == {group}
-
-
-@pytest.mark.torch_first
-def test_one_step_of_fit():
-    model = GSANet(
-        "p4",
-        **BLOCK,
-        input_dropout=0.1,
-        pool_dropout=0.1,
-        normalization=(0.1, 0.5),
-    )
-    model.compile(
-        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    before = [as_array(v.value) for v in model.trainable_variables]
-    loss = model.train_on_batch(images((2, 6, 6, 2)), np.array([0, 2]))
-    assert np.isfinite(loss)
-    assert all(np.isfinite(value).all() for value in model.get_weights())
-    changed = {
-        variable.path: not np.array_equal(as_array(variable.value), start)
-        for variable, start in zip(
-            model.trainable_variables, before, strict=True
-        )
-    }
-    for name in (
-        "lift/output_kernel",
-        "lift/positions/row_kernel_2",
-        "stage1_block1_attention/group_embedding",
-        "stage1_block1_shortcut/kernel",
-        "logits/kernel",
-    ):
-        assert changed[name]
-
-
-@pytest.mark.torch_first
-@pytest.mark.parametrize(("network", "shape"), PRESETS)
-def test_one_step_of_fit_of_each_preset(network, shape):
-    model = network(**NARROW, input_shape=shape)
-    still = unmoved_by_a_step(model, images((2, *shape)), np.array([0, 1]))
-    assert all(np.isfinite(value).all() for value in model.get_weights())
-    # What is added to all scores of a query the softmax takes away again.
-    blind = {"key_bias", "row_bias_2", "column_bias_2"}
-    assert {path.rsplit("/", 1)[-1] for path in still} <= blind
-
-
-@pytest.mark.torch_first
-def test_mixed_precision_returns_float32():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = GSANet("p4", **TINY)
-    y = model(images((2, 6, 6, 2)))
-    assert keras.backend.standardize_dtype(y.dtype) == "float32"
-    assert np.isfinite(as_array(y)).all()
-    attention = model.get_layer("stage1_block1_attention")
-    assert attention.compute_dtype == "bfloat16"
-    for name in END:
-        assert model.get_layer(name).compute_dtype == "float32"
-
-
-@pytest.mark.torch_first
-def test_files(tmp_path):
-    options = {**TINY, "norm_between": True, "input_dropout": 0.1}
-    model = GSANet("p4", **options)
-    randomize(model)
-    x = images((2, 6, 6, 2))
-    build = functools.partial(GSANet, "p4", **options)
-    assert_files_load(build, model, x, tmp_path)
-
-
-@pytest.mark.torch_first
-@pytest.mark.parametrize(("network", "shape"), PRESETS)
-def test_files_of_each_preset(network, shape, tmp_path):
-    build = functools.partial(network, **NARROW, input_shape=shape)
-    model = build()
-    strong_attention(model)
-    assert_images_matter(model)
-    assert_files_load(build, model, images((2, *shape)), tmp_path)
-
-
-@pytest.mark.torch_first
-def test_attention_maps():
-    model = GSANet("p4", **TINY)
-    found = attention_maps(model, images((2, 6, 6, 2)))
-    blocks = ("stage1_block1", "stage2_block1")
-    assert set(found) == {"lift", *(f"{block}_attention" for block in blocks)}
-    windows = found["stage2_block1_attention"]["window"]
-    assert windows.shape == (2, 2, 2, 4, 2, 4, 3, 3)
-
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -607,136 +357,3 @@ def test_registered_groups(name):
         f"gsanet_rotmnist_{name}", input_shape=(6, 6, 3), **options
     )
     assert reporting.group_of(model) == name
-
-
-def load_vector_network(dtype, **options):
-    """The authors' network of the vectors, its inputs and outputs."""
-    keras.config.set_dtype_policy(dtype)
-    arrays = load_vectors("gsa_net_p4")
-    model = GSANet(
-        "p4",
-        3,
-        filters=12,
-        block_sizes=(1, 2),
-        expansion=(1, 2),
-        crops=(1, 0, 1),
-        num_heads=3,
-        norm_between=True,
-        epsilon=1e-12,
-        input_shape=(14, 14, 2),
-        classes=4,
-        **options,
-    )
-    state = {
-        key.removeprefix("w."): value
-        for key, value in arrays.items()
-        if key.startswith("w.")
-    }
-    return model, state, arrays
-
-
-@pytest.mark.once
-def test_agrees_with_the_authors():
-    # On PyTorch Keras computes dense layers in float32 all the same.
-    double = keras.backend.backend() == "tensorflow"
-    model, state, arrays = load_vector_network(
-        "float64" if double else "float32"
-    )
-    assert convert.g_selfatt(model, state) is model
-    inverse = groups.get("p4").inverse
-    expected = {
-        key.removeprefix("y."): value
-        for key, value in arrays.items()
-        if key.startswith("y.")
-    }
-    assert len(expected) == 11
-    outputs = keras.Model(
-        model.input, [model.get_layer(name).output for name in expected]
-    )(arrays["x"].transpose(0, 2, 3, 1).astype(model.input.dtype))
-    for y, theirs in zip(outputs, expected.values(), strict=True):
-        if theirs.ndim == 5:
-            theirs = theirs.transpose(0, 3, 4, 2, 1)[..., inverse, :]
-        # Of most layers there is the first image alone.
-        error = relative_difference(as_array(y)[: len(theirs)], theirs)
-        assert error < (1e-10 if double else 1e-4)
-    # Their code itself is not equivariant.
-    error = relative_difference(as_array(outputs[-1]), arrays["y_theirs"])
-    assert 1e-3 < error < 0.1
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("network", "blocks", "norms", "last"),
-    [
-        (GSANetRotMNIST, (0, 1, 3, 4, 5), (), 6),
-        (
-            GSANetCIFAR10,
-            (0, 3, 8, 11, 16, 19),
-            (1, 4, 9, 12, 17, 20),
-            22,
-        ),
-        (GSANetPCam, (1, 5, 8, 12), (2, 6, 9, 13), 16),
-    ],
-)
-@pytest.mark.parametrize("norm", gsanet_blocks.NORMS)
-def test_names_of_the_authors(network, blocks, norms, last, norm):
-    """Where the blocks are in their list, pooling and dropout counted."""
-    found = gsa_parts(network("p4", norm=norm, epsilon=1e-12))
-    modules = {}
-    for key in found:
-        module, *rest = key.split(".")
-        if module == "transformer":
-            modules.setdefault(int(rest[0]), set()).add(rest[1])
-    assert set(modules) == {*blocks, *norms, last}
-    for index in blocks:
-        assert modules[index] - {"shortcut"} == {"attention", "mlp"}
-    end = "weight" if norm == "batch" else "layer_norm"
-    assert all(end in modules[index] for index in norms)
-    assert modules[last] == {"weight"}
-    moving = [key for key in found if key.endswith("running_mean")]
-    count = 1 + 4 * len(blocks) + len(norms)
-    assert len(moving) == (count if norm == "batch" else 0)
-
-
-@pytest.mark.once
-def test_what_does_not_fit_is_named_and_nothing_is_loaded():
-    model, state, _ = load_vector_network("float32")
-    before = model.get_weights()
-    missing = "transformer.4.shortcut.0.weight"
-    state[f"{missing}s"] = state.pop(missing)
-    key = "transformer.0.attention.2.query.weight"
-    state[key] = state[key][:, :6]
-    with pytest.raises(ValueError, match="does not fit 'gsanet_p4'") as error:
-        convert.g_selfatt(model, state)
-    message = str(error.value)
-    assert f"Missing: {missing}." in message
-    assert f"Not used by the model: {missing}s." in message
-    assert f"{key} is (18, 6, 1, 1, 1), must be (18, 12, 1, 1, 1)" in message
-    assert "looks" not in message
-    assert all(map(np.array_equal, before, model.get_weights()))
-    other = GSANet("p4m", **TINY, epsilon=1e-12)
-    message = "looks on a group of order 4, the model is on a group of order 8"
-    with pytest.raises(ValueError, match=message):
-        convert.g_selfatt(other, state)
-
-
-@pytest.mark.once
-def test_another_epsilon_is_refused():
-    message = "with epsilon=1e-12.*LiftingSelf.* with epsilon=0.001"
-    with pytest.raises(ValueError, match=message):
-        convert.g_selfatt(GSANet("p4", **TINY), {})
-
-
-@pytest.mark.once
-def test_models_that_are_no_gsanet():
-    with pytest.raises(ValueError, match=r"must be a `GSANet`.*'p4'"):
-        convert.g_selfatt("p4", {})
-    x = inputs = keras.Input((6, 6, 2))
-    x = layers.LiftingSelfAttention2D(6, 3, 2, 3, epsilon=1e-12, name="lift")(x)
-    model = keras.Model(inputs, keras.layers.Dense(2, name="mine")(x))
-    with pytest.raises(ValueError, match="must be a `GSANet`"):
-        convert.g_selfatt(model, {})
-    x = keras.layers.Dense(2, name="mine")(x)
-    model = keras.Model(inputs, keras.layers.Dense(2, name="logits")(x))
-    with pytest.raises(ValueError, match="Dense 'mine' has 'kernel'"):
-        convert.g_selfatt(model, {})

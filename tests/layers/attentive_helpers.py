@@ -1,0 +1,57 @@
+"""Attentive convolutions with random weights, and their oracles."""
+
+import numpy as np
+import oracles
+import pytest
+from layer_contract import as_array
+
+from keras_equiattn import groups
+from keras_equiattn.layers import AttentiveGroupConv2D
+from keras_equiattn.layers import CoAttentiveGroupConv2D
+
+SLOW = (pytest.mark.slow, pytest.mark.every_backend)
+
+
+def random_layer(
+    layer, shape, group, dtype="float32", on_group=False, **arguments
+):
+    """A built layer and an input; scores that saturate no sigmoid."""
+    rng = np.random.default_rng(0)
+    built = layer(group=group, dtype=dtype, **arguments)
+    if layer in (AttentiveGroupConv2D, CoAttentiveGroupConv2D) or on_group:
+        shape = (*shape[:3], groups.get(group).order, shape[-1])
+    built.build(shape)
+    for variable in built.weights:
+        scale = 0.2 if variable.name == "spatial_kernel" else 0.7
+        variable.assign(scale * rng.normal(size=variable.shape))
+    return built, rng.normal(size=shape)
+
+
+def weights_of(layer):
+    names = (
+        "kernel",
+        "channel_kernel_1",
+        "channel_kernel_2",
+        "spatial_kernel",
+        "attention_kernel",
+        "bias",
+    )
+    arrays = {v.name: as_array(v.value) for v in layer.weights}
+    arrays = {name: a.astype("float64") for name, a in arrays.items()}
+    return {name: arrays.get(name) for name in names}
+
+
+def attentive_oracle(layer, x, weights):
+    y, channel, spatial = oracles.attentive_conv(
+        x,
+        weights["kernel"],
+        weights["channel_kernel_1"],
+        weights["channel_kernel_2"],
+        weights["spatial_kernel"],
+        layer.group.name,
+        attention_dilation=layer.attention_dilation_rate,
+        strides=layer.strides[0],
+        padding=layer.padding,
+        dilation=layer.dilation_rate[0],
+    )
+    return y + weights["bias"], channel, spatial
