@@ -105,7 +105,8 @@ def softmax_in_full_precision(x: Tensor) -> Tensor:
 
     The result has the dtype of `x`.
     """
-    if keras.backend.backend() == "torch":
+    # Keras warns of a softmax over one number, as of a token's only key.
+    if keras.backend.backend() == "torch" and x.shape[-1] != 1:
         # Its kernel computes in float32, and copies nothing for that.
         return ops.softmax(x, axis=-1)
     return ops.cast(softmax(in_full_precision(x), (-1,)), x.dtype)

@@ -2,15 +2,15 @@
 
 import pytest
 
-from keras_equiattn.applications.data import datasets
-from keras_equiattn.applications.networks import pcam_densenet
-from keras_equiattn.applications.networks import resnet29
-from keras_equiattn.applications.networks import resnet44
+# Fixtures import the package, and this file does not: where pytest is given
+# this folder, it reads the file before jaxtyping checks what is imported.
 
 
 @pytest.fixture(scope="module")
 def digits_npz(tmp_path_factory):
     """The upright digits, exported."""
+    from keras_equiattn.applications.data import datasets
+
     path = tmp_path_factory.mktemp("export") / "digits.npz"
     return datasets.export("digits_upright", path)
 
@@ -18,6 +18,9 @@ def digits_npz(tmp_path_factory):
 @pytest.fixture
 def short_resnet(monkeypatch):
     """One block in each stage of the residual networks."""
+    from keras_equiattn.applications.networks import resnet29
+    from keras_equiattn.applications.networks import resnet44
+
     monkeypatch.setattr(resnet44, "BLOCKS", 1)
     monkeypatch.setattr(resnet29, "BLOCKS", dict.fromkeys(resnet29.BLOCKS, 1))
 
@@ -25,5 +28,7 @@ def short_resnet(monkeypatch):
 @pytest.fixture
 def short(short_resnet, monkeypatch):
     """Two blocks in the dense network as well."""
+    from keras_equiattn.applications.networks import pcam_densenet
+
     blocks = pcam_densenet.BLOCK_ATTENTION[:2]
     monkeypatch.setattr(pcam_densenet, "BLOCK_ATTENTION", blocks)

@@ -460,7 +460,10 @@ def test_how_weights_start():
 @pytest.mark.once
 def test_there_and_back():
     x = np.arange(15.0).reshape(1, 3, 5, 1)
-    y = as_array(reduce_space(x, np.ones((2, 2, 1, 1)), np.ones(1)))
+    kernel, bias = map(
+        ops.convert_to_tensor, (np.ones((2, 2, 1, 1)), np.ones(1))
+    )
+    y = as_array(reduce_space(x, kernel, bias))
     wanted = [[13, 21, 14], [22, 26, 15]]
     np.testing.assert_array_equal(y[0, :, :, 0], wanted)
     back = as_array(enlarge_space(y, (2, 2), (3, 5)))

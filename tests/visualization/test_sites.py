@@ -38,8 +38,13 @@ def group_axes(attention, lifting, name):
 
 
 SLOW = [pytest.mark.slow]
+# Of these networks, and of these images, attention to channels is uniform.
+HARDLY_USED = pytest.mark.filterwarnings(
+    "ignore:The attention of layer 'conv:UserWarning"
+)
 
 
+@HARDLY_USED
 @pytest.mark.parametrize(
     ("group", "attention"),
     [
@@ -71,6 +76,7 @@ def test_maps_on_responses_transform(group):
     check_maps_transform(model, ["lift", "conv"], group, "full")
 
 
+@HARDLY_USED
 @pytest.mark.parametrize("attention", ["input", "co"])
 def test_maps_of_a_trained_network_transform(attention):
     model = RotMNISTCNN("p4", attention, weights="rot_mnist")
