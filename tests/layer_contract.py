@@ -26,6 +26,9 @@ except ImportError:
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 FLOAT64_BACKENDS = ("tensorflow", "torch")
+# The most precise dtype here, and how far results may be from an oracle in it.
+DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
+LIMIT = 1e-10 if DTYPE == "float64" else 2e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,6 +458,11 @@ def takes_training(layer):
 
 def as_array(x):
     return np.asarray(ops.convert_to_numpy(x))
+
+
+def weights_of(layer):
+    """Arrays in double precision by the names of the variables."""
+    return {v.name: as_array(v).astype("float64") for v in layer.weights}
 
 
 def gradients(layer, x, cotangent, **options):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
+from layer_contract import DTYPE
 from vectors import load_vectors
 
 from keras_equiattn import convert
@@ -17,7 +18,6 @@ from keras_equiattn.convert.from_acmix import acmix_parts
 from keras_equiattn.ops.dense import relative_places
 from keras_equiattn.testing import relative_difference
 
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
 # Of whole blocks: Keras' dense layers and layer normalisations compute in
 # float32 on PyTorch all the same, and on TensorFlow its GELU rounds a constant.
 LIMIT = {"tensorflow": 1e-8, "torch": 1e-6, "jax": 1e-5}[

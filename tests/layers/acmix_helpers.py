@@ -1,17 +1,10 @@
 """Layers of ACmix with random weights, and their oracle."""
 
-import keras
 import numpy as np
-from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import LayerCase
 
 from keras_equiattn.layers import ACmix2D
-
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
-
-
-LIMIT = 1e-10 if DTYPE == "float64" else 2e-5
-
 
 ARGUMENTS = {
     "filters": 8,
@@ -59,10 +52,6 @@ def random_layer(seed=0, channels=3, size=(None, None), **arguments):
     for variable in layer.weights:
         variable.assign(0.7 * rng.normal(size=variable.shape))
     return layer
-
-
-def weights_of(layer):
-    return {v.name: as_array(v).astype("float64") for v in layer.weights}
 
 
 def sample(layer, size=(5, 5), channels=3):

@@ -1,20 +1,18 @@
 """Layers of group self-attention with random weights, and their oracle."""
 
-import keras
 import numpy as np
 import oracles
 import pytest
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import LayerCase
+from layer_contract import weights_of
 
 from keras_equiattn import groups
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
 
 LAYERS = (LiftingSelfAttention2D, GroupSelfAttention2D)
-
-
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
 
 
 SLOW = (pytest.mark.slow, pytest.mark.every_backend)
@@ -73,10 +71,6 @@ def order_of(layer):
 def sample(layer, size, batch=2, channels=3, seed=1, dtype=DTYPE):
     shape = (batch, *size, *order_of(layer), channels)
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
-
-
-def weights_of(layer):
-    return {v.name: as_array(v).astype("float64") for v in layer.weights}
 
 
 def strengthen(layer, factor):

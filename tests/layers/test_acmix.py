@@ -6,18 +6,18 @@ import oracles
 import pytest
 from acmix_helpers import ARGUMENTS
 from acmix_helpers import case
-from acmix_helpers import DTYPE
-from acmix_helpers import LIMIT
 from acmix_helpers import random_layer
 from acmix_helpers import sample
-from acmix_helpers import weights_of
 from keras import ops
 from layer_contract import as_array
 from layer_contract import assert_regularizes
 from layer_contract import assert_strides_leave_out_pixels
+from layer_contract import DTYPE
 from layer_contract import gradients
 from layer_contract import LayerContract
+from layer_contract import LIMIT
 from layer_contract import second_derivative
+from layer_contract import weights_of
 
 from keras_equiattn.layers import ACmix2D
 from keras_equiattn.ops.papers.acmix import image_coordinates

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from acmix_helpers import ARGUMENTS
 from acmix_helpers import case
-from acmix_helpers import DTYPE
-from acmix_helpers import LIMIT
 from acmix_helpers import random_layer
 from acmix_helpers import sample
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import LayerContract
+from layer_contract import LIMIT
 
 from keras_equiattn.layers import FoldedACmix2D
 from keras_equiattn.testing import assert_equivariant

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from acmix_helpers import DTYPE
-from acmix_helpers import LIMIT
-from acmix_helpers import weights_of
 from layer_contract import as_array
+from layer_contract import DTYPE
+from layer_contract import LIMIT
+from layer_contract import weights_of
 
 from keras_equiattn.layers import ACmix2D
 from keras_equiattn.testing import relative_difference

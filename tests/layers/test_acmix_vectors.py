@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from acmix_helpers import DTYPE
-from acmix_helpers import LIMIT
 from acmix_helpers import random_layer
 from acmix_helpers import sample
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import gradients
+from layer_contract import LIMIT
 from vectors import load_vectors
 
 from keras_equiattn.layers import ACmix2D

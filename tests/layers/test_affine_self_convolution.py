@@ -6,14 +6,14 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import LayerCase
 from layer_contract import LayerContract
-from window_attention_helpers import DTYPE
+from layer_contract import weights_of
 from window_attention_helpers import LAYERS
 from window_attention_helpers import oracle
 from window_attention_helpers import random_layer
 from window_attention_helpers import tolerance
-from window_attention_helpers import weights_of
 
 from keras_equiattn import groups
 from keras_equiattn.layers import AffineSelfConv2D

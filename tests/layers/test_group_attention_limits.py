@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from group_attention_helpers import DTYPE
 from group_attention_helpers import LAYERS
 from group_attention_helpers import random_layer
 from group_attention_helpers import sample
@@ -11,6 +10,7 @@ from group_attention_helpers import SLOW
 from group_attention_helpers import strengthen
 from group_attention_helpers import tolerance
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import gradients
 from layer_contract import second_derivative
 

@@ -3,7 +3,6 @@
 import numpy as np
 import oracles
 import pytest
-from group_attention_helpers import DTYPE
 from group_attention_helpers import LAYERS
 from group_attention_helpers import oracle
 from group_attention_helpers import random_layer
@@ -12,6 +11,7 @@ from group_attention_helpers import SLOW
 from group_attention_helpers import strengthen
 from group_attention_helpers import tolerance
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import gradients
 from vectors import load_vectors
 

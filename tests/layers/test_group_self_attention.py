@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from group_attention_helpers import case
-from group_attention_helpers import DTYPE
 from group_attention_helpers import LAYERS
 from group_attention_helpers import oracle
 from group_attention_helpers import order_of
@@ -12,11 +11,12 @@ from group_attention_helpers import random_layer
 from group_attention_helpers import sample
 from group_attention_helpers import SLOW
 from group_attention_helpers import tolerance
-from group_attention_helpers import weights_of
 from keras import ops
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import gradients
 from layer_contract import LayerContract
+from layer_contract import weights_of
 
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import GroupSelfAttention2D

@@ -8,9 +8,11 @@ from keras import ops
 from layer_contract import as_array
 from layer_contract import assert_regularizes
 from layer_contract import assert_strides_leave_out_pixels
+from layer_contract import DTYPE
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
+from layer_contract import LIMIT
 from layer_contract import second_derivative
 
 from keras_equiattn.layers import PatchwiseACmix2D
@@ -19,9 +21,6 @@ from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.papers.patchwise import patch_features
 from keras_equiattn.ops.papers.patchwise import patch_moments
 from keras_equiattn.testing import relative_difference
-
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
-LIMIT = 1e-10 if DTYPE == "float64" else 2e-5
 
 ARGUMENTS = {
     "filters": 8,

@@ -11,6 +11,7 @@ from layer_contract import as_array
 from layer_contract import check_config
 from layer_contract import check_golden
 from layer_contract import check_keras_contract
+from layer_contract import DTYPE
 from layer_contract import FLOAT64_BACKENDS
 from layer_contract import KerasTestCase
 from layer_contract import LayerCase
@@ -20,7 +21,6 @@ from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import RelativePositionEncoding
 from keras_equiattn.testing import relative_difference
 
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
 TOLERANCE = 1e-12 if DTYPE == "float64" else 1e-5
 
 

@@ -7,17 +7,17 @@ import pytest
 from keras import ops
 from layer_contract import as_array
 from layer_contract import assert_regularizes
+from layer_contract import DTYPE
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
+from layer_contract import LIMIT
+from layer_contract import weights_of
 
 from keras_equiattn.layers import SpatialReductionACmix2D
 from keras_equiattn.ops.dense import enlarge_space
 from keras_equiattn.ops.dense import reduce_space
 from keras_equiattn.testing import relative_difference
-
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
-LIMIT = 1e-10 if DTYPE == "float64" else 2e-5
 
 ARGUMENTS = {
     "filters": 8,
@@ -83,10 +83,6 @@ def share_weights(source, *layers):
     for layer in layers:
         for variable in layer.weights:
             variable.assign(getattr(source, variable.name))
-
-
-def weights_of(layer):
-    return {v.name: as_array(v).astype("float64") for v in layer.weights}
 
 
 def sample(shape, seed=1):

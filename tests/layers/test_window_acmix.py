@@ -6,9 +6,11 @@ import pytest
 from keras import ops
 from layer_contract import as_array
 from layer_contract import assert_regularizes
+from layer_contract import DTYPE
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
+from layer_contract import LIMIT
 from vectors import load_vectors
 
 from keras_equiattn.layers import SpatialReductionACmix2D
@@ -20,9 +22,6 @@ from keras_equiattn.ops.dense import partition
 from keras_equiattn.ops.dense import relative_places
 from keras_equiattn.ops.papers.acmix import joint_convolution
 from keras_equiattn.testing import relative_difference
-
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
-LIMIT = 1e-10 if DTYPE == "float64" else 2e-5
 
 ARGUMENTS = {
     "filters": 8,

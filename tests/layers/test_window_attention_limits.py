@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import FLOAT64_BACKENDS
 from layer_contract import gradients
 from layer_contract import second_derivative
-from window_attention_helpers import DTYPE
 from window_attention_helpers import LAYERS
 from window_attention_helpers import oracle
 from window_attention_helpers import random_layer

@@ -5,12 +5,12 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import DTYPE
 from layer_contract import gradients
+from layer_contract import weights_of
 from vectors import load_vectors
-from window_attention_helpers import DTYPE
 from window_attention_helpers import random_layer
 from window_attention_helpers import tolerance
-from window_attention_helpers import weights_of
 
 from keras_equiattn.layers import AffineSelfConv2D
 from keras_equiattn.layers import SimpleAffineSelfConv2D

@@ -1,18 +1,15 @@
 """Layers of attention over windows with random weights, and their oracle."""
 
-import keras
 import numpy as np
 import oracles
-from layer_contract import as_array
+from layer_contract import DTYPE
+from layer_contract import weights_of
 
 from keras_equiattn.layers import AffineSelfConv2D
 from keras_equiattn.layers import SimpleAffineSelfConv2D
 from keras_equiattn.layers import StandAloneSelfAttention2D
 
 LAYERS = (AffineSelfConv2D, SimpleAffineSelfConv2D, StandAloneSelfAttention2D)
-
-
-DTYPE = "float64" if keras.backend.backend() != "jax" else "float32"
 
 
 def random_layer(layer, channels=3, seed=0, **arguments):
@@ -24,10 +21,6 @@ def random_layer(layer, channels=3, seed=0, **arguments):
     for variable in made.weights:
         variable.assign(0.7 * rng.normal(size=variable.shape))
     return made
-
-
-def weights_of(layer):
-    return {v.name: as_array(v).astype("float64") for v in layer.weights}
 
 
 def oracle(layer, x):
