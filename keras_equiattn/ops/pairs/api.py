@@ -32,7 +32,7 @@ from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs.blocks import attend_in_blocks
-from keras_equiattn.ops.pairs.blocks import Plan
+from keras_equiattn.ops.pairs.blocks import Settings
 
 # Both numbers of a seed are below this one.
 SEEDS = 2**31
@@ -107,13 +107,11 @@ def group_self_attention(
         y = plain_attention(*tensors, local, dropout)
     else:
         size = encoding.shape[0] if local else None
-        height, width = (
-            n if isinstance(n, int) else None for n in query.shape[1:3]
-        )
+        height = query.shape[1] if isinstance(query.shape[1], int) else None
         blocks = dispatch.choose(query, keys, encoding, local)
         rate = 0.0 if seed is None else dropout
-        plan = Plan(size, (height, width), *blocks, rate, embedding is not None)
-        y = attend_in_blocks(plan, *tensors)
+        given = size, blocks, height, rate, embedding is not None
+        y = attend_in_blocks(Settings(*given), *tensors)
     return ops.cast(y if count != 0 else y[:0], dtype)
 
 

@@ -17,37 +17,74 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.pairs import fused
-from keras_equiattn.ops.pairs.fused import Positions
-from keras_equiattn.ops.pairs.lines import ImageLines
+from keras_equiattn.ops.pairs.dispatch import Blocks
+from keras_equiattn.ops.pairs.fused import Block
+from keras_equiattn.ops.pairs.fused import Embedding
+from keras_equiattn.ops.pairs.lines import Keys
+from keras_equiattn.ops.pairs.lines import Lines
+from keras_equiattn.ops.pairs.lines import Offsets
 from keras_equiattn.ops.pairs.lines import Place
-from keras_equiattn.ops.pairs.lines import WindowLines
+from keras_equiattn.ops.pairs.lines import Queries
 
 
-class Plan(NamedTuple):
-    """How attention is cut into blocks.
+class Settings(NamedTuple):
+    """What is the same in all blocks, and is no tensor.
 
     Attributes:
         size: rows and columns of the windows; None for the whole image.
-        image: height and width of the images; None for what is known only at
-            run time.
-        heads: in a block.
-        rows: of a block; None for all.
+        blocks: how attention is cut.
+        height: of the images, whose queries may have more rows to fill the
+            last block; None if it is known only at run time.
         rate: of dropout; zero for none.
         embedded: whether there is an embedding of relative elements.
     """
 
     size: int | None
-    image: tuple[int | None, int | None]
-    heads: int
-    rows: int | None
+    blocks: Blocks
+    height: int | None
     rate: float
     embedded: bool
 
 
+class Shared(NamedTuple):
+    """What all blocks of some heads share, see `Block`."""
+
+    settings: Settings
+    offsets: Offsets
+    embedding: Embedding | None
+    seed: Any
+
+    def block(
+        self, query: Queries, keys: Keys, values: Keys, head: Any, number: Any
+    ) -> Block:
+        """The block of this number, of the heads of this number."""
+        size, blocks, height, rate, _ = self.settings
+        if height is None:
+            height = ops.shape(keys)[2] - (0 if size is None else size - 1)
+        dropout = None
+        if self.seed is not None:
+            dropout = functools.partial(
+                _dropout_factors, rate, self.seed, (head, number), query
+            )
+        rows, width = ops.shape(query)[2:4]
+        place = Place(number * rows, rows, (height, width))
+        return Block(
+            Lines(size, blocks.neighbours),
+            place,
+            query,
+            keys,
+            values,
+            self.offsets,
+            self.embedding,
+            dropout,
+        )
+
+
 def attend_in_blocks(
-    plan: Plan,
+    settings: Settings,
     query: Float[Tensor, "batch height width query_order heads channels"],
     keys: Float[Tensor, "batch height width key_order heads channels"],
     values: Float[Tensor, "batch height width key_order heads channels"],
@@ -57,8 +94,9 @@ def attend_in_blocks(
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`ops.group_self_attention`, see there."""
     batch, height = ops.shape(query)[:2]
-    missing = 0 if plan.rows in (None, 1) else -height % plan.rows
-    reach = 0 if plan.size is None else plan.size // 2
+    heads, rows, _ = settings.blocks
+    missing = 0 if rows in (None, 1) else -height % rows
+    reach = 0 if settings.size is None else settings.size // 2
     around = [(0, 0), (reach, reach + missing), (reach, reach)]
     rest = [(0, 0)] * 3
     if missing:
@@ -66,17 +104,14 @@ def attend_in_blocks(
     if missing or reach:
         keys = ops.pad(keys, [*around, *rest])
         values = ops.pad(values, [*around, *rest])
-    if plan.size is None:
-        encoding = ops.transpose(encoding, (0, 2, 3, 1))
-    given = [x for x in (embedding, seed) if x is not None]
     tensors = (
-        *(_by_heads(x, plan.heads) for x in (query, keys, values)),
-        encoding,
-        *given,
+        *(_by_heads(x, heads) for x in (query, keys, values)),
+        Lines(settings.size, 1).of_offsets(encoding),
+        *(x for x in (embedding, seed) if x is not None),
     )
     shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
-    y = _attention(plan, shapes)(*tensors)
-    return _as_images(y, batch, plan.heads)[:, :height]
+    y = _attention(settings, shapes)(*tensors)
+    return _as_images(y, batch, heads)[:, :height]
 
 
 def _by_heads(
@@ -114,163 +149,146 @@ def _as_images(
 
 
 @functools.lru_cache(maxsize=512)
-def _attention(plan: Plan, shapes: Any) -> Callable[..., Tensor]:
+def _attention(settings: Settings, shapes: Any) -> Callable[..., Tensor]:
     """Attention of all blocks, as a differentiable function.
 
     One for each set of shapes and dtypes: some compilers take no others.
     """
-    lines = ImageLines() if plan.size is None else WindowLines(plan.size)
-
-    def forward(*tensors: Tensor) -> Any:
-        positions, seed = _unpacked(plan, tensors[3:])
-        height = _height(plan, tensors[0])
-
-        def step(_: Any, piece: Any) -> Any:
-            query, keys, values, head = piece
-
-            def block(_: Any, piece: Any) -> Any:
-                query, number = piece
-                y, logs = fused.attend(
-                    lines,
-                    _place(plan, height, number),
-                    query,
-                    keys,
-                    values,
-                    positions,
-                    _dropout(plan, seed, query, (head, number)),
-                )
-                return (), (ops.cast(y, values.dtype), logs)
-
-            pieces = _blocks(plan, query)
-            like = (values, in_full_precision(query))
-            y, logs = backend.scan(block, (), pieces, like=like)[1]
-            return (), (_joined(y), logs)
-
-        heads = backend.steps(ops.shape(tensors[0])[0])
-        like = (tensors[2], in_full_precision(tensors[0]))
-        return backend.scan(step, (), (*tensors[:3], heads), like=like)[1]
-
-    def backward(
-        tensors: tuple[Tensor, ...], logs: Tensor, upstream: Tensor
-    ) -> tuple[Tensor, ...]:
-        positions, seed = _unpacked(plan, tensors[3:])
-        height = _height(plan, tensors[0])
-        with_embedding = positions.embedding is not None
-
-        def step(totals: Any, piece: Any) -> Any:
-            query, keys, values, head, logs, upstream = piece
-
-            def block(totals: Any, piece: Any) -> Any:
-                query, number, upstream, logs = piece
-                *totals, d_embedding = totals
-                d_query, totals, found = fused.gradients(
-                    lines,
-                    _place(plan, height, number),
-                    query,
-                    keys,
-                    values,
-                    positions,
-                    _dropout(plan, seed, query, (head, number)),
-                    logs,
-                    upstream,
-                    tuple(totals),
-                )
-                if with_embedding:
-                    d_embedding = d_embedding + found
-                return (*totals, d_embedding), d_query
-
-            start = tuple(
-                ops.zeros(ops.shape(x), logs.dtype) for x in (keys, values)
-            )
-            pieces = (
-                *_blocks(plan, query),
-                _blocks(plan, upstream)[0],
-                logs,
-            )
-            (d_keys, d_values, *totals), d_query = backend.scan(
-                block, (*start, *totals), pieces, like=logs
-            )
-            gradients = (_joined(d_query), d_keys, d_values)
-            return tuple(totals), tuple(
-                ops.cast(d, x.dtype)
-                for d, x in zip(gradients, (query, keys, values), strict=True)
-            )
-
-        start = (
-            ops.zeros_like(positions.encoding),
-            ops.zeros_like(positions.embedding) if with_embedding else (),
-        )
-        heads = backend.steps(ops.shape(tensors[0])[0])
-        (d_encoding, d_embedding), gradients = backend.scan(
-            step,
-            start,
-            (*tensors[:3], heads, logs, upstream),
-            like=tensors[:3],
-        )
-        found = [d_encoding, d_embedding] if with_embedding else [d_encoding]
-        found = [
-            ops.cast(d, x.dtype)
-            for d, x in zip(found, tensors[3:], strict=False)
-        ]
-        of_seed = () if seed is None else (ops.zeros_like(tensors[-1]),)
-        return (*gradients, *found, *of_seed)
-
     return backend.custom_vjp(
-        forward,
-        backward,
+        functools.partial(_forward, settings),
+        functools.partial(_backward, settings),
         "recompute=False",
     )
 
 
-def _unpacked(plan: Plan, rest: Any) -> tuple[Positions, Any]:
-    """Positions, and the seed if there is one."""
-    encoding, *rest = rest
-    embedding = in_full_precision(rest[0]) if plan.embedded else None
-    seed = backend.prepared_seed(rest[-1]) if plan.rate else None
-    return Positions(in_full_precision(encoding), embedding), seed
+def _forward(settings: Settings, *tensors: Tensor) -> Any:
+    """The output by heads, and the logarithms that `_backward` takes."""
+    shared = _shared(settings, tensors[3:])
+    heads = backend.steps(ops.shape(tensors[0])[0])
+    like = tensors[2], in_full_precision(tensors[0])
+    step = functools.partial(_attend, shared)
+    return backend.scan(step, (), (*tensors[:3], heads), like=like)[1]
 
 
-def _height(
-    plan: Plan, query: Float[Tensor, "steps channels order rows columns images"]
-) -> Any:
-    """Of the image; the rows of queries may be more, to fill a block."""
-    height = plan.image[0]
-    return ops.shape(query)[3] if height is None else height
+def _attend(shared: Shared, _: Any, piece: Any) -> Any:
+    """The output and logarithms of the heads of a step, for `scan`."""
+    query, keys, values, head = piece
+
+    def of_block(_: Any, piece: Any) -> Any:
+        query, number = piece
+        y, logs = fused.attend(shared.block(query, keys, values, head, number))
+        return (), (ops.cast(y, values.dtype), logs)
+
+    pieces = _in_blocks(shared, query), _numbers(shared, query)
+    like = values, in_full_precision(query)
+    y, logs = backend.scan(of_block, (), pieces, like=like)[1]
+    return (), (_joined(y), logs)
 
 
-def _place(plan: Plan, height: Any, block: Any) -> Place:
-    if plan.rows is None:
-        return Place(0, height, height)
-    return Place(block * plan.rows, plan.rows, height)
-
-
-def _dropout(
-    plan: Plan, seed: Any, like: Tensor, place: tuple[Any, Any]
-) -> fused.Dropout:
-    """Draws the factors for scores of a line of a block."""
-    if seed is None:
-        return None
-    like = in_full_precision(like)
-    return lambda shape, line: backend.dropout_factors(
-        shape, plan.rate, seed, (*place, line), like
+def _backward(
+    settings: Settings,
+    tensors: tuple[Tensor, ...],
+    logs: Tensor,
+    upstream: Float[Tensor, "steps channels order height width images"],
+) -> tuple[Tensor, ...]:
+    """Gradients of all tensors that `_forward` takes."""
+    shared = _shared(settings, tensors[3:])
+    start = tuple(
+        () if x is None else ops.zeros(ops.shape(x), dtype_of_sums(x))
+        for x in (shared.offsets, shared.embedding)
     )
+    heads = backend.steps(ops.shape(tensors[0])[0])
+    pieces = *tensors[:3], heads, logs, upstream
+    step = functools.partial(_gradients, shared)
+    totals, found = backend.scan(step, start, pieces, like=tensors[:3])
+    found = [*found, *totals[: 1 + settings.embedded]]
+    found = [
+        ops.cast(d, x.dtype) for d, x in zip(found, tensors, strict=False)
+    ]
+    return *found, *(ops.zeros_like(x) for x in tensors[len(found) :])
 
 
-def _blocks(
-    plan: Plan, x: Float[Tensor, "channels order height width images"]
-) -> tuple[Float[Tensor, "blocks channels order rows width images"], Tensor]:
-    """The blocks of all rows, and their numbers."""
+def _gradients(shared: Shared, totals: Any, piece: Any) -> Any:
+    """Gradients of the heads of a step, for `scan`.
+
+    Args:
+        shared: by all steps.
+        totals: gradients of offsets and embedding, to be added to.
+        piece: query, keys and values, the number of the step, the logarithms
+            and the gradient of the output.
+    """
+    query, keys, values, head, logs, upstream = piece
+
+    def of_block(totals: Any, piece: Any) -> Any:
+        query, number, upstream, logs = piece
+        *totals, d_embedding = totals
+        block = shared.block(query, keys, values, head, number)
+        d_query, totals, found = fused.gradients(
+            block, logs, upstream, tuple(totals)
+        )
+        if found is not None:
+            d_embedding = d_embedding + found
+        return (*totals, d_embedding), d_query
+
+    start = (ops.zeros(ops.shape(x), logs.dtype) for x in (keys, values))
+    pieces = (
+        _in_blocks(shared, query),
+        _numbers(shared, query),
+        _in_blocks(shared, upstream),
+        logs,
+    )
+    (d_keys, d_values, *totals), d_query = backend.scan(
+        of_block, (*start, *totals), pieces, like=logs
+    )
+    found = zip(
+        (_joined(d_query), d_keys, d_values), (query, keys, values), strict=True
+    )
+    return tuple(totals), tuple(ops.cast(d, x.dtype) for d, x in found)
+
+
+def _shared(settings: Settings, rest: Any) -> Shared:
+    """What all blocks share, from the tensors after the values."""
+    offsets, *rest = rest
+    embedding = rest[0] if settings.embedded else None
+    seed = backend.prepared_seed(rest[-1]) if settings.rate else None
+    return Shared(settings, offsets, embedding, seed)
+
+
+def _dropout_factors(
+    rate: float,
+    seed: Any,
+    place: tuple[Any, Any],
+    like: Tensor,
+    shape: Any,
+    line: Any,
+) -> Tensor:
+    """Draws the factors for scores of a line of a block."""
+    like = in_full_precision(like)
+    return backend.dropout_factors(shape, rate, seed, (*place, line), like)
+
+
+def _in_blocks(
+    shared: Shared, x: Float[Tensor, "channels order height width images"]
+) -> Float[Tensor, "blocks channels order rows width images"]:
+    """The rows of each block."""
     *outer, height, width, images = ops.shape(x)
-    rows = height if plan.rows is None else plan.rows
-    count = height // rows
-    x = ops.reshape(x, (*outer, count, rows, width, images))
-    return ops.moveaxis(x, 2, 0), backend.steps(count)
+    rows = shared.settings.blocks.rows or height
+    x = ops.reshape(x, (*outer, height // rows, rows, width, images))
+    return ops.moveaxis(x, 2, 0)
+
+
+def _numbers(
+    shared: Shared, query: Float[Tensor, "channels order height width images"]
+) -> Any:
+    """Of the blocks."""
+    height = ops.shape(query)[2]
+    return backend.steps(height // (shared.settings.blocks.rows or height))
 
 
 def _joined(
     x: Float[Tensor, "blocks channels order rows width images"],
 ) -> Float[Tensor, "channels order height width images"]:
-    """Undoes `_blocks`."""
+    """Undoes `_in_blocks`."""
     count, channels, order, rows, width, images = ops.shape(x)
     x = ops.moveaxis(x, 0, 2)
     return ops.reshape(x, (channels, order, count * rows, width, images))

@@ -28,6 +28,8 @@ UNROLLED_LINE = 2**26
 # with 576 beside each other.
 COMPILED_TOGETHER = 24
 EAGER_TOGETHER = 1024
+# Neighbours of a line of the whole image, at most.
+WRITTEN_OUT = 8
 # Images of a batch whose size is not known before run time.
 UNKNOWN_BATCH = 32
 
@@ -38,10 +40,12 @@ class Blocks(NamedTuple):
     Attributes:
         heads: of every image, in a block.
         rows: of pixels, in a block; None for all rows.
+        neighbours: in a line, see `ops.pairs.lines`.
     """
 
     heads: int
     rows: int | None
+    neighbours: int
 
 
 def choose(
@@ -79,10 +83,14 @@ def blocks(
     """
     batch, height, width, elements, heads, _ = query.shape
     if not (isinstance(height, int) and isinstance(width, int)):
-        return Blocks(1, None if local else 1)
+        return Blocks(1, None if local else 1, encoding.shape[0] if local else 1)
     # JAX exports sizes as symbols.
     images = batch if isinstance(batch, int) else UNKNOWN_BATCH
-    neighbours = encoding.shape[1] if local else width
+    neighbours = (
+        encoding.shape[1]
+        if local
+        else max(n for n in range(1, WRITTEN_OUT + 1) if width % n == 0)
+    )
     pairs = elements * max(keys.shape[3], encoding.shape[2])
     row = neighbours * pairs * images * width
     # For whole images a block is one row, and a line one row of neighbours.
@@ -94,6 +102,6 @@ def blocks(
         max((n for n in divisors if n * head <= limit), default=1),
     )
     if not local:
-        return Blocks(together, 1)
+        return Blocks(together, 1, neighbours)
     count = -(-together * head // limit)
-    return Blocks(together, -(-height // min(count, height)))
+    return Blocks(together, -(-height // min(count, height)), neighbours)

@@ -17,24 +17,29 @@ needs the sum over `g` alone,
     W(m, v, o) = sum_g softmax_m(s)(g, m, o) softmax_o(p + l)(v, g, o)
     y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
 
-One line of neighbours comes after the other, see `ops.pairs.lines`; what is
-computed for one is elementwise, or the sum of products along short axes, so a
-compiler makes few loops of it. The functions `add_*` compute it from what is
-cut for the line, and do not know which line it is: so PyTorch can have each of
-them compiled once, and run it for every line. The first pass over the lines
-finds the highest score and the sum that the softmax is divided by, the second
-what is weighted. The second pass takes the scores that the first one has found,
-so a block holds those of all its lines. Gradients take two passes as well. Of
-large scores only differences are taken, so attention that falls on a single
+One line of neighbours comes after the other, see `ops.pairs.lines`, and twice:
+sums over all neighbours are found first, and what needs them second. The four
+functions `add_*` compute what a line adds. They take what is cut for the line,
+and do not know which line it is: so PyTorch can have each of them compiled
+once, and run it for every line. What the first pass finds for a line is kept
+for the second, so a block holds it for all of its lines.
+
+Of large scores only differences are taken, so attention that falls on a single
 neighbour is one, whatever rounding made of its score. With the attention `a(v,
 g, m, o)` after dropout and the gradient `d(m, v, o)` of the weights, `mean(v,
 g) = sum_(m, o) a d` is the same for both parts: the gradient of `S` is `a d -
 softmax(S) mean`.
+
+Tensors of a line are in the dtype of the keys, and so are the factors of
+products. Sums over neighbours, the softmax among them, are in single precision
+at least.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
+from typing import TypeAlias
 
 from keras import ops
 
@@ -43,384 +48,405 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import lowest_score
 from keras_equiattn.ops.numerics import MASKED
-from keras_equiattn.ops.pairs.lines import ImageLines
+from keras_equiattn.ops.numerics import sum_in_full_precision
+from keras_equiattn.ops.pairs.lines import Keys
 from keras_equiattn.ops.pairs.lines import Line
+from keras_equiattn.ops.pairs.lines import Lines
+from keras_equiattn.ops.pairs.lines import Offsets
 from keras_equiattn.ops.pairs.lines import Place
-from keras_equiattn.ops.pairs.lines import WindowLines
+from keras_equiattn.ops.pairs.lines import Queries
+from keras_equiattn.ops.pairs.lines import seen
+from keras_equiattn.ops.pairs.lines import spread
+from keras_equiattn.ops.pairs.matrices import product
+from keras_equiattn.ops.pairs.matrices import products
 
-Lines = WindowLines | ImageLines
-Dropout = Callable[[Any, Any], Tensor] | None
-
-
-class Positions(NamedTuple):
-    """What scores know of positions and group elements.
-
-    Attributes:
-        encoding: of the offsets, in the form that the lines take; meets the
-            first channels of the queries.
-        embedding: `(query elements, key elements, channels)` of the relative
-            elements, meets the other channels; None for none.
-    """
-
-    encoding: Tensor
-    embedding: Tensor | None = None
+# Draws factors for scores, from their shape and the number of the line.
+Dropout: TypeAlias = Callable[[Any, Any], Tensor]
+Outputs: TypeAlias = Float[Tensor, "channels order rows columns images"]
+# Scores of key elements and query elements, of output elements and query
+# elements, and weights of key elements and output elements.
+ElementScores: TypeAlias = Float[
+    Tensor, "key_elements query_elements rows columns images"
+]
+PositionScores: TypeAlias = Float[
+    Tensor, "order query_elements rows columns images"
+]
+ValueWeights: TypeAlias = Float[
+    Tensor, "key_elements order rows columns images"
+]
+Embedding: TypeAlias = Float[Tensor, "query_elements key_elements embedded"]
 
 
 class Block(NamedTuple):
-    """Queries, and what their scores know of group elements.
+    """What attention of a block is computed from.
 
     Attributes:
-        query: of the block.
-        embedded: `(channels, key_elements, query_elements, 1, 1, 1)`, the
-            embedding as if it were added to the keys: a compiler sums both
-            together. None for none, and without a compiler.
-        group: `(key_elements, query_elements, rows, columns, images)`, scores
-            of the embedding. None for none, and where it is `embedded`.
-    """
-
-    query: Float[Tensor, "channels query_elements rows columns images"]
-    embedded: Tensor | None = None
-    group: Tensor | None = None
-
-
-class _Line(NamedTuple):
-    """Exponentials and scores for a line of neighbours, a tensor for each.
-
-    Attributes:
-        of_elements: `(key elements, query elements, ...)`, exponentials of the
-            scores of content and group above the highest of a key element, in
-            the dtype of the keys.
-        kept: these after dropout.
-        scores: `(order, query elements, ...)`, those highest scores and the
-            scores of positions, in single precision at least.
-    """
-
-    of_elements: list[Tensor]
-    kept: list[Tensor]
-    scores: list[Tensor]
-
-
-class Factors(NamedTuple):
-    """What the gradients of a line are made of, a tensor for each of the line.
-
-    Attributes:
-        of_elements: as in `_Line`.
-        kept: as in `_Line`; empty without dropout, where both are the same.
-        of_neighbours: `(order, query elements, ...)`, the softmax of the
-            scores.
-        d_weights: `(key elements, order, ...)`, gradients of the weights.
-    """
-
-    of_elements: list[Tensor]
-    kept: list[Tensor]
-    of_neighbours: list[Tensor]
-    d_weights: list[Tensor]
-
-
-def attend(
-    lines: Lines,
-    place: Place,
-    query: Float[Tensor, "channels query_elements rows columns images"],
-    keys: Float[Tensor, "channels key_elements key_rows key_columns images"],
-    values: Float[Tensor, "channels key_elements key_rows key_columns images"],
-    positions: Positions,
-    dropout: Dropout,
-) -> tuple[
-    Float[Tensor, "channels order rows columns images"],
-    Float[Tensor, "order query_elements rows columns images"],
-]:
-    """The output of a block, and the logarithm of what its softmax is divided
-    by, which `gradients` takes.
-
-    Args:
-        lines: what the pixels see.
+        lines: what pixels see.
         place: where the block lies.
-        query: of the block.
-        keys, values: of all rows, with their surroundings.
-        positions: encoding and embedding, the encoding as `lines` takes it.
-        dropout: draws factors for the scores of a line, from their shape and
-            the number of the line; None for none.
+        query: of its pixels.
+        keys, values: of all rows, for windows with what lies around them.
+        offsets: the encoding of offsets as `lines` takes it; meets the first
+            channels of the queries.
+        embedding: of the relative elements; meets the other channels. None
+            for none.
+        dropout: draws its factors; None for none.
     """
-    block = _block(query, positions)
-    order, dtype = lines.order(positions.encoding), dtype_of_sums(query)
+
+    lines: Lines
+    place: Place
+    query: Queries
+    keys: Keys
+    values: Keys
+    offsets: Offsets
+    embedding: Embedding | None
+    dropout: Dropout | None
+
+    def line(self, number: Any) -> Line:
+        """What is seen of the line of this number."""
+        seen = self.keys, self.values, self.offsets
+        return self.lines.cut(*seen, self.place, number)
+
+    def kept(self, number: Any) -> Tensor | None:
+        """Factors of dropout, one neighbour after the other along the first
+        axis, which has the key elements of each."""
+        if self.dropout is None:
+            return None
+        count = self.lines.neighbours * ops.shape(self.keys)[1]
+        return self.dropout((count, *ops.shape(self.query)[1:]), number)
+
+    def group_scores(self) -> ElementScores | None:
+        """Scores of the embedding, which are those of every neighbour."""
+        if self.embedding is None:
+            return None
+        rest = self.query[self.offsets.shape[1] :]
+        embedding = ops.cast(self.embedding, rest.dtype)
+        return ops.einsum("gmc,cgyxb->mgyxb", embedding, rest)
+
+    def group_gradients(
+        self, d: ElementScores
+    ) -> tuple[Float[Tensor, "embedded ..."], Embedding]:
+        """Of the last channels of the query, and of the embedding."""
+        rest = in_full_precision(self.query[self.offsets.shape[1] :])
+        return (
+            ops.einsum("gmc,mgyxb->cgyxb", in_full_precision(self.embedding), d),
+            ops.einsum("mgyxb,cgyxb->gmc", d, rest),
+        )
+
+    def listed(self, x: Tensor) -> list[Tensor]:
+        """As many as there are neighbours in a line."""
+        return [x] * self.lines.neighbours
+
+
+class Scores(NamedTuple):
+    """Of the neighbours in a line, a tensor for each.
+
+    Attributes:
+        of_elements: exponentials of the scores of content and group, above
+            the highest of all key elements.
+        kept: these after dropout.
+        of_positions: those highest scores plus the scores of positions.
+    """
+
+    of_elements: list[ElementScores]
+    kept: list[ElementScores]
+    of_positions: list[PositionScores]
+
+
+class Gradients(NamedTuple):
+    """What the gradients of the scores in a line are made of.
+
+    With `mean` it gives them, of the neighbours, a tensor for each.
+
+    Attributes:
+        of_elements: as in `Scores`.
+        of_neighbours: the softmax over neighbours.
+        d_positions: of it, before `mean` is subtracted.
+        d_scores: of content and group, before `mean` is subtracted.
+    """
+
+    of_elements: list[ElementScores]
+    of_neighbours: list[PositionScores]
+    d_positions: list[PositionScores]
+    d_scores: list[ElementScores]
+
+
+def attend(block: Block) -> tuple[Outputs, PositionScores]:
+    """The output of a block, and the logarithm of what its softmax is divided
+    by, which `gradients` takes."""
+    query, lines = block.query, block.lines
+    order, dtype = block.offsets.shape[2], dtype_of_sums(query)
     shape = (order, *ops.shape(query)[1:])
-    numbers = backend.steps(lines.count(place))
+    numbers = backend.steps(lines.count(block.place))
+    group = block.group_scores()
 
-    def cut(number: Any) -> Line:
-        return lines.cut(keys, values, positions.encoding, place, number)
+    def first(carry: Any, number: Any) -> Any:
+        given = query, group, block.line(number), block.kept(number)
+        return add_exponentials(carry, *given, lines=lines)
 
-    def with_exponentials(carry: Any, number: Any) -> Any:
-        factors = _factors(lines, dropout, query, keys, number)
-        return add_exponentials(carry, block, cut(number), factors, lines=lines)
-
-    lowest = ops.full(shape, MASKED, dtype)
+    start = ops.full(shape, MASKED, dtype), ops.zeros(shape, dtype)
+    like = block.listed(block.keys)
     (highest, total), found = backend.scan(
-        with_exponentials,
-        (lowest, ops.zeros(shape, dtype)),
-        numbers,
-        like=(lines.listed(keys), lines.listed(lowest)),
+        first, start, numbers, like=(like, like)
     )
     inverse = 1 / total
 
-    def with_values(y: Tensor, piece: Any) -> Any:
+    def second(y: Any, piece: Any) -> Any:
         number, found = piece
-        given = cut(number).values, found, highest, inverse
+        given = block.line(number).values, found, highest, inverse
         return add_values(y, *given, lines=lines), ()
 
-    nothing = ops.zeros((ops.shape(values)[0], order, *shape[2:]), dtype)
-    y = backend.scan(with_values, nothing, (numbers, found))[0]
+    nothing = ops.zeros((ops.shape(block.values)[0], order, *shape[2:]), dtype)
+    y = backend.scan(second, nothing, (numbers, found))[0]
     return y, highest + ops.log(total)
 
 
 def gradients(
-    lines: Lines,
-    place: Place,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    positions: Positions,
-    dropout: Dropout,
-    logs: Tensor,
-    upstream: Tensor,
-    totals: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+    block: Block,
+    logs: PositionScores,
+    upstream: Outputs,
+    totals: tuple[Keys, Keys, Offsets],
+) -> tuple[Queries, tuple[Keys, Keys, Offsets], Embedding | None]:
     """Gradients of a block.
 
     Args:
-        totals: of keys, values and encoding, to be added to.
+        block: as it was given to `attend`.
+        logs: what that returned.
+        upstream: the gradient of the output.
+        totals: of keys, values and offsets, to be added to.
 
     Returns:
         That of the query, the totals, and that of the embedding.
     """
-    block = _block(query, positions)
-    first = lines.encoded(positions.encoding)
+    query, lines, place = block.query, block.lines, block.place
     numbers = backend.steps(lines.count(place))
+    group = block.group_scores()
+    d_keys, d_values, d_offsets = totals
 
-    def cut(number: Any) -> Line:
-        return lines.cut(keys, values, positions.encoding, place, number)
-
-    def with_means(mean: Tensor, number: Any) -> Any:
-        factors = _factors(lines, dropout, query, keys, number)
-        given = block, cut(number), factors, logs, upstream
-        return add_means(mean, *given, lines=lines)
+    def first(carry: Any, number: Any) -> Any:
+        mean, d_values = carry
+        given = query, group, block.line(number), block.kept(number)
+        mean, part, found = add_means(
+            mean, *given, logs, upstream, lines=lines
+        )
+        at_keys, _ = lines.starts(place, number)
+        return (mean, backend.add_at(d_values, at_keys, part)), found
 
     # Not `zeros_like`, whose layout would be another than that of a sum.
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
-    like = lines.listed(keys)
-    kept = [] if dropout is None else like
-    mean, found = backend.scan(
-        with_means, nothing, numbers, like=Factors(like, kept, like, like)
+    like = block.listed(block.keys)
+    (mean, d_values), found = backend.scan(
+        first, (nothing, d_values), numbers, like=Gradients(*4 * [like])
     )
 
-    def with_gradients(totals: Any, piece: Any) -> Any:
+    def second(carry: Any, piece: Any) -> Any:
         number, found = piece
-        added, at_place = totals
-        given = block, cut(number), found, upstream, mean
-        added, parts = add_gradients(added, *given, lines=lines)
-        starts = lines.starts(place, number)
-        at_place = tuple(
-            backend.add_at(total, start, part)
-            for total, start, part in zip(at_place, starts, parts, strict=True)
-        )
-        return (added, at_place), ()
+        sums, d_keys, d_offsets = carry
+        given = query, block.line(number), found, mean
+        sums, parts = add_gradients(sums, *given, lines=lines)
+        at_keys, at_offsets = lines.starts(place, number)
+        d_keys = backend.add_at(d_keys, at_keys, parts[0])
+        d_offsets = backend.add_at(d_offsets, at_offsets, parts[1][None])
+        return (sums, d_keys, d_offsets), ()
 
-    d_group: Any = ()
-    if positions.embedding is not None:
-        shape = (ops.shape(keys)[1], *ops.shape(query)[1:])
-        d_group = ops.zeros(shape, logs.dtype)
-    start = (
-        ops.zeros(ops.shape(query), logs.dtype),
-        ops.zeros(ops.shape(query[:first]), logs.dtype),
-        d_group,
+    encoded, elements = block.offsets.shape[1], ops.shape(block.keys)[1]
+    shape = ops.shape(query)
+    sums = tuple(
+        ops.zeros(shape, logs.dtype)
+        for shape in (shape, (encoded, *shape[1:]), (elements, *shape[1:]))
     )
-    ((d_query, d_first, d_group), totals), _ = backend.scan(
-        with_gradients, (start, totals), (numbers, found)
+    (sums, d_keys, d_offsets), _ = backend.scan(
+        second, (sums, d_keys, d_offsets), (numbers, found)
     )
-    d_embedding = None
-    rest = in_full_precision(query[first:])
-    if positions.embedding is not None:
-        embedding = ops.transpose(positions.embedding, (2, 1, 0))
-        d_rest = ops.sum(
-            d_group[None] * embedding[..., None, None, None], axis=1
-        )
-        d_embedding = ops.einsum("mgbyx,cgbyx->gmc", d_group, rest)
-        d_first = ops.concatenate([d_first, d_rest])
-    elif first < query.shape[0]:
-        d_first = ops.concatenate([d_first, ops.zeros_like(rest)])
-    return d_query + d_first, totals, d_embedding
+    d_query, d_first, d_group = sums
+    d_rest, d_embedding = ops.zeros_like(d_query[encoded:]), None
+    if block.embedding is not None:
+        d_rest, d_embedding = block.group_gradients(d_group)
+    d_query = d_query + ops.concatenate([d_first, d_rest])
+    return d_query, (d_keys, d_values, d_offsets), d_embedding
 
 
 @backend.part()
 def add_exponentials(
-    carry: tuple[Tensor, Tensor],
-    block: Block,
+    carry: tuple[PositionScores, PositionScores],
+    query: Queries,
+    group: ElementScores | None,
     line: Line,
     factors: Tensor | None,
     *,
     lines: Lines,
-) -> tuple[tuple[Tensor, Tensor], tuple[list[Tensor], list[Tensor]]]:
+) -> tuple[Any, tuple[list[ElementScores], list[PositionScores]]]:
     """Adds a line to the highest score, and to the sum of exponentials.
+
+    Args:
+        carry: both.
+        query: of the block.
+        group: scores of the embedding, if there is one.
+        line: what is seen.
+        factors: of dropout, if there is any.
+        lines: what pixels see.
 
     Returns:
         Both, and what `add_values` takes: exponentials and scores.
     """
     highest, total = carry
-    found = _line(lines, block, line, factors)
-    higher = backend.maximum(highest, lines.highest(found.scores))
-    terms = [
-        _added(e) * ops.exp(x - higher)
-        for e, x in zip(found.of_elements, found.scores, strict=True)
-    ]
-    total = total * ops.exp(highest - higher) + lines.total(terms)
-    return (higher, total), (found.kept, found.scores)
+    found = _scores(lines, query, group, line, factors)
+    top = functools.reduce(backend.maximum, found.of_positions)
+    of_line = ops.zeros(ops.shape(total), total.dtype)
+    for e, x in zip(found.of_elements, found.of_positions, strict=True):
+        e = sum_in_full_precision(e, (0,))
+        of_line = backend.add_product(of_line, in_full_precision(ops.exp(x - top)), e)
+    top = in_full_precision(top)
+    higher = backend.maximum(highest, top)
+    total = total * ops.exp(highest - higher) + of_line * ops.exp(top - higher)
+    return (higher, total), (found.kept, found.of_positions)
 
 
 @backend.part()
 def add_values(
-    y: Tensor,
-    values: Tensor,
-    found: tuple[list[Tensor], list[Tensor]],
-    highest: Tensor,
-    inverse: Tensor,
+    y: Outputs,
+    values: Float[Tensor, "channels key_elements rows seen_columns images"],
+    found: tuple[list[ElementScores], list[PositionScores]],
+    highest: PositionScores,
+    inverse: PositionScores,
     *,
     lines: Lines,
-) -> Tensor:
+) -> Outputs:
     """Adds the values of a line to the output.
 
     Args:
+        y: the output.
         values: of the line.
         found: its exponentials and scores.
         highest: scores.
         inverse: one over the sum of exponentials.
+        lines: what pixels see.
     """
     kept, scores = found
-    of_neighbours = [
-        ops.cast(ops.exp(x - highest) * inverse, values.dtype) for x in scores
-    ]
-    weights = _weights(kept, of_neighbours)
-    return y + lines.sums(weights, lines.seen(values))
+    of_neighbours = [_exponentials(x, highest, inverse) for x in scores]
+    pairs = list(zip(kept, of_neighbours, strict=True))
+    weights = products("mg,vg->mv", pairs, values.dtype)
+    near = seen(values, lines.keys(ops.shape(y)[-2]))
+    pairs = list(zip(near, weights, strict=True))
+    return y + product("cm,mv->cv", pairs)
 
 
 @backend.part()
 def add_means(
-    mean: Tensor,
-    block: Block,
+    mean: PositionScores,
+    query: Queries,
+    group: ElementScores | None,
     line: Line,
     factors: Tensor | None,
-    logs: Tensor,
-    upstream: Tensor,
+    logs: PositionScores,
+    upstream: Outputs,
     *,
     lines: Lines,
-) -> tuple[Tensor, Factors]:
-    """Adds the means of `a d` over a line, and returns what they are of."""
-    found = _line(lines, block, line, factors)
-    of_neighbours = [
-        ops.cast(ops.exp(x - logs), line.keys.dtype) for x in found.scores
+) -> tuple[
+    PositionScores,
+    Float[Tensor, "channels key_elements rows seen_columns images"],
+    Gradients,
+]:
+    """Adds a line to the means of `a d`.
+
+    Args:
+        mean: what to add to.
+        query, group, line, factors, lines: as in `add_exponentials`.
+        logs: of what the softmax is divided by.
+        upstream: the gradient of the output.
+
+    Returns:
+        The means, the gradient of the values of the line, and what
+        `add_gradients` takes.
+    """
+    found = _scores(lines, query, group, line, factors)
+    dtype, kept = line.keys.dtype, found.kept
+    of_neighbours = [_exponentials(x, logs) for x in found.of_positions]
+    views = lines.keys(ops.shape(query)[-2])
+    near = seen(line.values, views)
+    d_weights = products("cm,cv->mv", [(x, upstream) for x in near], dtype)
+    pairs = list(zip(kept, of_neighbours, strict=True))
+    weights = products("mg,vg->mv", pairs, dtype)
+    d_values = _spread(lines, "cv,mv->cm", upstream, weights)
+    pairs = list(zip(d_weights, kept, strict=True))
+    d_positions = products("mv,mg->vg", pairs, dtype)
+    pairs = list(zip(d_weights, of_neighbours, strict=True))
+    d_scores = products("mv,vg->mg", pairs, dtype)
+    d_positions = [
+        f * d for f, d in zip(of_neighbours, d_positions, strict=True)
     ]
-    d_weights = _weight_gradients(lines, line, upstream)
-    if backend.find_target(mean).compiler is None:
-        pairs = zip(d_weights, found.kept, strict=True)
-        sums = backend.sums_of_products(
-            ((d[:, :, None], e[:, None]) for d, e in pairs), 0
-        )
-        terms = [f * x for f, x in zip(of_neighbours, sums, strict=True)]
-        mean = mean + lines.total(terms)
-    else:
-        mean = mean + lines.products(
-            [f[None] for f in of_neighbours],
-            [d[:, :, None] for d in d_weights],
-            [e[:, None] for e in found.kept],
-        )
-    kept = found.kept if factors is not None else []
-    return mean, Factors(found.of_elements, kept, of_neighbours, d_weights)
+    d_scores = [k * d for k, d in zip(kept, d_scores, strict=True)]
+    mean = mean + sum(map(in_full_precision, d_positions))
+    parts = found.of_elements, of_neighbours, d_positions, d_scores
+    return mean, d_values, Gradients(*parts)
 
 
 @backend.part()
 def add_gradients(
-    totals: tuple[Tensor, Tensor, Any],
-    block: Block,
+    sums: tuple[Queries, Float[Tensor, "encoded ..."], ElementScores],
+    query: Queries,
     line: Line,
-    found: Factors,
-    upstream: Tensor,
-    mean: Tensor,
+    found: Gradients,
+    mean: PositionScores,
     *,
     lines: Lines,
-) -> tuple[tuple[Tensor, Tensor, Any], tuple[Tensor, Tensor, Tensor]]:
+) -> tuple[Any, tuple[Tensor, Tensor]]:
     """The gradients of a line.
 
     Args:
-        totals: of the query by keys, of its first channels by the encoding,
-            and of the scores of group elements if there is an embedding.
+        sums: of the query by keys, of its first channels by the encoding, and
+            of the scores of group elements, to be added to.
+        query: of the block.
+        line: what is seen.
         found: by `add_means`.
+        mean: of all lines.
+        lines: what pixels see.
 
     Returns:
-        The totals, to which the line is added, and the gradients of what is
-        cut for it: keys, values and encoding.
+        The sums, and the gradients of what is cut for the line: keys and
+        encoding.
     """
-    d_query, d_first, d_group = totals
-    of_elements, kept, of_neighbours, d_weights = found
-    kept = kept or of_elements
-    d_values = lines.spread(_weights(kept, of_neighbours), upstream)
-    given = of_elements, of_neighbours, d_weights, kept
-    d_positions, d_scores = _score_gradients(*given, mean)
-    dtype = line.keys.dtype
-    of_first, d_encoding = lines.position_gradients(
-        in_full_precision(block.query[: lines.encoded(line.encoding)]),
-        line.encoding,
-        [ops.cast(d, dtype) for d in d_positions],
+    d_query, d_first, d_group = sums
+    d_positions, d_scores = [], []
+    for e, f, d_position, d_score in zip(*found, strict=True):
+        f = in_full_precision(f) * -mean
+        e_sum = sum_in_full_precision(e, (0,))
+        d_positions.append(backend.add_product(d_position, f, e_sum))
+        f = ops.sum(f, axis=0)
+        d_scores.append(
+            backend.add_product(d_score, in_full_precision(e), f)
+        )
+    width, dtype = ops.shape(query)[-2], line.keys.dtype
+    encoded = line.encoding.shape[0]
+    encodings = seen(line.encoding, lines.offsets(width))
+    pairs = list(zip(encodings, d_positions, strict=True))
+    d_first = d_first + product("cv,vg->cg", pairs)
+    over = "yb" if lines.size is None else "yxb"
+    d_encoding = spread(
+        [product("cg,vg->cv", [(query[:encoded], d)], over) for d in d_positions],
+        lines.offsets(width),
     )
-    d_scores = [ops.cast(d, dtype) for d in d_scores]
-    d_query = d_query + lines.sums(d_scores, lines.seen(line.keys))
-    d_keys = lines.spread(d_scores, block.query)
-    if block.embedded is not None or block.group is not None:
-        d_group = d_group + lines.total(d_scores)
-    totals = d_query, d_first + of_first, d_group
-    return totals, (d_keys, d_values, d_encoding)
+    near = seen(line.keys, lines.keys(width))
+    d_query = d_query + product("cm,mg->cg", list(zip(near, d_scores, strict=True)))
+    d_keys = _spread(lines, "cg,mg->cm", query, d_scores)
+    d_group = d_group + sum(map(in_full_precision, d_scores))
+    return (d_query, d_first, d_group), (d_keys, d_encoding)
 
 
-def _block(
-    query: Float[Tensor, "channels query_elements rows columns images"],
-    positions: Positions,
-) -> Block:
-    if positions.embedding is None:
-        return Block(query)
-    embedded = ops.transpose(positions.embedding, (2, 1, 0))
-    before = query.shape[0] - embedded.shape[0]
-    if backend.find_target(query).compiler is None:
-        pair = embedded[..., None, None, None], query[before:, None]
-        return Block(query, group=backend.sums_of_products([pair], 0)[0])
-    embedded = ops.pad(embedded, [(before, 0), (0, 0), (0, 0)])
-    return Block(query, embedded[..., None, None, None])
-
-
-def _factors(
-    lines: Lines, dropout: Dropout, query: Tensor, keys: Tensor, number: Any
-) -> Tensor | None:
-    """Those of dropout, one neighbour after the other along the first axis."""
-    if dropout is None:
-        return None
-    neighbours, *rest = lines.scores_shape(query)
-    return dropout((neighbours * ops.shape(keys)[1], *rest), number)
-
-
-def _line(
-    lines: Lines, block: Block, line: Line, factors: Tensor | None
-) -> _Line:
-    seen = (x[:, :, None] for x in lines.seen(line.keys))
-    if block.embedded is not None:
-        embedded = block.embedded
-        seen = (in_full_precision(x) + embedded for x in seen)
-    query = block.query[:, None]
-    scores = backend.sums_of_products(
-        ((query, x) for x in seen), 0, block.group
-    )
-    top = [_highest(x) for x in scores]
-    dtype = line.keys.dtype
-    found = [
-        ops.cast(ops.exp(x - y), dtype)
-        for x, y in zip(scores, top, strict=True)
-    ]
+def _scores(
+    lines: Lines,
+    query: Queries,
+    group: ElementScores | None,
+    line: Line,
+    factors: Tensor | None,
+) -> Scores:
+    """Of a line, see `add_exponentials`."""
+    width, dtype = ops.shape(query)[-2], line.keys.dtype
+    near = seen(line.keys, lines.keys(width))
+    scores = products("cm,cg->mg", [(k, query) for k in near], dtype, group)
+    tops = [ops.max(x, axis=0) for x in scores]
+    found = [_exponentials(x, y) for x, y in zip(scores, tops, strict=True)]
     kept = found
     if factors is not None:
         size = found[0].shape[0]
@@ -428,74 +454,50 @@ def _line(
             ops.cast(e * factors[n * size : (n + 1) * size], dtype)
             for n, e in enumerate(found)
         ]
-    first = in_full_precision(block.query[: lines.encoded(line.encoding)])
-    of_positions = lines.position_scores(first, line.encoding, line.inside)
-    above = [p + x for p, x in zip(of_positions, top, strict=True)]
-    return _Line(found, kept, above)
+    encodings = seen(line.encoding, lines.offsets(width))
+    first = query[: line.encoding.shape[0]]
+    positions = products("cv,cg->vg", [(e, first) for e in encodings], dtype)
+    if line.inside is not None:
+        lowest = ops.cast(lowest_score(first), dtype)
+        inside = seen(line.inside, lines.keys(width))
+        positions = [
+            ops.where(i, p, lowest)
+            for i, p in zip(inside, positions, strict=True)
+        ]
+    above = [p + x for p, x in zip(positions, tops, strict=True)]
+    return Scores(found, kept, above)
 
 
-def _score_gradients(
-    of_elements: list[Tensor],
-    of_neighbours: list[Tensor],
-    d_weights: list[Tensor],
-    kept: list[Tensor],
-    mean: Tensor,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Of the scores of positions, and of content and group."""
-    given = of_elements, of_neighbours, d_weights, kept
-    if backend.find_target(mean).compiler is None:
-        # Of `f (k d - e mean)` each sum by itself, of products of two.
-        d_positions, d_scores = [], []
-        for e, f, d, k in zip(*given, strict=True):
-            pairs = [(d[:, :, None], k[:, None]), (d[:, :, None], f[None])]
-            (kd,) = backend.sums_of_products(pairs[:1], 0)
-            (fd,) = backend.sums_of_products(pairs[1:], 1)
-            d_positions.append(f * (kd - _added(e) * mean))
-            of_mean = ops.sum(f * mean, axis=0)
-            d_scores.append(k * fd - e * of_mean)
-        return d_positions, d_scores
-    # (key elements, order, query elements, ...)
-    d_pairs = [
-        f[None] * (k[:, None] * d[:, :, None] - e[:, None] * mean[None])
-        for e, f, d, k in (
-            map(in_full_precision, x) for x in zip(*given, strict=True)
-        )
-    ]
-    return backend.sums_together(d_pairs, 0), backend.sums_together(d_pairs, 1)
+def _exponentials(
+    x: Float[Tensor, "..."],
+    top: Float[Tensor, "..."],
+    scale: Float[Tensor, "..."] | None = None,
+) -> Float[Tensor, "..."]:
+    """`exp(x - top) * scale` in the dtype of `x`, which must be ours alone.
 
-
-def _weights(kept: list[Tensor], of_neighbours: list[Tensor]) -> list[Tensor]:
-    """`(key elements, order, ...)`: of the values."""
-    both = zip(kept, of_neighbours, strict=True)
-    pairs = ((e[:, None], f[None]) for e, f in both)
-    dtype = kept[0].dtype
-    return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 2)]
-
-
-def _weight_gradients(
-    lines: Lines, line: Line, upstream: Tensor
-) -> list[Tensor]:
-    """`(key elements, order, ...)`."""
-    pairs = (
-        (upstream[:, None], x[:, :, None]) for x in lines.seen(line.values)
-    )
-    dtype = line.values.dtype
-    return [ops.cast(x, dtype) for x in backend.sums_of_products(pairs, 0)]
-
-
-def _added(x: Tensor) -> Tensor:
-    """The sum along the first axis, written out for compilers."""
+    Computed in single precision at least, by PyTorch in the memory of `x`.
+    """
     if backend.find_target(x).compiler is None:
-        return ops.sum(in_full_precision(x), axis=0)
-    x = in_full_precision(x)
-    return sum((x[n] for n in range(1, x.shape[0])), x[0])
+        x = x.sub_(top).exp_()
+        return x if scale is None else x.mul_(scale)
+    y = ops.exp(in_full_precision(x) - in_full_precision(top))
+    return ops.cast(y if scale is None else y * scale, x.dtype)
 
 
-def _highest(x: Tensor) -> Tensor:
-    """The maximum along the first axis, written out for compilers."""
-    if backend.find_target(x).compiler is None:
-        return ops.max(x, axis=0)
-    top = x[0]
-    for n in range(1, x.shape[0]):
-        top = backend.maximum(top, x[n])
-    return top
+def _spread(
+    lines: Lines,
+    equation: str,
+    x: Float[Tensor, "channels elements rows columns images"],
+    weights: list[Float[Tensor, "key_elements elements rows columns images"]],
+) -> Float[Tensor, "channels key_elements rows seen_columns images"]:
+    """What comes back to keys or values from the pixels that see them.
+
+    Args:
+        lines: what pixels see.
+        equation: of the pixels and the weights.
+        x: of the pixels.
+        weights: of each neighbour.
+    """
+    over = "yx" if lines.size is None else ""
+    parts = [product(equation, [(x, a)], over) for a in weights]
+    return spread(parts, lines.keys(ops.shape(x)[-2]))
