@@ -96,7 +96,7 @@ def group_self_attention(
         raise ValueError(
             f"Dropout needs a seed. Received: dropout={dropout}, seed=None"
         )
-    seed = _checked_seed(seed)
+    seed = _checked_seed(seed) if dropout else None
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
     tensors = (query, keys, values, encoding, embedding, seed)

@@ -163,7 +163,7 @@ def _attention(settings: Settings, shapes: Any) -> Callable[..., Tensor]:
 
 def _forward(settings: Settings, *tensors: Tensor) -> Any:
     """The output by heads, and the logarithms that `_backward` takes."""
-    shared = _shared(settings, tensors[3:])
+    shared = _shared(settings, *tensors[2:])
     heads = backend.steps(ops.shape(tensors[0])[0])
     like = tensors[2], in_full_precision(tensors[0])
     step = functools.partial(_attend, shared)
@@ -192,7 +192,7 @@ def _backward(
     upstream: Float[Tensor, "steps channels order height width images"],
 ) -> tuple[Tensor, ...]:
     """Gradients of all tensors that `_forward` takes."""
-    shared = _shared(settings, tensors[3:])
+    shared = _shared(settings, *tensors[2:])
     start = tuple(
         () if x is None else ops.zeros(ops.shape(x), dtype_of_sums(x))
         for x in (shared.offsets, shared.embedding)
@@ -246,12 +246,14 @@ def _gradients(shared: Shared, totals: Any, piece: Any) -> Any:
     return tuple(totals), tuple(ops.cast(d, x.dtype) for d, x in found)
 
 
-def _shared(settings: Settings, rest: Any) -> Shared:
-    """What all blocks share, from the tensors after the values."""
-    offsets, *rest = rest
-    embedding = rest[0] if settings.embedded else None
-    seed = backend.prepared_seed(rest[-1]) if settings.rate else None
-    return Shared(settings, offsets, embedding, seed)
+def _shared(settings: Settings, values: Tensor, *rest: Tensor) -> Shared:
+    """What all blocks share, from the tensors after the values. What is
+    multiplied with queries is in the dtype of the values."""
+    *rest, seed = rest if settings.rate else (*rest, None)
+    offsets, *embedding = (ops.cast(x, values.dtype) for x in rest)
+    if seed is not None:
+        seed = backend.prepared_seed(seed)
+    return Shared(settings, offsets, *embedding or [None], seed)
 
 
 def _dropout_factors(

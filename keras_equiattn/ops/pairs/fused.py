@@ -59,6 +59,8 @@ from keras_equiattn.ops.pairs.lines import Place
 from keras_equiattn.ops.pairs.lines import Queries
 from keras_equiattn.ops.pairs.lines import seen
 from keras_equiattn.ops.pairs.lines import spread
+from keras_equiattn.ops.pairs.matrices import add
+from keras_equiattn.ops.pairs.matrices import add_products
 from keras_equiattn.ops.pairs.matrices import product
 from keras_equiattn.ops.pairs.matrices import products
 
@@ -121,8 +123,7 @@ class Block(NamedTuple):
         if self.embedding is None:
             return None
         rest = self.query[self.offsets.shape[1] :]
-        embedding = ops.cast(self.embedding, rest.dtype)
-        return ops.einsum("gmc,cgyxb->mgyxb", embedding, rest)
+        return ops.einsum("gmc,cgyxb->mgyxb", self.embedding, rest)
 
     def group_gradients(
         self, d: ElementScores
@@ -295,8 +296,8 @@ def add_exponentials(
     top = functools.reduce(backend.maximum, found.of_positions)
     of_line = ops.zeros(ops.shape(total), total.dtype)
     for e, x in zip(found.of_elements, found.of_positions, strict=True):
-        e = sum_in_full_precision(e, (0,))
-        of_line = backend.add_product(of_line, in_full_precision(ops.exp(x - top)), e)
+        e = ops.cast(sum_in_full_precision(e, (0,)), x.dtype)
+        of_line = backend.add_product(of_line, ops.exp(x - top), e)
     top = in_full_precision(top)
     higher = backend.maximum(highest, top)
     total = total * ops.exp(highest - higher) + of_line * ops.exp(top - higher)
@@ -329,7 +330,7 @@ def add_values(
     weights = products("mg,vg->mv", pairs, values.dtype)
     near = seen(values, lines.keys(ops.shape(y)[-2]))
     pairs = list(zip(near, weights, strict=True))
-    return y + product("cm,mv->cv", pairs)
+    return add_products(y, "cm,mv->cv", pairs)
 
 
 @backend.part()
@@ -377,7 +378,7 @@ def add_means(
         f * d for f, d in zip(of_neighbours, d_positions, strict=True)
     ]
     d_scores = [k * d for k, d in zip(kept, d_scores, strict=True)]
-    mean = mean + sum(map(in_full_precision, d_positions))
+    mean = add(mean, d_positions)
     parts = found.of_elements, of_neighbours, d_positions, d_scores
     return mean, d_values, Gradients(*parts)
 
@@ -408,29 +409,29 @@ def add_gradients(
         encoding.
     """
     d_query, d_first, d_group = sums
+    width, dtype = ops.shape(query)[-2], line.keys.dtype
+    minus = ops.cast(-mean, dtype)
     d_positions, d_scores = [], []
     for e, f, d_position, d_score in zip(*found, strict=True):
-        f = in_full_precision(f) * -mean
-        e_sum = sum_in_full_precision(e, (0,))
-        d_positions.append(backend.add_product(d_position, f, e_sum))
-        f = ops.sum(f, axis=0)
-        d_scores.append(
-            backend.add_product(d_score, in_full_precision(e), f)
-        )
-    width, dtype = ops.shape(query)[-2], line.keys.dtype
+        f = f * minus
+        total = ops.cast(sum_in_full_precision(e, (0,)), dtype)
+        d_positions.append(backend.add_product(d_position, f, total))
+        total = ops.cast(sum_in_full_precision(f, (0,)), dtype)
+        d_scores.append(backend.add_product(d_score, e, total))
     encoded = line.encoding.shape[0]
     encodings = seen(line.encoding, lines.offsets(width))
     pairs = list(zip(encodings, d_positions, strict=True))
-    d_first = d_first + product("cv,vg->cg", pairs)
+    d_first = add_products(d_first, "cv,vg->cg", pairs)
     over = "yb" if lines.size is None else "yxb"
     d_encoding = spread(
-        [product("cg,vg->cv", [(query[:encoded], d)], over) for d in d_positions],
+        [product("cg,vg->cv", query[:encoded], d, over) for d in d_positions],
         lines.offsets(width),
     )
     near = seen(line.keys, lines.keys(width))
-    d_query = d_query + product("cm,mg->cg", list(zip(near, d_scores, strict=True)))
+    pairs = list(zip(near, d_scores, strict=True))
+    d_query = add_products(d_query, "cm,mg->cg", pairs)
     d_keys = _spread(lines, "cg,mg->cm", query, d_scores)
-    d_group = d_group + sum(map(in_full_precision, d_scores))
+    d_group = add(d_group, d_scores)
     return (d_query, d_first, d_group), (d_keys, d_encoding)
 
 
@@ -499,5 +500,5 @@ def _spread(
         weights: of each neighbour.
     """
     over = "yx" if lines.size is None else ""
-    parts = [product(equation, [(x, a)], over) for a in weights]
+    parts = [product(equation, x, a, over) for a in weights]
     return spread(parts, lines.keys(ops.shape(x)[-2]))

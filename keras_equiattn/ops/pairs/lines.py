@@ -19,6 +19,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_of_sums
 
 Queries: TypeAlias = Float[
     Tensor, "channels query_elements rows columns images"
@@ -170,7 +171,7 @@ def spread(
     end = max(columns.stop for columns in views)
     if backend.find_target(parts[0]).compiler is None:
         *outer, _, images = parts[0].shape
-        total = parts[0].new_zeros((*outer, end, images))
+        total = ops.zeros((*outer, end, images), dtype_of_sums(parts[0]))
         for columns, part in zip(views, parts, strict=True):
             total[..., columns, :].add_(part)
         return total

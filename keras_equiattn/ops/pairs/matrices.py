@@ -10,6 +10,7 @@ made of. Without one, PyTorch has a kernel for matrices, which reads and writes
 each number once. Sums are in single precision at least.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
@@ -44,7 +45,9 @@ def products(
     if backend.find_target(*pairs[0]).compiler is None:
         found = [_einsum(equation, *pair) for pair in pairs]
     else:
-        terms = (_terms(equation, *pair) for pair in pairs)
+        terms = (
+            map(in_full_precision, _terms(equation, *pair)) for pair in pairs
+        )
         found = backend.sums_together(
             (backend.product(x, y) for x, y in terms), 0
         )
@@ -53,35 +56,52 @@ def products(
     return [ops.cast(x, dtype) for x in found]
 
 
-def product(
-    equation: str,
-    pairs: Sequence[Pair],
-    over: str = "",
+def add_products(
+    total: Matrix, equation: str, pairs: Sequence[Pair]
 ) -> Matrix:
-    """The sum of the products of all pairs.
+    """Adds the product of each pair to a sum, which must be ours alone.
+
+    Args:
+        total: the sum, in single precision at least.
+        equation: of the first two axes.
+        pairs: two matrices each.
+    """
+    if backend.find_target(total).compiler is None:
+        return add(total, (_einsum(equation, *pair) for pair in pairs))
+    return add(total, [t for pair in pairs for t in _written(equation, *pair)])
+
+
+def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
+    """A product that is added up over pixels.
 
     Args:
         equation: of the first two axes.
-        pairs: two matrices each.
+        x, y: the matrices.
         over: of the pixels' rows `y`, columns `x` and images `b` those that
             are added up; they keep an axis of size one.
     """
-    if backend.find_target(*pairs[0]).compiler is None:
-        total: Any = in_full_precision(_einsum(equation, *pairs[0], over))
-        for pair in pairs[1:]:
-            total += _einsum(equation, *pair, over)
-        return total
-    # Written out: XLA for CPUs makes no vectors of a reduction.
-    terms = [
-        one * other
-        for pair in pairs
-        for one, other in zip(
-            *map(ops.unstack, _terms(equation, *pair)), strict=True
-        )
-    ]
-    total = sum(terms[1:], terms[0])
+    if backend.find_target(x).compiler is None:
+        return _einsum(equation, x, y, over)
+    terms = _written(equation, x, y)
     axes = [2 + PIXELS.index(axis) for axis in over]
+    total = sum(terms[1:], terms[0])
     return ops.sum(total, axis=axes, keepdims=True) if over else total
+
+
+def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
+    """Adds tensors to a sum, which must be ours alone."""
+    eager = backend.find_target(total).compiler is None
+    for x in terms:
+        # PyTorch need not store a tensor in another dtype to add it.
+        total = total.add_(x) if eager else total + in_full_precision(x)
+    return total
+
+
+def _written(equation: str, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The terms of a product. XLA for CPUs makes no vectors of a reduction."""
+    x, y = _terms(equation, x, y)
+    pairs = zip(ops.unstack(x), ops.unstack(y), strict=True)
+    return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]
 
 
 def _einsum(equation: str, x: Tensor, y: Tensor, over: str = "") -> Tensor:
