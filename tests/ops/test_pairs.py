@@ -111,7 +111,7 @@ def limited(monkeypatch):
     """Sets how many scores a line of a block may have."""
 
     def limit(scores):
-        for name in ("COMPILED_LINE", "EAGER_LINE"):
+        for name in ("COMPILED_BLOCK", "EAGER_BLOCK"):
             monkeypatch.setattr(dispatch, name, scores)
 
     return limit

@@ -152,7 +152,7 @@ def test_pairs_of_group_elements_are_held_a_block_at_a_time(
     import torch
 
     attend, tensors, pairs = group_attention(window, True)
-    monkeypatch.setattr(dispatch, "EAGER_LINE", pairs // 4)
+    monkeypatch.setattr(dispatch, "EAGER_BLOCK", pairs // 4)
     monkeypatch.setattr(dispatch, "EAGER_TOGETHER", 1)
     y, kept, largest, _ = watch(attend)
     # Windows have pixels in excess, and are copied for products with channels.

@@ -95,7 +95,7 @@ def attend_in_blocks(
     """`ops.group_self_attention`, see there."""
     batch, height = ops.shape(query)[:2]
     heads, rows, _ = settings.blocks
-    missing = 0 if rows in (None, 1) else -height % rows
+    missing = 0 if rows is None else -height % rows
     reach = 0 if settings.size is None else settings.size // 2
     around = [(0, 0), (reach, reach + missing), (reach, reach)]
     rest = [(0, 0)] * 3

@@ -13,14 +13,14 @@ from keras_equiattn.ops._types import Tensor
 # of 14 x 14 pixels on p4 with windows of 5 x 5 took 3.5 s of processor time
 # with this, 3.6 s with 2**16, 3.8 s with 2**18 and 4.6 s with 2**19, and
 # temporaries of 208, 208, 220 and 269 MiB (AMD EPYC, busy, JAX 0.10.2).
-COMPILED_LINE = 2**17
+COMPILED_BLOCK = 5 * 2**17
 # The same elsewhere. Of 64 images and all heads PyTorch takes as long with
 # 2**20 as with 2**23 on that machine; on accelerators nothing was measured yet.
-EAGER_LINE = 2**21
+EAGER_BLOCK = 5 * 2**21
 # The same where the compiler gets every step by itself. OpenVINO compiled
 # gsanet_rotmnist_p4 in 18 s with this and in 121 s with 2**21, and then took
 # 0.9 s and 1.8 s for two images (AMD EPYC, two cores, OpenVINO 2026.4.1).
-UNROLLED_LINE = 2**26
+UNROLLED_BLOCK = 5 * 2**26
 # Images and heads that lie beside each other, at least: XLA makes no vectors
 # of 8 or 16 numbers, since it writes their loop out (50 ms an image in place
 # of 18, the same machine). PyTorch's loops, one of
@@ -57,11 +57,11 @@ def choose(
     """How attention to these keys is computed."""
     target = backend.find_target(query, keys, encoding)
     if target.xla_on_cpu:
-        sizes = COMPILED_LINE, COMPILED_TOGETHER
+        sizes = COMPILED_BLOCK, COMPILED_TOGETHER
     elif target.unrolls:
-        sizes = UNROLLED_LINE, EAGER_TOGETHER
+        sizes = UNROLLED_BLOCK, EAGER_TOGETHER
     else:
-        sizes = EAGER_LINE, EAGER_TOGETHER
+        sizes = EAGER_BLOCK, EAGER_TOGETHER
     return blocks(query, keys, encoding, local, *sizes)
 
 
@@ -73,35 +73,30 @@ def blocks(
     limit: int,
     least: int,
 ) -> Blocks:
-    """Blocks whose lines have no more scores than the limit, if possible.
+    """Blocks that have no more scores than the limit, if possible.
 
     Args:
         query, keys, encoding, local: of `ops.group_self_attention`.
-        limit: scores of a line.
+        limit: scores of a block, for all neighbours.
         least: images and heads that a block has in any case, if there are as
             many.
     """
     batch, height, width, elements, heads, _ = query.shape
+    size = encoding.shape[0]
     if not (isinstance(height, int) and isinstance(width, int)):
-        return Blocks(1, None if local else 1, encoding.shape[0] if local else 1)
+        return Blocks(1, None, size) if local else Blocks(1, 1, 1)
     # JAX exports sizes as symbols.
     images = batch if isinstance(batch, int) else UNKNOWN_BATCH
-    neighbours = (
-        encoding.shape[1]
-        if local
-        else max(n for n in range(1, WRITTEN_OUT + 1) if width % n == 0)
-    )
     pairs = elements * max(keys.shape[3], encoding.shape[2])
-    row = neighbours * pairs * images * width
-    # For whole images a block is one row, and a line one row of neighbours.
-    head = row * height if local else row
+    row = (size**2 if local else height * width) * pairs * images * width
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     enough = (n for n in divisors if n * images >= least)
-    together = max(
-        next(enough, heads),
-        max((n for n in divisors if n * head <= limit), default=1),
-    )
-    if not local:
-        return Blocks(together, 1, neighbours)
-    count = -(-together * head // limit)
-    return Blocks(together, -(-height // min(count, height)), neighbours)
+    fitting = (n for n in divisors if n * row * height <= limit)
+    together = max(next(enough, heads), max(fitting, default=1))
+    count = min(-(-together * row * height // limit), height)
+    if local:
+        return Blocks(together, -(-height // count), size)
+    # The offsets of whole images end with the image, so blocks fill it.
+    count = next(n for n in range(count, height + 1) if height % n == 0)
+    line = next(n for n in range(WRITTEN_OUT, 0, -1) if width % n == 0)
+    return Blocks(together, height // count, line)

@@ -122,14 +122,14 @@ class Block(NamedTuple):
         """Scores of the embedding, which are those of every neighbour."""
         if self.embedding is None:
             return None
-        rest = self.query[self.offsets.shape[1] :]
+        rest = self.query[self.offsets.shape[0] :]
         return ops.einsum("gmc,cgyxb->mgyxb", self.embedding, rest)
 
     def group_gradients(
         self, d: ElementScores
     ) -> tuple[Float[Tensor, "embedded ..."], Embedding]:
         """Of the last channels of the query, and of the embedding."""
-        rest = in_full_precision(self.query[self.offsets.shape[1] :])
+        rest = in_full_precision(self.query[self.offsets.shape[0] :])
         return (
             ops.einsum("gmc,mgyxb->cgyxb", in_full_precision(self.embedding), d),
             ops.einsum("mgyxb,cgyxb->gmc", d, rest),
@@ -177,7 +177,7 @@ def attend(block: Block) -> tuple[Outputs, PositionScores]:
     """The output of a block, and the logarithm of what its softmax is divided
     by, which `gradients` takes."""
     query, lines = block.query, block.lines
-    order, dtype = block.offsets.shape[2], dtype_of_sums(query)
+    order, dtype = block.offsets.shape[1], dtype_of_sums(query)
     shape = (order, *ops.shape(query)[1:])
     numbers = backend.steps(lines.count(block.place))
     group = block.group_scores()
@@ -248,10 +248,10 @@ def gradients(
         sums, parts = add_gradients(sums, *given, lines=lines)
         at_keys, at_offsets = lines.starts(place, number)
         d_keys = backend.add_at(d_keys, at_keys, parts[0])
-        d_offsets = backend.add_at(d_offsets, at_offsets, parts[1][None])
+        d_offsets = backend.add_at(d_offsets, at_offsets, parts[1])
         return (sums, d_keys, d_offsets), ()
 
-    encoded, elements = block.offsets.shape[1], ops.shape(block.keys)[1]
+    encoded, elements = block.offsets.shape[0], ops.shape(block.keys)[1]
     shape = ops.shape(query)
     sums = tuple(
         ops.zeros(shape, logs.dtype)
@@ -422,7 +422,7 @@ def add_gradients(
     encodings = seen(line.encoding, lines.offsets(width))
     pairs = list(zip(encodings, d_positions, strict=True))
     d_first = add_products(d_first, "cv,vg->cg", pairs)
-    over = "yb" if lines.size is None else "yxb"
+    over = "b" if lines.size is None else "yxb"
     d_encoding = spread(
         [product("cg,vg->cv", query[:encoded], d, over) for d in d_positions],
         lines.offsets(width),

@@ -1,12 +1,12 @@
 """Which neighbours the pixels of a block see, one line after the other.
 
 A line is one row of the window, or some pixels of one row of the image. What
-a line shows to the pixels of a block are views of one tensor along its
-columns, a view for each neighbour. The keys of windows slide along with the
-pixels, so their views are as wide as the image, while all pixels see a
-neighbour at the same offset. Where pixels see the whole image it is the other
-way round: all of them see the same key, and the offsets slide. So a view is
-either as wide as the image, or one column that stands for all pixels.
+its neighbours show to the pixels of a block are views of one tensor, a view for
+each. The keys of windows slide along with the pixels, so their views have as
+many rows and columns as the block, while all pixels see a neighbour at the same
+offset. Where pixels see the whole image it is the other way round: all of them
+see the same key, and the offsets slide. So a view either has an entry for each
+pixel, or one that stands for all of them.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ Queries: TypeAlias = Float[
 Keys: TypeAlias = Float[
     Tensor, "channels key_elements key_rows key_columns images"
 ]
-Offsets: TypeAlias = Float[Tensor, "lines encoded order 1 offset_columns 1"]
+Offsets: TypeAlias = Float[Tensor, "encoded order offset_rows offset_columns 1"]
 
 
 class Place(NamedTuple):
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
     keys: Float[Tensor, "channels elements rows seen_columns images"]
     values: Float[Tensor, "channels elements rows seen_columns images"]
-    encoding: Float[Tensor, "encoded order 1 offset_columns 1"]
+    encoding: Float[Tensor, "encoded order seen_rows line_columns 1"]
     inside: Shaped[Tensor, "1 1 rows seen_columns 1"] | None
 
 
@@ -80,26 +80,20 @@ class Lines(NamedTuple):
     def of_offsets(
         self, encoding: Float[Tensor, "rows offset_columns order encoded"]
     ) -> Offsets:
-        """The encoding as `cut` takes it. For whole images its columns are
-        reversed: the further right a pixel, the further left its neighbour."""
-        encoding = ops.transpose(encoding, (0, 3, 2, 1))
-        if self.size is None:
-            encoding = ops.flip(encoding, axis=-1)
-        return encoding[:, :, :, None, :, None]
+        """The encoding as `cut` takes it. For whole images it is turned
+        around: the further right a pixel, the further left its neighbour."""
+        encoding = ops.transpose(encoding, (3, 2, 0, 1))[..., None]
+        return encoding if self.size else ops.flip(encoding, axis=(2, 3))
 
     def starts(self, place: Place, number: Any) -> tuple[Any, Any]:
         """Where the line of this number starts in keys, and in offsets."""
         if self.size is not None:
-            return (0, 0, place.first + number, 0, 0), (number, *[0] * 5)
+            return (0, 0, place.first + number, 0, 0), (0, 0, number, 0, 0)
         height, width = place.size
         parts = width // self.neighbours
-        row, part = number // parts, number % parts
-        column = part * self.neighbours
-        offset = width - self.neighbours - column
-        return (
-            (0, 0, row, column, 0),
-            (row - place.first + height - 1, 0, 0, 0, offset, 0),
-        )
+        row, column = number // parts, number % parts * self.neighbours
+        offsets = height - 1 - row + place.first, width - self.neighbours - column
+        return (0, 0, row, column, 0), (0, 0, *offsets, 0)
 
     def cut(
         self,
@@ -117,31 +111,30 @@ class Lines(NamedTuple):
             place: where the block lies.
             number: of the line.
         """
-        width, n = place.size[1], self.neighbours
-        at_keys, at_offsets = self.starts(place, number)
+        (_, width), n = place.size, self.neighbours
+        inside = None
         if self.size is None:
-            columns, offsets, inside = n, width + n - 1, None
+            shape, of_line = (1, n), (place.rows, width + n - 1)
         else:
-            columns, offsets = width + n - 1, n
-            rows = ops.arange(place.rows, dtype="int32")
-            rows = rows + (place.first + number - n // 2)
-            around = ops.arange(columns, dtype="int32") - n // 2
+            shape, of_line = (place.rows, width + n - 1), (1, n)
+            rows, columns = (
+                ops.arange(count, dtype="int32") - n // 2 for count in shape
+            )
+            rows = rows + (place.first + number)
             inside = ops.logical_and(
                 _within(rows, place.size[0])[:, None, None],
-                _within(around, width)[:, None],
+                _within(columns, width)[:, None],
             )[None, None]
-        shape = ops.shape(keys)
-        shape = (*shape[:2], place.rows, columns, shape[-1])
-        line = (1, *ops.shape(encoding)[1:4], offsets, 1)
+        at_keys, at_offsets = self.starts(place, number)
         return Line(
-            backend.part_at(keys, at_keys, shape),
-            backend.part_at(values, at_keys, shape),
-            backend.part_at(encoding, at_offsets, line)[0],
+            _part(keys, at_keys, shape),
+            _part(values, at_keys, shape),
+            _part(encoding, at_offsets, of_line),
             inside,
         )
 
     def keys(self, width: Any) -> list[slice]:
-        """Columns of the keys of a line, for each neighbour."""
+        """Columns of the keys of a line that each neighbour is seen at."""
         return self._views(width, self.size is not None)
 
     def offsets(self, width: Any) -> list[slice]:
@@ -183,6 +176,16 @@ def spread(
         for columns, part in zip(views, parts, strict=True)
     ]
     return sum(padded[1:], padded[0])
+
+
+def _part(
+    x: Float[Tensor, "outer inner all_rows all_columns images"],
+    start: tuple[Any, ...],
+    size: tuple[Any, Any],
+) -> Float[Tensor, "outer inner rows columns images"]:
+    """Some rows and columns."""
+    *outer, _, _, images = ops.shape(x)
+    return backend.part_at(x, start, (*outer, *size, images))
 
 
 def _within(place: Shaped[Tensor, "count"], limit: Any) -> Tensor:
