@@ -174,16 +174,16 @@ def test_sizes_of_blocks_change_nothing(local, elements, limit, limited):
 @pytest.mark.parametrize(
     ("batch", "limit", "heads", "rows"),
     [
-        # A row of a head has 3 neighbours, 2 * 4 pairs and 7 pixels.
-        (24, 24 * 6 * 5 * 168, 6, 5),
-        (24, 24 * 4 * 5 * 168, 3, 5),
-        (24, 24 * 5 * 168, 1, 5),
-        (24, 24 * 3 * 168, 1, 3),
+        # A row of a head has 9 neighbours, 2 * 4 pairs and 7 pixels.
+        (24, 24 * 6 * 5 * 504, 6, 5),
+        (24, 24 * 4 * 5 * 504, 3, 5),
+        (24, 24 * 5 * 504, 1, 5),
+        (24, 24 * 3 * 504, 1, 3),
         (24, 1, 1, 1),
         # Few images: at least 24 heads in all, or all that there are.
         (8, 1, 3, 1),
-        (1, 6 * 3 * 168, 6, 3),
-        (None, dispatch.UNKNOWN_BATCH * 2 * 168, 1, 2),
+        (1, 6 * 3 * 504, 6, 3),
+        (None, dispatch.UNKNOWN_BATCH * 2 * 504, 1, 2),
     ],
 )
 def test_blocks_hold_all_images(batch, limit, heads, rows):
@@ -191,7 +191,7 @@ def test_blocks_hold_all_images(batch, limit, heads, rows):
     query = keras.KerasTensor((batch, 5, 7, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 4, 1))
     found = dispatch.blocks(query, query, encoding, True, limit, 24)
-    assert found == (heads, rows)
+    assert found == (heads, rows, 3)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -206,10 +206,10 @@ def test_sizes_known_only_at_run_time_are_one_block():
     unknown = keras.KerasTensor((None, None, 4, 2, 6, 3))
     encoding = keras.KerasTensor((3, 3, 2, 1))
     found = dispatch.blocks(unknown, unknown, encoding, True, 10**6, 24)
-    assert found == (1, None)
+    assert found == (1, None, 3)
     encoding = keras.KerasTensor((7, 7, 2, 1))
     found = dispatch.blocks(unknown, unknown, encoding, False, 10**6, 24)
-    assert found == (1, 1)
+    assert found == (1, 1, 1)
 
 
 @pytest.mark.skipif(

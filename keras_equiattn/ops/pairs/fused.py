@@ -307,7 +307,7 @@ def add_exponentials(
 @backend.part()
 def add_values(
     y: Outputs,
-    values: Float[Tensor, "channels key_elements rows seen_columns images"],
+    values: Float[Tensor, "channels key_elements seen_rows seen_columns images"],
     found: tuple[list[ElementScores], list[PositionScores]],
     highest: PositionScores,
     inverse: PositionScores,
@@ -346,7 +346,7 @@ def add_means(
     lines: Lines,
 ) -> tuple[
     PositionScores,
-    Float[Tensor, "channels key_elements rows seen_columns images"],
+    Float[Tensor, "channels key_elements seen_rows seen_columns images"],
     Gradients,
 ]:
     """Adds a line to the means of `a d`.
@@ -490,7 +490,7 @@ def _spread(
     equation: str,
     x: Float[Tensor, "channels elements rows columns images"],
     weights: list[Float[Tensor, "key_elements elements rows columns images"]],
-) -> Float[Tensor, "channels key_elements rows seen_columns images"]:
+) -> Float[Tensor, "channels key_elements seen_rows seen_columns images"]:
     """What comes back to keys or values from the pixels that see them.
 
     Args:

@@ -53,10 +53,10 @@ class Line(NamedTuple):
         inside: whether keys lie in the image; None if all of them do.
     """
 
-    keys: Float[Tensor, "channels elements rows seen_columns images"]
-    values: Float[Tensor, "channels elements rows seen_columns images"]
+    keys: Float[Tensor, "channels elements seen_rows seen_columns images"]
+    values: Float[Tensor, "channels elements seen_rows seen_columns images"]
     encoding: Float[Tensor, "encoded order seen_rows line_columns 1"]
-    inside: Shaped[Tensor, "1 1 rows seen_columns 1"] | None
+    inside: Shaped[Tensor, "1 1 seen_rows seen_columns 1"] | None
 
 
 class Lines(NamedTuple):
@@ -149,7 +149,7 @@ class Lines(NamedTuple):
 
 
 def seen(
-    x: Shaped[Tensor, "outer inner rows seen_columns images"],
+    x: Shaped[Tensor, "outer inner seen_rows seen_columns images"],
     views: list[slice],
 ) -> list[Shaped[Tensor, "outer inner rows columns images"]]:
     """The views of a tensor along its columns."""
@@ -159,7 +159,7 @@ def seen(
 def spread(
     parts: list[Float[Tensor, "outer inner rows columns images"]],
     views: list[slice],
-) -> Float[Tensor, "outer inner rows seen_columns images"]:
+) -> Float[Tensor, "outer inner seen_rows seen_columns images"]:
     """The transpose of `seen`: adds each part where its view comes from."""
     end = max(columns.stop for columns in views)
     if backend.find_target(parts[0]).compiler is None:
