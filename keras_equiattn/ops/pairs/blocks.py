@@ -202,9 +202,7 @@ def _backward(
     step = functools.partial(_gradients, shared)
     totals, found = backend.scan(step, start, pieces, like=tensors[:3])
     found = [*found, *totals[: 1 + settings.embedded]]
-    found = [
-        ops.cast(d, x.dtype) for d, x in zip(found, tensors, strict=False)
-    ]
+    found = [ops.cast(d, x.dtype) for d, x in zip(found, tensors, strict=False)]
     return *found, *(ops.zeros_like(x) for x in tensors[len(found) :])
 
 

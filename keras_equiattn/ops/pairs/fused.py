@@ -131,7 +131,9 @@ class Block(NamedTuple):
         """Of the last channels of the query, and of the embedding."""
         rest = in_full_precision(self.query[self.offsets.shape[0] :])
         return (
-            ops.einsum("gmc,mgyxb->cgyxb", in_full_precision(self.embedding), d),
+            ops.einsum(
+                "gmc,mgyxb->cgyxb", in_full_precision(self.embedding), d
+            ),
             ops.einsum("mgyxb,cgyxb->gmc", d, rest),
         )
 
@@ -189,7 +191,7 @@ def attend(block: Block) -> tuple[Outputs, PositionScores]:
     start = ops.full(shape, MASKED, dtype), ops.zeros(shape, dtype)
     like = block.listed(block.keys)
     (highest, total), found = backend.scan(
-        first, start, numbers, like=(like, like)
+        first, start, numbers, like=(like, like, block.keys)
     )
     inverse = 1 / total
 
@@ -228,9 +230,7 @@ def gradients(
     def first(carry: Any, number: Any) -> Any:
         mean, d_values = carry
         given = query, group, block.line(number), block.kept(number)
-        mean, part, found = add_means(
-            mean, *given, logs, upstream, lines=lines
-        )
+        mean, part, found = add_means(mean, *given, logs, upstream, lines=lines)
         at_keys, _ = lines.starts(place, number)
         return (mean, backend.add_at(d_values, at_keys, part)), found
 
@@ -277,7 +277,9 @@ def add_exponentials(
     factors: Tensor | None,
     *,
     lines: Lines,
-) -> tuple[Any, tuple[list[ElementScores], list[PositionScores]]]:
+) -> tuple[
+    Any, tuple[list[ElementScores], list[PositionScores], PositionScores]
+]:
     """Adds a line to the highest score, and to the sum of exponentials.
 
     Args:
@@ -289,26 +291,33 @@ def add_exponentials(
         lines: what pixels see.
 
     Returns:
-        Both, and what `add_values` takes: exponentials and scores.
+        Both, and what `add_values` takes: exponentials over key elements,
+        those over neighbours, and the highest score of the line that was
+        subtracted from the latter.
     """
     highest, total = carry
     found = _scores(lines, query, group, line, factors)
-    top = functools.reduce(backend.maximum, found.of_positions)
+    # Exponentials take the memory of the scores: a single one is copied.
+    first, *others = found.of_positions
+    top = functools.reduce(backend.maximum, others or [ops.copy(first)], first)
+    of_neighbours = [_exponentials(x, top) for x in found.of_positions]
     of_line = ops.zeros(ops.shape(total), total.dtype)
-    for e, x in zip(found.of_elements, found.of_positions, strict=True):
-        e = ops.cast(sum_in_full_precision(e, (0,)), x.dtype)
-        of_line = backend.add_product(of_line, ops.exp(x - top), e)
-    top = in_full_precision(top)
-    higher = backend.maximum(highest, top)
-    total = total * ops.exp(highest - higher) + of_line * ops.exp(top - higher)
-    return (higher, total), (found.kept, found.of_positions)
+    for e, f in zip(found.of_elements, of_neighbours, strict=True):
+        e = ops.cast(sum_in_full_precision(e, (0,)), f.dtype)
+        of_line = backend.add_product(of_line, f, e)
+    higher = backend.maximum(highest, in_full_precision(top))
+    scale = ops.exp(in_full_precision(top) - higher)
+    total = total * ops.exp(highest - higher) + of_line * scale
+    return (higher, total), (found.kept, of_neighbours, top)
 
 
 @backend.part()
 def add_values(
     y: Outputs,
-    values: Float[Tensor, "channels key_elements seen_rows seen_columns images"],
-    found: tuple[list[ElementScores], list[PositionScores]],
+    values: Float[
+        Tensor, "channels key_elements seen_rows seen_columns images"
+    ],
+    found: tuple[list[ElementScores], list[PositionScores], PositionScores],
     highest: PositionScores,
     inverse: PositionScores,
     *,
@@ -319,13 +328,14 @@ def add_values(
     Args:
         y: the output.
         values: of the line.
-        found: its exponentials and scores.
+        found: of the line, see `add_exponentials`.
         highest: scores.
         inverse: one over the sum of exponentials.
         lines: what pixels see.
     """
-    kept, scores = found
-    of_neighbours = [_exponentials(x, highest, inverse) for x in scores]
+    kept, of_neighbours, top = found
+    scale = ops.exp(in_full_precision(top) - highest) * inverse
+    of_neighbours = [_scaled(x, scale) for x in of_neighbours]
     pairs = list(zip(kept, of_neighbours, strict=True))
     weights = products("mg,vg->mv", pairs, values.dtype)
     near = seen(values, lines.keys(ops.shape(y)[-2]))
@@ -470,19 +480,25 @@ def _scores(
 
 
 def _exponentials(
-    x: Float[Tensor, "..."],
-    top: Float[Tensor, "..."],
-    scale: Float[Tensor, "..."] | None = None,
+    x: Float[Tensor, "..."], top: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """`exp(x - top) * scale` in the dtype of `x`, which must be ours alone.
+    """`exp(x - top)` in the dtype of `x`, which must be ours alone.
 
     Computed in single precision at least, by PyTorch in the memory of `x`.
     """
     if backend.find_target(x).compiler is None:
-        x = x.sub_(top).exp_()
-        return x if scale is None else x.mul_(scale)
+        return x.sub_(top).exp_()
     y = ops.exp(in_full_precision(x) - in_full_precision(top))
-    return ops.cast(y if scale is None else y * scale, x.dtype)
+    return ops.cast(y, x.dtype)
+
+
+def _scaled(
+    x: Float[Tensor, "..."], scale: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """`x * scale` in the dtype of `x`, which must be ours alone."""
+    if backend.find_target(x).compiler is None:
+        return x.mul_(scale)
+    return ops.cast(in_full_precision(x) * scale, x.dtype)
 
 
 def _spread(

@@ -92,7 +92,10 @@ class Lines(NamedTuple):
         height, width = place.size
         parts = width // self.neighbours
         row, column = number // parts, number % parts * self.neighbours
-        offsets = height - 1 - row + place.first, width - self.neighbours - column
+        offsets = (
+            height - 1 - row + place.first,
+            width - self.neighbours - column,
+        )
         return (0, 0, row, column, 0), (0, 0, *offsets, 0)
 
     def cut(

@@ -56,9 +56,7 @@ def products(
     return [ops.cast(x, dtype) for x in found]
 
 
-def add_products(
-    total: Matrix, equation: str, pairs: Sequence[Pair]
-) -> Matrix:
+def add_products(total: Matrix, equation: str, pairs: Sequence[Pair]) -> Matrix:
     """Adds the product of each pair to a sum, which must be ours alone.
 
     Args:
