@@ -95,7 +95,7 @@ def attend_in_blocks(
     """`ops.group_self_attention`, see there."""
     batch, height = ops.shape(query)[:2]
     heads, rows, _ = settings.blocks
-    missing = 0 if rows is None else -height % rows
+    missing = 0 if rows in (None, 1) else -height % rows
     reach = 0 if settings.size is None else settings.size // 2
     around = [(0, 0), (reach, reach + missing), (reach, reach)]
     rest = [(0, 0)] * 3
@@ -247,11 +247,12 @@ def _gradients(shared: Shared, totals: Any, piece: Any) -> Any:
 def _shared(settings: Settings, values: Tensor, *rest: Tensor) -> Shared:
     """What all blocks share, from the tensors after the values. What is
     multiplied with queries is in the dtype of the values."""
-    *rest, seed = rest if settings.rate else (*rest, None)
-    offsets, *embedding = (ops.cast(x, values.dtype) for x in rest)
-    if seed is not None:
-        seed = backend.prepared_seed(seed)
-    return Shared(settings, offsets, *embedding or [None], seed)
+    seed = backend.prepared_seed(rest[-1]) if settings.rate else None
+    offsets, *others = (
+        ops.cast(x, values.dtype) for x in rest[: 1 + settings.embedded]
+    )
+    embedding = others[0] if settings.embedded else None
+    return Shared(settings, offsets, embedding, seed)
 
 
 def _dropout_factors(

@@ -164,20 +164,18 @@ def spread(
     views: list[slice],
 ) -> Float[Tensor, "outer inner seen_rows seen_columns images"]:
     """The transpose of `seen`: adds each part where its view comes from."""
-    end = max(columns.stop for columns in views)
+    others = len(views) - 1
     if backend.find_target(parts[0]).compiler is None:
-        *outer, _, images = parts[0].shape
-        total = ops.zeros((*outer, end, images), dtype_of_sums(parts[0]))
-        for columns, part in zip(views, parts, strict=True):
-            total[..., columns, :].add_(part)
+        *outer, columns, images = parts[0].shape
+        shape = (*outer, columns + others, images)
+        total = ops.zeros(shape, dtype_of_sums(parts[0]))
+        for view, part in zip(views, parts, strict=True):
+            total[..., view, :].add_(part)
         return total
-    padded = [
-        ops.pad(
-            part,
-            [(0, 0)] * 3 + [(columns.start, end - columns.stop), (0, 0)],
-        )
-        for columns, part in zip(views, parts, strict=True)
-    ]
+    padded = []
+    for view, part in zip(views, parts, strict=True):
+        around = (view.start, others - view.start)
+        padded.append(ops.pad(part, [(0, 0)] * 3 + [around, (0, 0)]))
     return sum(padded[1:], padded[0])
 
 
@@ -191,6 +189,6 @@ def _part(
     return backend.part_at(x, start, (*outer, *size, images))
 
 
-def _within(place: Shaped[Tensor, "count"], limit: Any) -> Tensor:
+def _within(place: Shaped[Tensor, " places"], limit: Any) -> Tensor:
     """Whether places along an axis lie from zero to below a limit."""
     return ops.logical_and(place >= 0, place < limit)

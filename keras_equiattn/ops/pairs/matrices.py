@@ -52,7 +52,7 @@ def products(
             (backend.product(x, y) for x, y in terms), 0
         )
     if start is not None:
-        found = [x + start for x in found]
+        found = [x + ops.cast(start, x.dtype) for x in found]
     return [ops.cast(x, dtype) for x in found]
 
 
