@@ -214,11 +214,11 @@ def profile(options: argparse.Namespace) -> dict:
         parts = {
             "scores": (planes.scores, (x, keys, w, bias)),
             "softmax": (lambda _, a: window_softmax(a), (a,)),
-            "weighted sums": (planes.weighted_sums, (a, keys, w, bias)),
+            "weighted sums": (planes.sums, (a, keys, w, bias)),
             "gradient of the keys": (planes.spread, (a, x, w)),
             "gradients of psi and beta": (
-                lambda *given: planes.correlate(*given, True, True),
-                (a, x, keys),
+                planes.weight_gradients,
+                (a, x, keys, w, bias),
             ),
         }
         steps = {}

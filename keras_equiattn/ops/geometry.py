@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
@@ -15,7 +17,6 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.windows.form import Neighbour
 
 BORDERS = ("zeros", "mask", "reflect")
 
@@ -129,6 +130,34 @@ class FilterWindow:
         return found
 
 
+class Neighbour(NamedTuple):
+    """Where a neighbour of the first query lies in the frames of a window.
+
+    See `Window.frames`.
+    """
+
+    frame: int
+    row: int
+    column: int
+
+    def seen(self, size: tuple[Any, Any]) -> tuple[slice, slice]:
+        """Rows and columns of the frame that all queries see at this place.
+
+        Args:
+            size: rows and columns of queries.
+        """
+        rows = slice(self.row, self.row + size[0])
+        return rows, slice(self.column, self.column + size[1])
+
+
+def reach(neighbours: Sequence[Neighbour]) -> tuple[int, int]:
+    """Rows and columns that frames have more than there are queries."""
+    return (
+        max(place.row for place in neighbours),
+        max(place.column for place in neighbours),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Window:
     """The neighbours that a query looks at, centred on its own pixel.
@@ -192,35 +221,54 @@ class Window:
         Frame `(i, j)` holds the pixels that lie `(i, j)` from a multiple of
         the strides, counted from the first neighbour of the first query.
         """
+        down, along = self.strides
         for axis in (0, 1):
             x = self._with_surroundings(x, axis)
         if self.strides == (1, 1):
             return x[None]
-        down, along = self.strides
         batch, height, width, order, channels = ops.shape(x)
         shape = (batch, height // down, down, width // along, along)
         x = ops.reshape(x, (*shape, order, channels))
         x = ops.transpose(x, (2, 4, 0, 1, 3, 5, 6))
         return ops.reshape(x, (down * along, *ops.shape(x)[2:]))
 
-    def _with_surroundings(self, x: Tensor, axis: int) -> Tensor:
+    def _with_surroundings(
+        self, x: Float[Tensor, "batch height width order channels"], axis: int
+    ) -> Float[Tensor, "batch new_height new_width order channels"]:
+        """The image with what windows see beyond it, along one axis.
+
+        Args:
+            x: the image.
+            axis: 0 for rows above and below, 1 for columns on both sides.
+
+        Returns:
+            As many rows (or columns) as whole strides have.
+        """
         stride, size = self.strides[axis], ops.shape(x)[axis + 1]
-        reach = self.dilation_rate[axis] * (self.size[axis] // 2)
-        after = reach
+        before = after = self._margin[axis]
         if stride > 1:
-            # Whole strides; the last pixels may have no query that sees them.
-            steps = -(-size // stride) + 2 * reach // stride
-            after = steps * stride - size - reach
+            # The last pixels may have no query that sees them.
+            steps = -(-size // stride) + 2 * before // stride
+            after = steps * stride - size - before
         if self.border == "reflect":
-            return _mirrored(x, axis + 1, reach, after)
+            return _mirrored(x, axis + 1, before, after)
         pads = [(0, 0)] * 5
         # The most that any size needs: some are known only at run time.
-        pads[axis + 1] = (reach, reach + stride - 1)
+        pads[axis + 1] = (before, before + stride - 1)
         x = ops.pad(x, pads)
         if stride == 1:
             return x
-        keep = slice(None, reach + size + after)
+        keep = slice(None, before + size + after)
         return x[:, keep] if axis == 0 else x[:, :, keep]
+
+    @property
+    def _margin(self) -> tuple[int, int]:
+        """Rows and columns from a query to its first neighbour."""
+        rows, columns = (
+            rate * (n // 2)
+            for rate, n in zip(self.dilation_rate, self.size, strict=True)
+        )
+        return rows, columns
 
     def image_of(
         self,
@@ -233,40 +281,12 @@ class Window:
             frames: a gradient with respect to the frames.
             size: height and width of the image.
         """
-        x = frames[0]
-        if self.strides != (1, 1):
-            down, along = self.strides
-            batch, height, width, order, channels = ops.shape(x)
-            shape = (down, along, batch, height, width, order, channels)
-            x = ops.transpose(ops.reshape(frames, shape), (2, 3, 0, 4, 1, 5, 6))
-            x = ops.reshape(
-                x, (batch, height * down, width * along, order, channels)
-            )
-        for axis in (1, 0):
-            x = self._without_surroundings(x, axis, size[axis])
-        return x
-
-    def _without_surroundings(self, x: Tensor, axis: int, size: Any) -> Tensor:
-        """The transpose of `_with_surroundings`."""
-        stride = self.strides[axis]
-        reach = self.dilation_rate[axis] * (self.size[axis] // 2)
-        if self.border == "reflect":
-            after = ops.shape(x)[axis + 1] - size - reach
-            image = list(ops.shape(x))
-            image[axis + 1] = size
-
-            def mirrored(image: Tensor) -> Tensor:
-                return _mirrored(image, axis + 1, reach, after)
-
-            zeros = ops.zeros(image, x.dtype)
-            return backend.vjp(mirrored, (zeros,), x)[1][0]
-        if stride > 1:
-            # Of the last pixels, those that no query sees.
-            pads = [(0, 0)] * 5
-            pads[axis + 1] = (0, stride - 1)
-            x = ops.pad(x, pads)
-        keep = slice(reach, reach + size)
-        return x[:, keep] if axis == 0 else x[:, :, keep]
+        if self.strides == (1, 1) and self.border != "reflect":
+            place = Neighbour(0, *self._margin)
+            return frames[(0, slice(None), *place.seen(size))]
+        _, batch, _, _, order, channels = ops.shape(frames)
+        zeros = ops.zeros((batch, *size, order, channels), frames.dtype)
+        return backend.vjp(self.frames, (zeros,), frames)[1][0]
 
     def inside(self, size: tuple[Any, Any]) -> Tensor:
         """`(neighbours, rows, columns)`: whether a neighbour is in the image.

@@ -24,6 +24,7 @@ from keras_equiattn import config
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import reach
 from keras_equiattn.ops.geometry import reflected
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import dtype_of_sums
@@ -32,7 +33,6 @@ from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.numerics import moments
 from keras_equiattn.ops.windows.api import window_sum
-from keras_equiattn.ops.windows.form import Form
 
 Features: TypeAlias = Float[Tensor, "batch new_height new_width features"]
 Frames: TypeAlias = Float[Tensor, "frames batch height columns channels"]
@@ -232,7 +232,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
     ) -> tuple[Features, tuple[()]]:
         strips = _strips(window, frames)
         batch, height, width = ops.shape(strips)[2:5]
-        width = width - _reach(window)[1]
+        width = width - reach(window.neighbours)[1]
         total = ops.zeros(
             (batch, height, width, by_row[-1].shape[-1]), dtype_of_sums(frames)
         )
@@ -263,7 +263,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
 def _strips(window: Window, frames: Frames) -> Strips:
     """What each row of the window sees, from the frames of all phases."""
     along = window.strides[1]
-    height = ops.shape(frames)[2] - _reach(window)[0]
+    height = ops.shape(frames)[2] - reach(window.neighbours)[0]
     strips = []
     for place in window.neighbours[:: window.size[1]]:
         first = place.frame - place.frame % along
@@ -284,7 +284,7 @@ def _of_row(
     Of scale, shift and kernel it takes what belongs to that row, the channels
     of its first neighbour before those of the second.
     """
-    width = ops.shape(strip)[3] - _reach(window)[1]
+    width = ops.shape(strip)[3] - reach(window.neighbours)[1]
     # Along its columns all rows are alike.
     seen = [
         strip[place.frame, :, :, place.column : place.column + width]
@@ -301,8 +301,3 @@ def _features(
 ) -> Features:
     """`relu(scale x + shift) kernel`, in float32 for half precision."""
     return in_full_precision(ops.relu(x * scale + shift) @ kernel)
-
-
-def _reach(window: Window) -> tuple[int, int]:
-    """Rows and columns that frames have more than there are positions."""
-    return Form(window.neighbours, 1).reach

@@ -25,8 +25,9 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.windows import gradients
-from keras_equiattn.ops.windows.form import Pixels
-from keras_equiattn.ops.windows.form import Weights
+from keras_equiattn.ops.windows.form import NeighbourWeights
+from keras_equiattn.ops.windows.form import Queries
+from keras_equiattn.ops.windows.form import Source
 
 Scores: TypeAlias = Float[Tensor, "neighbours batch order heads height width"]
 NewImage: TypeAlias = Float[Tensor, "batch new_height new_width order channels"]
@@ -93,8 +94,10 @@ def window_scores(
     _check_queries(query, keys, window, num_heads, affine)
     side, seen = _side(keys, window, num_heads, affine)
     tensors = _of_one_dtype((_query(query, affine), *seen))
-    found = _run(gradients.SCORES, tensors, recompute, side=side)
-    return _with_heads(found, query.shape[3], num_heads)
+    found = _run(
+        gradients.DERIVATIVE, tensors, recompute, side=side, wanted="a"
+    )
+    return _with_heads(in_full_precision(found), query.shape[3], num_heads)
 
 
 @checked()
@@ -102,7 +105,6 @@ def window_softmax(
     scores: Scores,
     window: Window | None = None,
     size: tuple[Any, Any] | None = None,
-    recompute: bool = True,
 ) -> Scores:
     """Softmax over the neighbours, in float32 at least.
 
@@ -113,7 +115,6 @@ def window_softmax(
         window: for border "mask", the window the scores are of. With other
             borders it is only checked.
         size: for border "mask", height and width of the keys.
-        recompute: see `window_scores`.
 
     Returns:
         Weights that add up to one; zero for what is masked.
@@ -175,7 +176,7 @@ def window_sum(
     _check_shape("weights", weights, expected, window, values)
     side, seen = _side(values, window, heads, affine)
     tensors = side.own(_tensor(weights)), *_of_one_dtype(seen)
-    y = _run(gradients.SUMS, tensors, recompute, side=side)
+    y = _run(gradients.DERIVATIVE, tensors, recompute, side=side, wanted="x")
     y = ops.reshape(y, (batch, height, width, order, values.shape[-1]))
     return ops.cast(y, values.dtype)
 
@@ -263,7 +264,7 @@ def _side(
     window: Window,
     num_heads: int,
     affine: AffineMap,
-) -> tuple[gradients.Side, gradients.Seen]:
+) -> tuple[gradients.Side, Source]:
     """How neighbours are seen, and the tensors that say what is seen.
 
     Without weights a query element sees the keys of the same element: those of
@@ -285,14 +286,14 @@ def _side(
 def _query(
     query: Float[Tensor, "batch height width order own_channels"],
     affine: AffineMap,
-) -> Pixels:
+) -> Queries:
     """Queries with the elements that the form has: one without weights."""
     query = _tensor(query)
     return _as_channels(query) if affine.weight is None else query
 
 
 def _with_heads(
-    a: Weights, order: int, num_heads: int
+    a: NeighbourWeights, order: int, num_heads: int
 ) -> Float[Tensor, "neighbours batch order num_heads height width"]:
     """Scores or weights with elements and heads apart as asked for."""
     count, batch, _, _, height, width = ops.shape(a)

@@ -10,8 +10,9 @@ by `w` and weighted by `a`. The other two are gradients of these, and all
 gradients of any of the four are among the four again. A bias `b[n, p, c]` may
 stand beside the product `k w`, as in an affine map.
 
-The modules `planes`, `views`, `products` and `tiles` compute it. Each has one
-function, `derivatives`, and none builds the neighbours of all pixels:
+The modules `planes`, `views`, `products` and `tiles` are ways to compute it.
+Each has one function, `derivatives`, and none builds the neighbours of all
+pixels:
 
     derivatives(form, wanted, a, x, k, w, bias)
 
@@ -24,40 +25,44 @@ precision: products are made of them as they are, and sums are in float32.
 
 This module is the vocabulary of the others:
 
-    a     `Weights`  (neighbours, batch, query elements, heads, height, width)
-    x     `Pixels`   (batch, height, width, query elements, channels)
+    a     `NeighbourWeights`  (neighbours, batch, query elements, heads, height,
+                              width)
+    x     `Queries`  (batch, height, width, query elements, channels)
     k     `Keys`     (frames, batch, rows, columns, key elements, channels)
     w     `Maps`     (neighbours, query elements, key elements, channels); None
                      for one, with one query element and one key element
     bias  `Biases`   (neighbours, query elements, channels), or None
 
-`Planes` are pixels, and `KeyPlanes` keys, with the channels of each head before
-the rows and columns. `Image` is what keys are made of.
+`QueryPlanes` and `KeyPlanes` are queries and keys with the channels of each
+head before the rows and columns. A `Source` is what is seen: the image that
+keys or values are, and `w` and `bias`, or None.
 
 The keys are padded, and cut into `strides[0] * strides[1]` frames in which
-the neighbours of adjacent queries are adjacent.
+the neighbours of adjacent queries are adjacent, see `geometry.Window.frames`.
 """
 
-from typing import Any
+from collections.abc import Callable
 from typing import NamedTuple
 from typing import TypeAlias
 
 import numpy as np
 from keras import ops
 
+from keras_equiattn.ops import backend
+from keras_equiattn.ops import geometry
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
-Weights: TypeAlias = Float[
+NeighbourWeights: TypeAlias = Float[
     Tensor, "neighbours batch elements heads height width"
 ]
-Pixels: TypeAlias = Float[Tensor, "batch height width elements channels"]
+Queries: TypeAlias = Float[Tensor, "batch height width elements channels"]
 Keys: TypeAlias = Float[
     Tensor, "frames batch rows columns key_elements channels"
 ]
 Maps: TypeAlias = Float[Tensor, "neighbours elements key_elements channels"]
 Biases: TypeAlias = Float[Tensor, "neighbours elements channels"]
-Planes: TypeAlias = Float[
+QueryPlanes: TypeAlias = Float[
     Tensor, "batch elements heads head_channels height width"
 ]
 KeyPlanes: TypeAlias = Float[
@@ -66,23 +71,9 @@ KeyPlanes: TypeAlias = Float[
 Image: TypeAlias = Float[
     Tensor, "batch image_height image_width order channels"
 ]
-
-
-class Neighbour(NamedTuple):
-    """Where a neighbour of the first pixel lies in the keys."""
-
-    frame: int
-    row: int
-    column: int
-
-    def seen(self, size: tuple[Any, Any]) -> tuple[slice, slice]:
-        """Rows and columns of the frame that pixels see at this place.
-
-        Args:
-            size: rows and columns of pixels.
-        """
-        rows = slice(self.row, self.row + size[0])
-        return rows, slice(self.column, self.column + size[1])
+Source: TypeAlias = tuple[Image, Maps | None, Biases | None]
+# What `derivatives` is in each of the modules.
+Derivatives: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
 class Grid(NamedTuple):
@@ -108,7 +99,7 @@ class Grid(NamedTuple):
         """Selects the entries of the neighbours that lie on this grid."""
         if len(self.numbers) == x.shape[0]:
             return x
-        return ops.take(x, np.array(self.numbers), axis=0)
+        return ops.take(x, backend.constant(np.array(self.numbers), x), axis=0)
 
 
 class Form(NamedTuple):
@@ -120,17 +111,14 @@ class Form(NamedTuple):
         frames: number of frames of the keys.
     """
 
-    neighbours: tuple[Neighbour, ...]
+    neighbours: tuple[geometry.Neighbour, ...]
     heads: int
     frames: int = 1
 
     @property
     def reach(self) -> tuple[int, int]:
         """Rows and columns that the keys have more than the queries."""
-        return (
-            max(place.row for place in self.neighbours),
-            max(place.column for place in self.neighbours),
-        )
+        return geometry.reach(self.neighbours)
 
     def grids(self) -> list[Grid]:
         """The neighbours, frame by frame; frames without any are left out."""
@@ -162,7 +150,8 @@ class Form(NamedTuple):
         if len(found) == 1:
             return found[0]
         numbers = [n for grid in self.grids() for n in grid.numbers]
-        return ops.take(ops.concatenate(found), np.argsort(numbers), axis=0)
+        order = backend.constant(np.argsort(numbers), found[0])
+        return ops.take(ops.concatenate(found), order, axis=0)
 
     def all_frames(
         self, found: list[Float[Tensor, "..."]]
@@ -187,3 +176,43 @@ def joined(
 ) -> Float[Tensor, "*outer all"]:
     """The channels of all heads along one axis."""
     return ops.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def derivatives_from(
+    scores: Callable[[Form, Queries, Keys, Maps, Biases], NeighbourWeights],
+    sums: Callable[[Form, NeighbourWeights, Keys, Maps, Biases], Queries],
+    spread: Callable[[Form, NeighbourWeights, Queries, Maps], Keys],
+    weight_gradients: Callable[..., list[Tensor]],
+) -> Derivatives:
+    """The function `derivatives` of a module that finds each by itself.
+
+    Args:
+        scores: finds the derivative with respect to `a` from the other
+            arguments of the form.
+        sums: finds that with respect to `x`.
+        spread: finds that with respect to `k`, which has no bias.
+        weight_gradients: finds those with respect to `w` and `bias`, of what
+            is given, from all arguments.
+    """
+
+    def derivatives(
+        form: Form,
+        wanted: str,
+        a: NeighbourWeights | None,
+        x: Queries | None,
+        k: Keys,
+        w: Maps | None,
+        bias: Biases | None,
+    ) -> tuple[Tensor, ...]:
+        """Derivatives of the form, those with respect to what is wanted."""
+        found = []
+        if "a" in wanted:
+            found.append(scores(form, x, k, w, bias))
+        if "x" in wanted:
+            found.append(sums(form, a, k, w, bias))
+        if "k" in wanted:
+            found.append(spread(form, a, x, w))
+            found += weight_gradients(form, a, x, k, w, bias)
+        return tuple(found)
+
+    return derivatives

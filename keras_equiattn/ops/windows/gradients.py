@@ -1,13 +1,13 @@
-"""Scores, softmax, sums and all three of them, with gradients of their own.
+"""Scores, weighted sums and attention, with gradients of their own.
 
 The backward pass of attention keeps the arguments and the weights of the
 neighbours; it computes nothing of the forward pass anew, and nothing here has
 neighbours with all their channels.
 
-`SCORES`, `SUMS` and `ATTENTION` are pairs of functions, one for each pass, of
-tensors that are None where there are none. "What is seen" are three tensors in
-a row: the image that keys or values are, and weights and bias of its affine
-map, or None.
+`DERIVATIVE` and `ATTENTION` are pairs of functions, one for each pass, of
+tensors that are None where there are none. A `Source` is three of them in a
+row: the image that keys or values are, and weights and bias of its affine map,
+or None.
 """
 
 import functools
@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
-from typing import TypeAlias
 
 from keras import ops
 
@@ -29,14 +28,12 @@ from keras_equiattn.ops.windows import planes
 from keras_equiattn.ops.windows import products
 from keras_equiattn.ops.windows import tiles
 from keras_equiattn.ops.windows import views
-from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
-from keras_equiattn.ops.windows.form import Image
-from keras_equiattn.ops.windows.form import Maps
-from keras_equiattn.ops.windows.form import Pixels
-from keras_equiattn.ops.windows.form import Weights
+from keras_equiattn.ops.windows.form import NeighbourWeights
+from keras_equiattn.ops.windows.form import Queries
+from keras_equiattn.ops.windows.form import Source
 
-Seen: TypeAlias = tuple[Image, Maps | None, Biases | None]
+WAYS = {"planes": planes, "products": products, "tiles": tiles, "views": views}
 
 
 class Side(NamedTuple):
@@ -50,33 +47,54 @@ class Side(NamedTuple):
     window: Window
     heads: int
 
-    def scores(self, query: Pixels, seen: Seen) -> Weights:
-        """Scores of the neighbours."""
-        return self._derivatives("a", None, query, seen)[0]
+    def derivative(
+        self, wanted: str, other: NeighbourWeights | Queries, source: Source
+    ) -> NeighbourWeights | Queries:
+        """Scores of queries, or weighted sums.
 
-    def sums(self, weights: Weights, seen: Seen) -> Pixels:
-        """Weighted sums of the neighbours, in the dtype of the values."""
-        found = self._derivatives("x", weights, None, seen)
-        return ops.cast(found[0], seen[0].dtype)
+        Args:
+            wanted: "a" for scores, "x" for weighted sums.
+            other: the queries, or the weights.
+            source: what is seen.
+        """
+        pair = (None, other) if wanted == "a" else (other, None)
+        return self._derivatives(wanted, *pair, source)[0]
 
-    def score_gradients(
-        self, d: Weights, query: Pixels, seen: Seen
+    def gradients(
+        self,
+        wanted: str,
+        d: NeighbourWeights | Queries,
+        other: NeighbourWeights | Queries,
+        source: Source,
     ) -> tuple[Tensor, ...]:
-        """Gradients of the scores: of the query, and of what is seen."""
-        found = self._derivatives("xk", d, query, seen)
-        return self._like_arguments(found, query, seen)
+        """Gradients of `derivative`: of `other`, and of the source.
 
-    def sum_gradients(
-        self, d: Pixels, weights: Weights, seen: Seen
-    ) -> tuple[Tensor, ...]:
-        """Gradients of the sums: of the weights, and of what is seen."""
-        found = self._derivatives("ak", weights, d, seen)
-        return self._like_arguments(found, weights, seen)
+        Args:
+            wanted, other, source: see `derivative`.
+            d: the gradient with respect to its result.
+        """
+        if wanted == "a":
+            found = self._derivatives("xk", d, other, source)
+        else:
+            found = self._derivatives("ak", other, d, source)
+        arguments = [x for x in (other, *source) if x is not None]
+        of_other, of_image, *rest = (
+            ops.cast(gradient, x.dtype)
+            for gradient, x in zip(found, arguments, strict=True)
+        )
+        # It is of frames up to here.
+        size = tuple(ops.shape(source[0])[1:3])
+        return of_other, self.window.image_of(of_image, size), *rest
 
     def mean_gradient(
-        self, d: Pixels, y: Pixels
+        self, d: Queries, y: Queries
     ) -> Float[Tensor, "batch elements heads height width"]:
-        """The mean gradient of the weights, from that of the sums."""
+        """The mean gradient of the weights, from that of the sums.
+
+        Args:
+            d: the gradient with respect to the sums.
+            y: the sums.
+        """
         batch, height, width, elements, channels = ops.shape(y)
         size = channels // self.heads
         both = in_full_precision(d) * in_full_precision(y)
@@ -86,7 +104,7 @@ class Side(NamedTuple):
         return ops.transpose(ops.sum(both, axis=-1), (0, 3, 4, 1, 2))
 
     def own(
-        self, weights: Weights
+        self, weights: NeighbourWeights
     ) -> Float[Tensor, "neighbours batch more fewer height width"]:
         """Weights with the heads of this side, which may be those of another.
 
@@ -99,67 +117,47 @@ class Side(NamedTuple):
         )
 
     def _derivatives(
-        self, wanted: str, a: Weights | None, x: Pixels | None, seen: Seen
+        self,
+        wanted: str,
+        a: NeighbourWeights | None,
+        x: Queries | None,
+        source: Source,
     ) -> tuple[Tensor, ...]:
         """Derivatives of the form, with all tensors in the dtype of the keys.
 
         Those of the keys are of frames.
         """
-        image, w, bias = seen
+        image, w, bias = source
         a, x = (None if t is None else ops.cast(t, image.dtype) for t in (a, x))
         keys = self.window.frames(image)
         frames = math.prod(self.window.strides)
         form = Form(self.window.neighbours, self.heads, frames)
-        how = FORMS[dispatch.choose(form, keys, w is not None)]
-        return how.derivatives(form, wanted, a, x, keys, w, bias)
-
-    def _like_arguments(
-        self, gradients: tuple[Tensor, ...], first: Tensor, seen: Seen
-    ) -> tuple[Tensor, ...]:
-        """Gradients in the dtypes of the arguments: of images, not frames."""
-        arguments = [x for x in (first, *seen) if x is not None]
-        found = [
-            ops.cast(gradient, x.dtype)
-            for gradient, x in zip(gradients, arguments, strict=True)
-        ]
-        size = tuple(ops.shape(seen[0])[1:3])
-        found[1] = self.window.image_of(found[1], size)
-        return tuple(found)
+        way = WAYS[dispatch.choose(form, keys, w is not None)]
+        return way.derivatives(form, wanted, a, x, keys, w, bias)
 
 
 @backend.part()
-def _scores(tensors: Any, *, side: Side) -> Any:
-    """Scores of a query and what is seen, and nothing to keep."""
-    query, *seen = tensors
-    return in_full_precision(side.scores(query, tuple(seen))), ()
+def _derivative(tensors: Any, *, side: Side, wanted: str) -> Any:
+    """`Side.derivative` of a tensor and a source, and nothing to keep."""
+    other, *source = tensors
+    return side.derivative(wanted, other, tuple(source)), ()
 
 
 @backend.part()
-def _score_gradients(
-    tensors: Any, kept: tuple[()], d: Weights, *, side: Side
+def _derivative_gradients(
+    tensors: Any,
+    kept: tuple[()],
+    d: NeighbourWeights | Queries,
+    *,
+    side: Side,
+    wanted: str,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `_scores`, of what there is."""
-    query, *seen = tensors
-    return side.score_gradients(d, query, tuple(seen))
+    """Gradients of `_derivative`, of what there is."""
+    other, *source = tensors
+    return side.gradients(wanted, d, other, tuple(source))
 
 
-@backend.part()
-def _sums(tensors: Any, *, side: Side) -> Any:
-    """Sums of what is seen with weights, and nothing to keep."""
-    weights, *seen = tensors
-    return side.sums(weights, tuple(seen)), ()
-
-
-@backend.part()
-def _sum_gradients(
-    tensors: Any, kept: tuple[()], d: Pixels, *, side: Side
-) -> tuple[Tensor, ...]:
-    """Gradients of `_sums`, of what there is."""
-    weights, *seen = tensors
-    return side.sum_gradients(d, weights, tuple(seen))
-
-
-def _parts(tensors: Any) -> tuple[Pixels, Seen, Seen, Tensor | None]:
+def _parts(tensors: Any) -> tuple[Queries, Source, Source, Tensor | None]:
     """A query, what it sees as keys and as values, and a mask."""
     query, *keys_and_values, mask = tensors
     return query, tuple(keys_and_values[:3]), tuple(keys_and_values[3:]), mask
@@ -177,12 +175,13 @@ def _attention(
     where it is zero.
     """
     query, keys, values, mask = _parts(tensors)
-    found = of_keys.scores(query, keys)
+    found = of_keys.derivative("a", query, keys)
     if mask is not None:
         found = in_full_precision(found) + mask
     weights = backend.softmax(found, axis=0)
     kept = ops.cast(weights, values[0].dtype)
-    y = of_values.sums(of_values.own(kept), values)
+    y = of_values.derivative("x", of_values.own(kept), values)
+    y = ops.cast(y, values[0].dtype)
     if return_weights:
         return (y, in_full_precision(weights)), (y, kept)
     return y, (y, kept)
@@ -191,7 +190,7 @@ def _attention(
 @backend.part()
 def _attention_gradients(
     tensors: Any,
-    kept: tuple[Pixels, Weights],
+    kept: tuple[Queries, NeighbourWeights],
     d: Any,
     *,
     of_keys: Side,
@@ -203,8 +202,8 @@ def _attention_gradients(
     y, weights = kept
     d, upstream = d if return_weights else (d, None)
     d = ops.zeros_like(y) if d is None else d
-    d_weights, *d_values = of_values.sum_gradients(
-        d, of_values.own(weights), values
+    d_weights, *d_values = of_values.gradients(
+        "x", d, of_values.own(weights), values
     )
     d_weights = ops.reshape(d_weights, ops.shape(weights))
     if upstream is not None:
@@ -221,19 +220,12 @@ def _attention_gradients(
         return found + ops.sum(both, axis=0)
 
     d_scores = backend.softmax_gradient(d_weights, weights, mean)
-    d_query, *d_keys = of_keys.score_gradients(d_scores, query, keys)
+    d_query, *d_keys = of_keys.gradients("a", d_scores, query, keys)
     of_mask = () if mask is None else (ops.zeros_like(mask),)
     return (d_query, *d_keys, *d_values, *of_mask)
 
 
-FORMS = {
-    "planes": planes,
-    "products": products,
-    "tiles": tiles,
-    "views": views,
-}
-SCORES = _scores, _score_gradients
-SUMS = _sums, _sum_gradients
+DERIVATIVE = _derivative, _derivative_gradients
 ATTENTION = _attention, _attention_gradients
 
 
@@ -244,13 +236,13 @@ def differentiable(
     shapes: tuple[Any, ...],
     **options: Any,
 ) -> Callable[..., Any]:
-    """`SCORES`, `SUMS` or `ATTENTION` as a function of tensors or None.
+    """`DERIVATIVE` or `ATTENTION` as a function of tensors or None.
 
     It is made once for each set of shapes: TensorFlow would run one that it has
     compiled for unknown sizes where they are known, too.
 
     Args:
-        functions: one of the three pairs.
+        functions: one of the two pairs.
         recompute: whether it has the gradient of the pair, or the backend's.
         shapes: for each tensor its shape and dtype, or None where the tensor
             is None.

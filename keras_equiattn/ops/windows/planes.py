@@ -15,46 +15,25 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import Neighbour
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Biases
+from keras_equiattn.ops.windows.form import derivatives_from
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import joined
 from keras_equiattn.ops.windows.form import KeyPlanes
 from keras_equiattn.ops.windows.form import Keys
 from keras_equiattn.ops.windows.form import Maps
-from keras_equiattn.ops.windows.form import Neighbour
-from keras_equiattn.ops.windows.form import Pixels
-from keras_equiattn.ops.windows.form import Planes
-from keras_equiattn.ops.windows.form import Weights
+from keras_equiattn.ops.windows.form import NeighbourWeights
+from keras_equiattn.ops.windows.form import Queries
+from keras_equiattn.ops.windows.form import QueryPlanes
 
 
-def derivatives(
-    form: Form,
-    wanted: str,
-    a: Weights | None,
-    x: Pixels | None,
-    k: Keys,
-    w: Maps | None,
-    bias: Biases | None,
-) -> tuple[Tensor, ...]:
-    """Derivatives of the form, those with respect to what is wanted."""
-    found = []
-    if "a" in wanted:
-        found.append(_scores(form, x, k, w, bias))
-    if "x" in wanted:
-        found.append(_weighted_sums(form, a, k, w, bias))
-    if "k" in wanted:
-        found.append(_spread(form, a, x, w))
-        given = w is not None, bias is not None
-        found += _weight_gradients(form, a, x, k, *given)
-    return tuple(found)
-
-
-def _scores(
-    form: Form, x: Pixels, k: Keys, w: Maps | None, bias: Biases | None
-) -> Weights:
+def scores(
+    form: Form, x: Queries, k: Keys, w: Maps | None, bias: Biases | None
+) -> NeighbourWeights:
     """The derivative of the form with respect to `a`."""
     x, k = _planes(form, x), _planes(form, k)
     size = tuple(ops.shape(x)[-2:])
@@ -73,9 +52,13 @@ def _scores(
     return _over_neighbours(form, step, (), weights, in_full_precision(x))[1]
 
 
-def _weighted_sums(
-    form: Form, a: Weights, k: Keys, w: Maps | None, bias: Biases | None
-) -> Pixels:
+def sums(
+    form: Form,
+    a: NeighbourWeights,
+    k: Keys,
+    w: Maps | None,
+    bias: Biases | None,
+) -> Queries:
     """The derivative of the form with respect to `x`."""
     k = _planes(form, k)
     a = ops.expand_dims(a, axis=4)
@@ -97,7 +80,7 @@ def _weighted_sums(
     return _pixels(_over_neighbours(form, step, nothing, pieces)[0])
 
 
-def _spread(form: Form, a: Weights, x: Pixels, w: Maps | None) -> Keys:
+def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
     """The derivative of the form with respect to `k`."""
     x, w = _planes(form, x), _columns(form, w)
     order = 1 if w is None else w.shape[2]
@@ -150,19 +133,20 @@ def _spread(form: Form, a: Weights, x: Pixels, w: Maps | None) -> Keys:
     return _pixels(ops.stack(found))
 
 
-def _weight_gradients(
+def weight_gradients(
     form: Form,
-    a: Weights,
-    x: Pixels,
+    a: NeighbourWeights,
+    x: Queries,
     k: Keys,
-    weighted: bool,
-    biased: bool,
+    w: Maps | None,
+    bias: Biases | None,
 ) -> list[Tensor]:
-    """The derivatives with respect to `w` and the bias, of those given.
+    """The derivatives with respect to `w` and `bias`, of those given.
 
     Summed over the rows first, in loops that are vectorised along the
     columns, then over images and columns: short sums lose few digits.
     """
+    weighted, biased = w is not None, bias is not None
     if not weighted and not biased:
         return []
     x, k = _planes(form, x), _planes(form, k)
@@ -196,6 +180,9 @@ def _weight_gradients(
     like = [in_full_precision(x)] * (weighted + biased)
     _, found = _over_neighbours(form, step, (), (a,), like)
     return [joined(w) for w in found]
+
+
+derivatives = derivatives_from(scores, sums, spread, weight_gradients)
 
 
 def _over_neighbours(
@@ -285,7 +272,7 @@ def _seen(
     w: Float[Tensor, "neighbours elements key_elements heads channels 1 1"]
     | None,
     bias: Float[Tensor, "neighbours elements heads channels 1 1"] | None,
-) -> list[Planes]:
+) -> list[QueryPlanes]:
     """Some of the neighbours, as the query elements see them."""
     found = []
     for n in some:
@@ -302,7 +289,7 @@ def _seen(
 
 
 def _channel_sums(
-    terms: list[Planes],
+    terms: list[QueryPlanes],
 ) -> list[Float[Tensor, "batch elements heads height width"]]:
     """Sums over the channels of a head, in blocks of `SHORT` channels."""
     blocks = [
@@ -317,7 +304,7 @@ def _channel_sums(
 def _planes(
     form: Form, x: Float[Tensor, "*outer height width elements all"]
 ) -> Float[Tensor, "*outer elements heads channels height width"]:
-    """Pixels last, so that XLA vectorises along the columns."""
+    """Queries last, so that XLA vectorises along the columns."""
     n = len(x.shape) - 4
     *outer, height, width, elements, channels = ops.shape(x)
     x = ops.reshape(x, (*outer, height, width, elements * channels))

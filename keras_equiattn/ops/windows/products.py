@@ -25,10 +25,10 @@ from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
 from keras_equiattn.ops.windows.form import Maps
-from keras_equiattn.ops.windows.form import Pixels
-from keras_equiattn.ops.windows.form import Weights
+from keras_equiattn.ops.windows.form import NeighbourWeights
+from keras_equiattn.ops.windows.form import Queries
 
-# Pixels with their elements first; products of queries and keys, and matrices
+# Queries with their elements first; products of queries and keys, and matrices
 # that add up their channels, both with "all" channels of all key elements.
 Rows: TypeAlias = Float[Tensor, "batch elements height width channels"]
 Products: TypeAlias = Float[Tensor, "batch elements pixels all"]
@@ -41,8 +41,8 @@ IMAGES = {"a": 1, "x": 0, "k": 1}
 def derivatives(
     form: Form,
     wanted: str,
-    a: Weights | None,
-    x: Pixels | None,
+    a: NeighbourWeights | None,
+    x: Queries | None,
     k: Keys,
     w: Maps | None,
     bias: Biases | None,
@@ -138,8 +138,8 @@ def _correlation(
 def with_bias(
     form: Form,
     found: dict[str, Tensor],
-    a: Weights | None,
-    x: Pixels | None,
+    a: NeighbourWeights | None,
+    x: Queries | None,
     bias: Biases | None,
 ) -> tuple[Tensor, ...]:
     """What the bias adds to derivatives, and its own if those of keys are.
@@ -177,7 +177,7 @@ def with_bias(
 
 
 def _by_head(
-    a: Weights | None,
+    a: NeighbourWeights | None,
 ) -> Float[Tensor, "batch elements neighbours_and_heads pixels"] | None:
     """Weights with neighbours and heads along one axis, if there are any."""
     if a is None:
@@ -188,9 +188,9 @@ def _by_head(
 
 
 def _by_element(
-    x: Pixels | None,
+    x: Queries | None,
 ) -> Float[Tensor, "batch elements pixels channels"] | None:
-    """Pixels along one axis, for each element, if there are any."""
+    """Queries of all pixels along one axis, for each element, if any."""
     if x is None:
         return None
     batch, height, width, order, channels = ops.shape(x)
@@ -214,9 +214,7 @@ def _own_channels(
     """One where the channel is of the head, and else zero."""
     channels = like.shape[-1]
     own = np.repeat(np.eye(form.heads), channels // form.heads, axis=1)
-    return ops.convert_to_tensor(
-        own, keras.backend.standardize_dtype(like.dtype)
-    )
+    return backend.constant(own, like, like.dtype)
 
 
 def _matrices(form: Form, k: Keys, w: Maps | None) -> list[Matrix]:
@@ -248,8 +246,8 @@ def _transposed(
 def over_images(
     function: Callable[..., tuple[Tensor, ...]],
     wanted: str,
-    a: Weights | None,
-    x: Pixels | None,
+    a: NeighbourWeights | None,
+    x: Queries | None,
     k: Keys,
     size: int | None,
 ) -> tuple[Tensor, ...]:

@@ -27,18 +27,18 @@ from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Grid
 from keras_equiattn.ops.windows.form import Keys
-from keras_equiattn.ops.windows.form import Pixels
-from keras_equiattn.ops.windows.form import Weights
+from keras_equiattn.ops.windows.form import NeighbourWeights
+from keras_equiattn.ops.windows.form import Queries
 
-Queries: TypeAlias = Float[Tensor, "tiles queries head_channels"]
+TileQueries: TypeAlias = Float[Tensor, "tiles queries head_channels"]
 Matrices: TypeAlias = list[Float[Tensor, "tiles queries keys"]]
 
 
 def derivatives(
     form: Form,
     wanted: str,
-    a: Weights | None,
-    x: Pixels | None,
+    a: NeighbourWeights | None,
+    x: Queries | None,
     k: Keys,
     w: None,
     bias: Biases | None,
@@ -131,7 +131,7 @@ def _tile_size(image: int, reach: int) -> int:
     return min(range(1, max(image, 1) + 1), key=cost)
 
 
-def _queries(tiles: Tiles, x: Pixels) -> Queries:
+def _queries(tiles: Tiles, x: Queries) -> TileQueries:
     """The queries of each tile and head."""
     (down, along), (rows, columns) = tiles.counts, tiles.size
     x = tiles.form.split(tiles.filled(x[:, :, :, 0], 1))
@@ -153,7 +153,7 @@ def _keys(
     return ops.reshape(k, (-1, math.prod(tiles.seen), k.shape[-1]))
 
 
-def _scores(tiles: Tiles, queries: Queries, k: Keys) -> Weights:
+def _scores(tiles: Tiles, queries: TileQueries, k: Keys) -> NeighbourWeights:
     """The derivative of the form with respect to `a`."""
     (down, along), (height, width) = tiles.counts, tiles.image
     found = []
@@ -171,7 +171,7 @@ def _scores(tiles: Tiles, queries: Queries, k: Keys) -> Weights:
     return tiles.form.in_order(found)
 
 
-def _matrices(tiles: Tiles, a: Weights) -> Matrices:
+def _matrices(tiles: Tiles, a: NeighbourWeights) -> Matrices:
     """What takes keys to queries in each tile, frame by frame."""
     (down, along), heads = tiles.counts, tiles.form.heads
     queries, keys = math.prod(tiles.size), math.prod(tiles.seen)
@@ -190,7 +190,7 @@ def _matrices(tiles: Tiles, a: Weights) -> Matrices:
     return matrices
 
 
-def _sums(tiles: Tiles, matrices: Matrices, k: Keys) -> Pixels:
+def _sums(tiles: Tiles, matrices: Matrices, k: Keys) -> Queries:
     """The derivative of the form with respect to `x`."""
     (down, along), (rows, columns) = tiles.counts, tiles.size
     parts = [
@@ -206,7 +206,7 @@ def _sums(tiles: Tiles, matrices: Matrices, k: Keys) -> Pixels:
     return x[:, : tiles.image[0], : tiles.image[1]]
 
 
-def _spread(tiles: Tiles, matrices: Matrices, queries: Queries) -> Keys:
+def _spread(tiles: Tiles, matrices: Matrices, queries: TileQueries) -> Keys:
     """The derivative of the form with respect to `k`."""
     (down, along), heads = tiles.counts, tiles.form.heads
     channels = queries.shape[-1]

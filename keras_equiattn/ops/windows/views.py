@@ -1,36 +1,33 @@
 """The window form over views: one line of algebra for each function.
 
 The keys seen by all pixels are a tensor with two more axes, the rows and the
-columns of the window. As a view it takes no memory: PyTorch has such views,
-and Inductor makes one kernel of what is computed with them. Elsewhere the view
-is a copy, and these functions are the reference that the others are tested
-against. Sizes must be known.
+columns of the window. As a view it takes no memory, and Inductor makes one
+kernel of what is computed with it. Only PyTorch has such views; sizes must be
+known.
 
 `ops.windows.form` says what `derivatives` computes.
 """
 
 from typing import TypeAlias
 
-import keras
-import numpy as np
 from keras import ops
 
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows.form import Biases
+from keras_equiattn.ops.windows.form import derivatives_from
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Grid
 from keras_equiattn.ops.windows.form import joined
 from keras_equiattn.ops.windows.form import Keys
 from keras_equiattn.ops.windows.form import Maps
-from keras_equiattn.ops.windows.form import Neighbour
-from keras_equiattn.ops.windows.form import Pixels
-from keras_equiattn.ops.windows.form import Planes
-from keras_equiattn.ops.windows.form import Weights
+from keras_equiattn.ops.windows.form import NeighbourWeights
+from keras_equiattn.ops.windows.form import Queries
+from keras_equiattn.ops.windows.form import QueryPlanes
 
 # What all pixels see, with an axis for their elements.
-Seen: TypeAlias = Float[
+Views: TypeAlias = Float[
     Tensor,
     "batch 1 key_elements heads head_channels down along height width",
 ]
@@ -40,30 +37,9 @@ GridWeights: TypeAlias = Float[
 ]
 
 
-def derivatives(
-    form: Form,
-    wanted: str,
-    a: Weights | None,
-    x: Pixels | None,
-    k: Keys,
-    w: Maps | None,
-    bias: Biases | None,
-) -> tuple[Tensor, ...]:
-    """Derivatives of the form, those with respect to what is wanted."""
-    found = []
-    if "a" in wanted:
-        found.append(_scores(form, x, k, w, bias))
-    if "x" in wanted:
-        found.append(_weighted_sums(form, a, k, w, bias))
-    if "k" in wanted:
-        found.append(_spread(form, a, x, w))
-        found += _weight_gradients(form, a, x, k, w, bias)
-    return tuple(found)
-
-
-def _scores(
-    form: Form, x: Pixels, k: Keys, w: Maps | None, bias: Biases | None
-) -> Weights:
+def scores(
+    form: Form, x: Queries, k: Keys, w: Maps | None, bias: Biases | None
+) -> NeighbourWeights:
     """The derivative of the form with respect to `a`."""
     queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
     found = []
@@ -73,9 +49,13 @@ def _scores(
     return form.in_order(found)
 
 
-def _weighted_sums(
-    form: Form, a: Weights, k: Keys, w: Maps | None, bias: Biases | None
-) -> Pixels:
+def sums(
+    form: Form,
+    a: NeighbourWeights,
+    k: Keys,
+    w: Maps | None,
+    bias: Biases | None,
+) -> Queries:
     """The derivative of the form with respect to `x`."""
     y = 0.0
     for grid in form.grids():
@@ -85,7 +65,7 @@ def _weighted_sums(
     return _pixels(y)
 
 
-def _spread(form: Form, a: Weights, x: Pixels, w: Maps | None) -> Keys:
+def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
     """The derivative of the form with respect to `k`."""
     # Seen from a key, the neighbours are the other way round.
     down, along = form.reach
@@ -112,10 +92,10 @@ def _spread(form: Form, a: Weights, x: Pixels, w: Maps | None) -> Keys:
     return form.all_frames(frames)
 
 
-def _weight_gradients(
+def weight_gradients(
     form: Form,
-    a: Weights,
-    x: Pixels,
+    a: NeighbourWeights,
+    x: Queries,
     k: Keys,
     w: Maps | None,
     bias: Biases | None,
@@ -136,7 +116,10 @@ def _weight_gradients(
     return [form.in_order(found) for found in (of_w, of_bias) if found]
 
 
-def _seen(form: Form, grid: Grid, k: Keys) -> Seen:
+derivatives = derivatives_from(scores, sums, spread, weight_gradients)
+
+
+def _seen(form: Form, grid: Grid, k: Keys) -> Views:
     """What the pixels see, with an axis for their elements."""
     size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
     seen = _windows(grid, _planes(form, k[grid.frame]), size)
@@ -144,7 +127,7 @@ def _seen(form: Form, grid: Grid, k: Keys) -> Seen:
 
 
 def _affine(
-    form: Form, grid: Grid, seen: Seen, w: Maps | None, bias: Biases | None
+    form: Form, grid: Grid, seen: Views, w: Maps | None, bias: Biases | None
 ) -> Float[
     Tensor, "batch elements heads head_channels down along height width"
 ]:
@@ -164,14 +147,14 @@ def _on_grid(
     return ops.reshape(w, (*w.shape[:-1], *grid.size, 1, 1))
 
 
-def _by_row_and_column(grid: Grid, a: Weights) -> GridWeights:
+def _by_row_and_column(grid: Grid, a: NeighbourWeights) -> GridWeights:
     """Of the neighbours those on a grid, with rows and columns apart."""
     a = grid.part(a)
     a = ops.reshape(a, (*grid.size, *a.shape[1:]))
     return ops.transpose(a, (2, 3, 4, 0, 1, 5, 6))
 
 
-def _by_neighbour(a: GridWeights) -> Weights:
+def _by_neighbour(a: GridWeights) -> NeighbourWeights:
     """Undoes `_by_row_and_column`."""
     a = ops.transpose(a, (3, 4, 0, 1, 2, 5, 6))
     return ops.reshape(a, (a.shape[0] * a.shape[1], *a.shape[2:]))
@@ -186,12 +169,12 @@ def _by_neighbour_first(
     return joined(ops.reshape(w, (-1, *w.shape[2:])))
 
 
-def _planes(form: Form, x: Pixels) -> Planes:
-    """Pixels, or keys of a frame, with rows and columns last."""
+def _planes(form: Form, x: Queries) -> QueryPlanes:
+    """Queries, or keys of a frame, with rows and columns last."""
     return _laid_out(ops.transpose(form.split(x), (0, 3, 4, 5, 1, 2)))
 
 
-def _pixels(x: Planes) -> Pixels:
+def _pixels(x: QueryPlanes) -> Queries:
     """Undoes `_planes`."""
     return joined(_laid_out(ops.transpose(x, (0, 4, 5, 1, 2, 3))))
 
@@ -203,8 +186,6 @@ def _laid_out(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     used, in the order in which it lies there: far apart. A view with given
     strides is what it takes as it is.
     """
-    if keras.backend.backend() != "torch":
-        return x
     x = x.contiguous()
     return x.as_strided(x.shape, x.stride())
 
@@ -232,19 +213,10 @@ def _own_windows(
     size: tuple[int, int],
 ) -> Float[Tensor, "*outer rows columns height width"]:
     """`_windows`, each of which sees an image of its own."""
-    if keras.backend.backend() == "torch":
-        rows, columns = grid.steps
-        *outer, i, j, down, along = x.stride()
-        return x.as_strided(
-            (*x.shape[:-2], *size),
-            (*outer, i + rows * down, j + columns * along, down, along),
-            x.storage_offset() + grid.start[0] * down + grid.start[1] * along,
-        )
-    found = []
-    for i, j in np.ndindex(*grid.size):
-        row, column = np.array(grid.start) + (i, j) * np.array(grid.steps)
-        seen = Neighbour(grid.frame, int(row), int(column)).seen(size)
-        found.append(x[(..., i, j, *seen)])
-    axis = len(x.shape) - 4
-    shape = (*x.shape[:-2], *size)
-    return ops.reshape(ops.stack(found, axis), shape)
+    rows, columns = grid.steps
+    *outer, i, j, down, along = x.stride()
+    return x.as_strided(
+        (*x.shape[:-2], *size),
+        (*outer, i + rows * down, j + columns * along, down, along),
+        x.storage_offset() + grid.start[0] * down + grid.start[1] * along,
+    )
