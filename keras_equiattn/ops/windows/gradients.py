@@ -57,8 +57,8 @@ class Side(NamedTuple):
             other: the queries, or the weights.
             source: what is seen.
         """
-        pair = (None, other) if wanted == "a" else (other, None)
-        return self._derivatives(wanted, *pair, source)[0]
+        a, x = (None, other) if wanted == "a" else (other, None)
+        return self._derivatives(wanted, a, x, source)[0]
 
     def gradients(
         self,
