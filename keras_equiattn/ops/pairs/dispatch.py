@@ -9,26 +9,29 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 
-# Scores of a line of a block, for XLA on a CPU. A training step of 128 images
-# of 14 x 14 pixels on p4 with windows of 5 x 5 took 3.5 s of processor time
-# with this, 3.6 s with 2**16, 3.8 s with 2**18 and 4.6 s with 2**19, and
-# temporaries of 208, 208, 220 and 269 MiB (AMD EPYC, busy, JAX 0.10.2).
+# Scores of a block, for XLA on a CPU. A training step of 128 images on p4 took
+# 2.9 s of processor time with this where windows of 5 x 5 lie in images of 14 x
+# 14 pixels, and 1.4 s where pixels see the whole image of 7 x 7; with a quarter
+# of it 3.3 s and 1.4 s, with the double 3.3 s and 1.4 s, and with four times as
+# much 5.7 s and 1.5 s. Temporaries of the windows grew from 212 MiB to 226 and
+# 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
-# The same elsewhere. Of 64 images and all heads PyTorch takes as long with
-# 2**20 as with 2**23 on that machine; on accelerators nothing was measured yet.
+# The same elsewhere. Of 64 images and all heads PyTorch takes as long with half
+# of it as with four times as much on that machine; on accelerators nothing was
+# measured yet.
 EAGER_BLOCK = 5 * 2**21
 # The same where the compiler gets every step by itself. OpenVINO compiled
-# gsanet_rotmnist_p4 in 18 s with this and in 121 s with 2**21, and then took
-# 0.9 s and 1.8 s for two images (AMD EPYC, two cores, OpenVINO 2026.4.1).
+# gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s with lines of
+# 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC, two cores,
+# OpenVINO 2026.4.1).
 UNROLLED_BLOCK = 5 * 2**26
 # Images and heads that lie beside each other, at least: XLA makes no vectors
 # of 8 or 16 numbers, since it writes their loop out (50 ms an image in place
-# of 18, the same machine). PyTorch's loops, one of
-# which runs over them at a time, took 220 ms an image with 64 in place of 75
-# with 576 beside each other.
+# of 18, the same machine). PyTorch's loops, one of which runs over them at a
+# time, took 220 ms an image with 64 in place of 75 with 576 beside each other.
 COMPILED_TOGETHER = 24
 EAGER_TOGETHER = 1024
-# Neighbours of a line of the whole image, at most.
+# Neighbours of a line of the whole image, at most: each is written out.
 WRITTEN_OUT = 8
 # Images of a batch whose size is not known before run time.
 UNKNOWN_BATCH = 32
