@@ -61,13 +61,10 @@ test-slow: .venv/.dev test-floor
 	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers -m sweep
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
 
-# The oldest versions that pyproject.toml allows. Their XLA refuses options
-# that it does not know.
+# The oldest versions that pyproject.toml allows.
 test-floor: .venv-floor/.done
 	@set -e; for backend in $(BACKENDS); do \
 	  echo "== $$backend, oldest versions"; \
-	  XLA_FLAGS="--xla_cpu_multi_thread_eigen=false \
-	    --xla_backend_optimization_level=0" \
 	  KERAS_BACKEND=$$backend .venv-floor/bin/python -m pytest -q -n 2 \
 	    -m "not slow and not once" tests/ops tests/layers \
 	    tests/test_testing.py tests/applications/networks/test_models.py \

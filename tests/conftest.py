@@ -13,8 +13,7 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 # Small tensors, many functions: the tests wait for the compiler, not the code.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0 "
-    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0",
 )
 # What one process has compiled with JAX, the others read: the folder is that
 # of the first, which starts them.

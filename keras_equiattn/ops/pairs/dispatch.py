@@ -21,8 +21,8 @@ COMPILED_BLOCK = 5 * 2**17
 # measured yet.
 EAGER_BLOCK = 5 * 2**21
 # The same where the compiler gets every step by itself. OpenVINO compiled
-# gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s with lines of
-# 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC, two cores,
+# gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s with lines
+# of 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC, two cores,
 # OpenVINO 2026.4.1).
 UNROLLED_BLOCK = 5 * 2**26
 # Images and heads that lie beside each other, at least: XLA makes no vectors
