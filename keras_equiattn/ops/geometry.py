@@ -281,12 +281,50 @@ class Window:
             frames: a gradient with respect to the frames.
             size: height and width of the image.
         """
-        if self.strides == (1, 1) and self.border != "reflect":
-            place = Neighbour(0, *self._margin)
-            return frames[(0, slice(None), *place.seen(size))]
-        _, batch, _, _, order, channels = ops.shape(frames)
-        zeros = ops.zeros((batch, *size, order, channels), frames.dtype)
-        return backend.vjp(self.frames, (zeros,), frames)[1][0]
+        x = frames[0]
+        if self.strides != (1, 1):
+            down, along = self.strides
+            batch, height, width, order, channels = ops.shape(x)
+            shape = (down, along, batch, height, width, order, channels)
+            x = ops.transpose(ops.reshape(frames, shape), (2, 3, 0, 4, 1, 5, 6))
+            x = ops.reshape(
+                x, (batch, height * down, width * along, order, channels)
+            )
+        for axis in (1, 0):
+            x = self._without_surroundings(x, axis, size[axis])
+        return x
+
+    def _without_surroundings(
+        self,
+        x: Float[Tensor, "batch height width order channels"],
+        axis: int,
+        size: Any,
+    ) -> Float[Tensor, "batch new_height new_width order channels"]:
+        """The transpose of `_with_surroundings`.
+
+        Args:
+            x: a gradient of the image with its surroundings.
+            axis: 0 for rows, 1 for columns.
+            size: rows (or columns) of the image.
+        """
+        stride, before = self.strides[axis], self._margin[axis]
+        if self.border == "reflect":
+            after = ops.shape(x)[axis + 1] - size - before
+            image = list(ops.shape(x))
+            image[axis + 1] = size
+
+            def mirrored(image: Tensor) -> Tensor:
+                return _mirrored(image, axis + 1, before, after)
+
+            zeros = ops.zeros(image, x.dtype)
+            return backend.vjp(mirrored, (zeros,), x)[1][0]
+        if stride > 1:
+            # Of the last pixels, those that no query sees.
+            pads = [(0, 0)] * 5
+            pads[axis + 1] = (0, stride - 1)
+            x = ops.pad(x, pads)
+        keep = slice(before, before + size)
+        return x[:, keep] if axis == 0 else x[:, :, keep]
 
     def inside(self, size: tuple[Any, Any]) -> Tensor:
         """`(neighbours, rows, columns)`: whether a neighbour is in the image.
