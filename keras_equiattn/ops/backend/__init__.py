@@ -24,23 +24,24 @@ from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
 from keras_equiattn.ops.backend.memory import add_at
 from keras_equiattn.ops.backend.memory import add_product
+from keras_equiattn.ops.backend.memory import added
 from keras_equiattn.ops.backend.memory import constant
+from keras_equiattn.ops.backend.memory import exp_below
 from keras_equiattn.ops.backend.memory import maximum
+from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import put_at
+from keras_equiattn.ops.backend.memory import sum_at
 from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import next_seed
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
-from keras_equiattn.ops.backend.reductions import add_products
 from keras_equiattn.ops.backend.reductions import einsum_in_full_precision
 from keras_equiattn.ops.backend.reductions import softmax
 from keras_equiattn.ops.backend.reductions import softmax_gradient
-from keras_equiattn.ops.backend.reductions import sum_of_products
-from keras_equiattn.ops.backend.reductions import sums_of_products
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
@@ -50,17 +51,19 @@ __all__ = [
     "Target",
     "add_at",
     "add_product",
-    "add_products",
+    "added",
     "by_parts",
     "constant",
     "custom_vjp",
     "dropout_factors",
     "einsum_in_full_precision",
+    "exp_below",
     "find_target",
     "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
     "maximum",
+    "multiplied",
     "next_seed",
     "one_by_one",
     "part",
@@ -75,9 +78,8 @@ __all__ = [
     "softmax",
     "softmax_gradient",
     "steps",
-    "sum_of_products",
+    "sum_at",
     "sum_of_views",
-    "sums_of_products",
     "sums_together",
     "vjp",
     "with_an_image",

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,8 @@ from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
 
 
 def with_an_image(
@@ -74,6 +77,82 @@ def maximum(
 
         return torch.maximum(x, y)
     return ops.maximum(x, y)
+
+
+def added(
+    total: Float[Tensor, "..."], x: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """`total + x` in the dtype of `total`, which must be ours alone.
+
+    PyTorch then adds in place, and converts without a copy.
+    """
+    if _in_place(total):
+        return total.add_(x)
+    return total + ops.cast(x, total.dtype)
+
+
+def multiplied(
+    x: Float[Tensor, "..."], y: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """`x * y` in the dtype of `x`, which must be ours alone, see `added`.
+
+    Computed in single precision at least.
+    """
+    if _in_place(x):
+        return x.mul_(y)
+    return ops.cast(in_full_precision(x) * y, x.dtype)
+
+
+def exp_below(
+    x: Float[Tensor, "..."], top: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    """`exp(x - top)` in the dtype of `x`, which must be ours alone.
+
+    Computed in single precision at least, see `added`.
+    """
+    if _in_place(x):
+        return x.sub_(top).exp_()
+    y = ops.exp(in_full_precision(x) - in_full_precision(top))
+    return ops.cast(y, x.dtype)
+
+
+def _in_place(x: Tensor) -> bool:
+    """Whether operators run one by one, and may overwrite their operands."""
+    return keras.backend.backend() == "torch" and (
+        find_target(x).compiler is None
+    )
+
+
+def sum_at(
+    parts: Sequence[Float[Tensor, "*part"]], starts: Sequence[int], axis: int
+) -> Float[Tensor, "*whole"]:
+    """The sum of parts that start at different places of an axis.
+
+    In single precision at least.
+
+    Args:
+        parts: of equal shape.
+        starts: a place for each of them, the first of them 0 and the last the
+            largest, or the other way round.
+        axis: the axis, not negative.
+    """
+    reach = max(starts)
+    if _in_place(parts[0]):
+        shape = list(parts[0].shape)
+        shape[axis] += reach
+        total = ops.zeros(shape, dtype_of_sums(parts[0]))
+        for start, part in zip(starts, parts, strict=True):
+            total.narrow(axis, start, part.shape[axis]).add_(part)
+        return total
+    rest = [(0, 0)] * (len(parts[0].shape) - 1 - axis)
+    padded = [
+        ops.pad(
+            in_full_precision(part),
+            [*[(0, 0)] * axis, (start, reach - start), *rest],
+        )
+        for start, part in zip(starts, parts, strict=True)
+    ]
+    return sum(padded[1:], padded[0])
 
 
 def add_product(

@@ -6,10 +6,8 @@ reduction of several tensors, which neither Keras nor JAX offer as a function
 with a gradient.
 """
 
-import operator
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,6 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.loops import one_by_one
-from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
@@ -67,63 +64,6 @@ def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
     return list(_with_tangents(sums, tangents)(*terms))
 
 
-def sums_of_products(
-    pairs: Iterable[tuple[Tensor, Tensor]],
-    axis: int,
-    start: Tensor | None = None,
-) -> list[Tensor]:
-    """`sums_together` of the products of pairs of tensors.
-
-    In single precision at least. Without a compiler products are added to the
-    sum one after the other, so that they take no memory.
-
-    Args:
-        pairs: two tensors each, of equal size along the axis.
-        axis: the axis, not negative.
-        start: what to add to each sum.
-    """
-    if find_target().compiler is None:
-        found = [add_products(None, x, y, axis) for x, y in pairs]
-        return found if start is None else [x.add_(start) for x in found]
-    # TensorFlow has limits to what it broadcasts, see there.
-    multiply = product if axis == 0 else operator.mul
-    found = sums_together((multiply(x, y) for x, y in _full(pairs)), axis)
-    return found if start is None else [start + x for x in found]
-
-
-def sum_of_products(
-    pairs: Iterable[tuple[Tensor, Tensor]], axis: int
-) -> Tensor:
-    """The sum of `sums_of_products`."""
-    if find_target().compiler is None:
-        total = None
-        for x, y in pairs:
-            total = add_products(total, x, y, axis)
-        return total
-    # Written out: XLA for CPUs makes no vectors of a reduction along the axis.
-    terms = [
-        term for x, y in _full(pairs) for term in ops.unstack(x * y, axis=axis)
-    ]
-    return sum(terms[1:], terms[0])
-
-
-def add_products(
-    total: Tensor | None, x: Tensor, y: Tensor, axis: int
-) -> Tensor:
-    """Adds to a sum, in place, what products give along an axis.
-
-    Only for PyTorch: `total` must be ours alone.
-    """
-    if x.dtype.itemsize == 2 or y.dtype.itemsize == 2:
-        # Products in half precision, which are added up in single precision.
-        terms = x * y
-        part = terms.sum(axis, dtype=in_full_precision(terms[:0]).dtype)
-        return part if total is None else total.add_(part)
-    for a, b in zip(x.unbind(axis), y.unbind(axis), strict=True):
-        total = a * b if total is None else total.addcmul_(a, b)
-    return total
-
-
 def einsum_in_full_precision(
     pattern: str, x: Float[Tensor, "..."], y: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
@@ -146,10 +86,6 @@ def einsum_in_full_precision(
     if keras.backend.standardize_dtype(x.dtype) == "float16":
         x, y = in_full_precision(x), in_full_precision(y)
     return in_full_precision(ops.einsum(pattern, x, y))
-
-
-def _full(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Any]:
-    return ((in_full_precision(x), in_full_precision(y)) for x, y in pairs)
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:

@@ -300,7 +300,7 @@ def add_exponentials(
     # Exponentials take the memory of the scores: a single one is copied.
     first, *others = found.of_positions
     top = functools.reduce(backend.maximum, others or [ops.copy(first)], first)
-    of_neighbours = [_exponentials(x, top) for x in found.of_positions]
+    of_neighbours = [backend.exp_below(x, top) for x in found.of_positions]
     of_line = ops.zeros(ops.shape(total), total.dtype)
     for e, f in zip(found.of_elements, of_neighbours, strict=True):
         e = ops.cast(sum_in_full_precision(e, (0,)), f.dtype)
@@ -335,7 +335,7 @@ def add_values(
     """
     kept, of_neighbours, top = found
     scale = ops.exp(in_full_precision(top) - highest) * inverse
-    of_neighbours = [_scaled(x, scale) for x in of_neighbours]
+    of_neighbours = [backend.multiplied(x, scale) for x in of_neighbours]
     pairs = list(zip(kept, of_neighbours, strict=True))
     weights = products("mg,vg->mv", pairs, values.dtype)
     near = seen(values, lines.keys(ops.shape(y)[-2]))
@@ -373,7 +373,7 @@ def add_means(
     """
     found = _scores(lines, query, group, line, factors)
     dtype, kept = line.keys.dtype, found.kept
-    of_neighbours = [_exponentials(x, logs) for x in found.of_positions]
+    of_neighbours = [backend.exp_below(x, logs) for x in found.of_positions]
     views = lines.keys(ops.shape(query)[-2])
     near = seen(line.values, views)
     d_weights = products("cm,cv->mv", [(x, upstream) for x in near], dtype)
@@ -457,7 +457,7 @@ def _scores(
     near = seen(line.keys, lines.keys(width))
     scores = products("cm,cg->mg", [(k, query) for k in near], dtype, group)
     tops = [ops.max(x, axis=0) for x in scores]
-    found = [_exponentials(x, y) for x, y in zip(scores, tops, strict=True)]
+    found = [backend.exp_below(x, y) for x, y in zip(scores, tops, strict=True)]
     kept = found
     if factors is not None:
         size = found[0].shape[0]
@@ -477,28 +477,6 @@ def _scores(
         ]
     above = [p + x for p, x in zip(positions, tops, strict=True)]
     return Scores(found, kept, above)
-
-
-def _exponentials(
-    x: Float[Tensor, "..."], top: Float[Tensor, "..."]
-) -> Float[Tensor, "..."]:
-    """`exp(x - top)` in the dtype of `x`, which must be ours alone.
-
-    Computed in single precision at least, by PyTorch in the memory of `x`.
-    """
-    if backend.find_target(x).compiler is None:
-        return x.sub_(top).exp_()
-    y = ops.exp(in_full_precision(x) - in_full_precision(top))
-    return ops.cast(y, x.dtype)
-
-
-def _scaled(
-    x: Float[Tensor, "..."], scale: Float[Tensor, "..."]
-) -> Float[Tensor, "..."]:
-    """`x * scale` in the dtype of `x`, which must be ours alone."""
-    if backend.find_target(x).compiler is None:
-        return x.mul_(scale)
-    return ops.cast(in_full_precision(x) * scale, x.dtype)
 
 
 def _spread(

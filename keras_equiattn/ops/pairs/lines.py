@@ -19,7 +19,6 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.numerics import dtype_of_sums
 
 Queries: TypeAlias = Float[
     Tensor, "channels query_elements rows columns images"
@@ -164,19 +163,7 @@ def spread(
     views: list[slice],
 ) -> Float[Tensor, "outer inner seen_rows seen_columns images"]:
     """The transpose of `seen`: adds each part where its view comes from."""
-    others = len(views) - 1
-    if backend.find_target(parts[0]).compiler is None:
-        *outer, columns, images = parts[0].shape
-        shape = (*outer, columns + others, images)
-        total = ops.zeros(shape, dtype_of_sums(parts[0]))
-        for view, part in zip(views, parts, strict=True):
-            total[..., view, :].add_(part)
-        return total
-    padded = []
-    for view, part in zip(views, parts, strict=True):
-        around = (view.start, others - view.start)
-        padded.append(ops.pad(part, [(0, 0)] * 3 + [around, (0, 0)]))
-    return sum(padded[1:], padded[0])
+    return backend.sum_at(parts, [view.start for view in views], axis=3)
 
 
 def _part(

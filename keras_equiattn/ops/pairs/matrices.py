@@ -10,6 +10,7 @@ made of. Without one, PyTorch has a kernel for matrices, which reads and writes
 each number once. Sums are in single precision at least.
 """
 
+import functools
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -88,11 +89,7 @@ def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
 
 def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
     """Adds tensors to a sum, which must be ours alone."""
-    eager = backend.find_target(total).compiler is None
-    for x in terms:
-        # PyTorch need not store a tensor in another dtype to add it.
-        total = total.add_(x) if eager else total + in_full_precision(x)
-    return total
+    return functools.reduce(backend.added, terms, total)
 
 
 def _written(equation: str, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -103,16 +100,12 @@ def _written(equation: str, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def _einsum(equation: str, x: Tensor, y: Tensor, over: str = "") -> Tensor:
-    """One product, by PyTorch."""
-    import torch
-
+    """One product, by the kernel of the backend."""
     names, found = equation.split("->")
     first, second = (name + PIXELS for name in names.split(","))
     kept = "".join(axis for axis in PIXELS if axis not in over)
-    z = torch.einsum(f"{first},{second}->{found}{kept}", x, y)
-    for axis in over:
-        z = z.unsqueeze(2 + PIXELS.index(axis))
-    return z
+    z = ops.einsum(f"{first},{second}->{found}{kept}", x, y)
+    return ops.expand_dims(z, [2 + PIXELS.index(axis) for axis in over])
 
 
 def _terms(equation: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
