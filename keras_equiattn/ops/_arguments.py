@@ -107,6 +107,7 @@ def _check_of(
 
 
 def _check_pair(name: str, value: Any, _: _Sizes) -> None:
+    """Refuses what is no tuple of two positive integers."""
     if not isinstance(value, tuple):
         raise TypeError(
             f"`{name}` must be a tuple of two positive integers. "
@@ -116,10 +117,12 @@ def _check_pair(name: str, value: Any, _: _Sizes) -> None:
 
 
 def _ignore(_: Any) -> None:
+    """Makes a check of a function that returns what it has checked."""
     return None
 
 
 def _check_group(group: Any, sizes: _Sizes) -> None:
+    """Refuses what is no group, and notes its order."""
     sizes["order"] = (groups.get(group).order,), "group"
 
 
@@ -152,6 +155,16 @@ def _check_tensor(
     value: Any,
     sizes: _Sizes,
 ) -> None:
+    """Checks rank, sizes and kind of a tensor, and notes its sizes.
+
+    Args:
+        name: of the argument.
+        axes: names of its axes, `*` before those that may be missing.
+        floats: whether it must hold floating point numbers.
+        optional: whether it may be None.
+        value: what was passed.
+        sizes: of all axes that are known so far.
+    """
     if value is None and optional:
         return
     dtype = getattr(value, "dtype", None)
@@ -214,6 +227,7 @@ def _written(axes: list[str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _is_float(dtype: Any) -> bool:
+    """Whether this is a dtype of floating point numbers."""
     try:
         name = keras.backend.standardize_dtype(dtype)
     except (TypeError, ValueError):

@@ -178,6 +178,7 @@ class Window:
     border: str = "zeros"
 
     def __post_init__(self) -> None:
+        """Checks the attributes."""
         for name in ("size", "strides", "dilation_rate"):
             pair = _checks.pair(getattr(self, name), name)
             object.__setattr__(self, name, pair)
@@ -344,7 +345,12 @@ class Window:
         return ops.logical_and(rows[:, :, None], columns[:, None])
 
 
-def _mirrored(x: Tensor, axis: int, before: int, after: Any) -> Tensor:
+def _mirrored(
+    x: Float[Tensor, "batch rows columns order channels"],
+    axis: int,
+    before: int,
+    after: Any,
+) -> Float[Tensor, "batch new_rows new_columns order channels"]:
     """The image and, before and after it, its mirror image.
 
     With fewer than none after it, the last pixels are left out.

@@ -5,37 +5,41 @@ import math
 import keras
 from keras import ops
 
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 
 # A masked score: far below every other, and finite in float32.
 MASKED = -1e30
 
 
-def in_full_precision(x: Tensor) -> Tensor:
+def in_full_precision(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
     """Half precision as float32, the rest as it is."""
     return ops.cast(x, dtype_of_sums(x))
 
 
-def is_half(x: Tensor) -> bool:
+def is_half(x: Shaped[Tensor, "..."]) -> bool:
     """Whether these are numbers of half precision."""
     return keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
 
 
-def dtype_of_sums(x: Tensor) -> str:
+def dtype_of_sums(x: Shaped[Tensor, "..."]) -> str:
     """What numbers like these are added up in: single precision at least."""
     dtype = str(keras.backend.standardize_dtype(x.dtype))
     return "float32" if is_half(x) or dtype == "bool" else dtype
 
 
-def lowest_score(x: Tensor) -> float:
+def lowest_score(x: Float[Tensor, "..."]) -> float:
     """A masked score among scores like these, finite in their dtype."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     return -6e4 if dtype == "float16" else MASKED
 
 
 def mean(
-    x: Tensor, axis: int | tuple[int, ...], dtype: str | None = None
-) -> Tensor:
+    x: Float[Tensor, "..."],
+    axis: int | tuple[int, ...],
+    dtype: str | None = None,
+) -> Float[Tensor, "..."]:
     """The mean, summed in float32 for half precision, in float64 for float64.
 
     Not `ops.mean`: under PyTorch it would pass float64 through float32.
@@ -53,7 +57,9 @@ def mean(
     return ops.cast(total / ops.cast(count, total.dtype), dtype or x.dtype)
 
 
-def sum_in_full_precision(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def sum_in_full_precision(
+    x: Float[Tensor, "..."], axes: tuple[int, ...]
+) -> Float[Tensor, "..."]:
     """The sum over some axes, in float32 for half precision."""
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         # PyTorch does this without a copy of `x` in float32; compilers do the
@@ -63,7 +69,9 @@ def sum_in_full_precision(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return ops.sum(in_full_precision(x), axis=axes)
 
 
-def sums_of_blocks(x: Tensor, blocks: int, axis: int) -> Tensor:
+def sums_of_blocks(
+    x: Float[Tensor, "..."], blocks: int, axis: int
+) -> Float[Tensor, "..."]:
     """Sums over equal parts of an axis, which has one entry for each then."""
     shape = list(ops.shape(x))
     length = shape[axis] // blocks if blocks > 1 else shape[axis]
@@ -71,7 +79,9 @@ def sums_of_blocks(x: Tensor, blocks: int, axis: int) -> Tensor:
     return ops.sum(ops.reshape(x, shape), axis=axis + 1)
 
 
-def moments(x: Tensor, axis: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def moments(
+    x: Float[Tensor, "..."], axis: tuple[int, ...]
+) -> tuple[Float[Tensor, "*kept"], Float[Tensor, "*kept"]]:
     """Mean and variance, see `mean`."""
     middle = mean(x, axis)
     spread = x - ops.expand_dims(middle, axis)
@@ -79,8 +89,11 @@ def moments(x: Tensor, axis: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def layer_norm(
-    x: Tensor, scale: Tensor, shift: Tensor, epsilon: float
-) -> Tensor:
+    x: Float[Tensor, "*outer channels"],
+    scale: Float[Tensor, " channels"],
+    shift: Float[Tensor, " channels"],
+    epsilon: float,
+) -> Float[Tensor, "*outer channels"]:
     """Channels to mean 0 and variance 1, then scaled and shifted."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     x = in_full_precision(x)
@@ -90,7 +103,9 @@ def layer_norm(
     return x * scale + shift
 
 
-def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def softmax(
+    x: Float[Tensor, "*axes"], axes: tuple[int, ...]
+) -> Float[Tensor, "*axes"]:
     """Over several axes; TensorFlow's own takes no more than five axes."""
     # Not all backends take a maximum of an empty batch without a start.
     top = ops.max(x, axis=axes, keepdims=True, initial=MASKED)
@@ -100,7 +115,9 @@ def softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return ops.exp(x - (top + ops.log(total)))
 
 
-def softmax_in_full_precision(x: Tensor) -> Tensor:
+def softmax_in_full_precision(
+    x: Float[Tensor, "*outer seen"],
+) -> Float[Tensor, "*outer seen"]:
     """Over the last axis, computed in float32 for half precision.
 
     The result has the dtype of `x`.

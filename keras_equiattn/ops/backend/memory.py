@@ -116,7 +116,7 @@ def exp_below(
     return ops.cast(y, x.dtype)
 
 
-def _in_place(x: Tensor) -> bool:
+def _in_place(x: Shaped[Tensor, "..."]) -> bool:
     """Whether operators run one by one, and may overwrite their operands."""
     return keras.backend.backend() == "torch" and (
         find_target(x).compiler is None

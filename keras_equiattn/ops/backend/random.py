@@ -68,7 +68,11 @@ def prepared_seed(halves: Float[Tensor, "4"]) -> Shaped[Tensor, "..."]:
 
 
 def dropout_factors(
-    shape: Any, rate: float, seed: Any, place: tuple[Any, ...], like: Tensor
+    shape: Any,
+    rate: float,
+    seed: Any,
+    place: tuple[Any, ...],
+    like: Float[Tensor, "..."],
 ) -> Tensor:
     """Zeros with the probability `rate`, else the inverse of what is kept.
 

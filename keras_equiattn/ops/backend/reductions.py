@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.target import find_target
@@ -29,7 +30,9 @@ LOWEST = -3e38
 SHORT = 16
 
 
-def sums_together(terms: Iterable[Tensor], axis: int) -> list[Tensor]:
+def sums_together(
+    terms: Iterable[Shaped[Tensor, "..."]], axis: int
+) -> list[Float[Tensor, "..."]]:
     """The sums of several tensors of one shape along the same axis.
 
     In single precision at least.
@@ -88,7 +91,7 @@ def einsum_in_full_precision(
     return in_full_precision(ops.einsum(pattern, x, y))
 
 
-def softmax(x: Tensor, axis: int) -> Tensor:
+def softmax(x: Float[Tensor, "*axes"], axis: int) -> Float[Tensor, "*axes"]:
     """The softmax along an axis, computed in single precision at least.
 
     XLA gets one reduction that reads `x` once. Maximum and sum by themselves
@@ -121,8 +124,10 @@ def softmax(x: Tensor, axis: int) -> Tensor:
 
 
 def softmax_gradient(
-    d: Tensor, weights: Tensor, mean: Callable[[], Tensor]
-) -> Tensor:
+    d: Float[Tensor, "*axes"],
+    weights: Float[Tensor, "*axes"],
+    mean: Callable[[], Tensor],
+) -> Float[Tensor, "*axes"]:
     """The gradient of what a softmax along the first axis was taken of.
 
     Args:

@@ -6,6 +6,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.interpolation import quarter_and_rest
@@ -74,7 +75,9 @@ def group_action(
     return _move(x, matrix)
 
 
-def _move(x: Tensor, matrix: np.ndarray) -> Tensor:
+def _move(
+    x: Shaped[Tensor, "batch height width *rest"], matrix: np.ndarray
+) -> Shaped[Tensor, "batch new_height new_width *rest"]:
     """A signed permutation of rows and columns, for any size."""
     if matrix[0, 0] == 0:  # new rows run along old columns
         others = range(3, len(x.shape))
@@ -83,7 +86,9 @@ def _move(x: Tensor, matrix: np.ndarray) -> Tensor:
     return ops.flip(x, axis=axes) if axes else x
 
 
-def _rotate(x: Tensor, angle: float) -> Tensor:
+def _rotate(
+    x: Float[Tensor, "batch height width *rest"], angle: float
+) -> Float[Tensor, "batch height width *rest"]:
     """Bilinear rotation about the centre, zeros outside."""
     height, width = x.shape[1:3]
     if height is None or width is None:

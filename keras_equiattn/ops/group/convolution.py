@@ -98,12 +98,12 @@ def unfold_channels(
 
 
 def conv(
-    x: Tensor,
-    kernel: Tensor,
+    x: Float[Tensor, "batch height width channels"],
+    kernel: Float[Tensor, "rows columns channels filters"],
     strides: int | tuple[int, int] = 1,
     padding: str = "valid",
     dilation_rate: int | tuple[int, int] = 1,
-) -> Tensor:
+) -> Float[Tensor, "batch new_height new_width filters"]:
     """`keras.ops.conv` with channels last, also of an empty batch."""
     strides = _checks.pair(strides, "strides")
     dilation_rate = _checks.pair(dilation_rate, "dilation_rate")

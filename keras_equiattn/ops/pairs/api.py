@@ -205,14 +205,16 @@ class Neighbourhood:
     offsets: np.ndarray
     inside: np.ndarray
 
-    def of(self, x: Tensor) -> Tensor:
+    def of(
+        self, x: Float[Tensor, "batch height width *rest"]
+    ) -> Float[Tensor, "batch pixels neighbours *rest"]:
         """`(batch, pixels, neighbours, ...)` of an image."""
         return ops.take(_by_pixel(x), self.places, axis=1)
 
 
 def neighbourhood(
     size: tuple[Any, Any],
-    encoding: Tensor,
+    encoding: Float[Tensor, "rows columns order encoded"],
     local: bool,
     pixel: tuple[int, int] | None = None,
 ) -> Neighbourhood:
@@ -254,11 +256,11 @@ def neighbourhood(
 
 
 def _check(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    encoding: Tensor,
-    embedding: Tensor | None,
+    query: Float[Tensor, "..."],
+    keys: Float[Tensor, "..."],
+    values: Float[Tensor, "..."],
+    encoding: Float[Tensor, "..."],
+    embedding: Float[Tensor, "..."] | None,
     local: bool,
 ) -> None:
     """Compares what is known of the shapes before run time."""
@@ -340,18 +342,16 @@ def _checked_seed(seed: Any) -> Any:
 
 
 def _scores(
-    query: Tensor,
-    keys: Tensor,
-    encoding: Tensor,
-    embedding: Tensor | None,
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    keys: Float[Tensor, "batch height width key_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None,
     seen: Neighbourhood,
-) -> tuple[Tensor, Tensor]:
-    """Scores of content and group, and of positions.
-
-    Returns:
-        `(batch, heads, pixels, query elements, key elements, neighbours)` and
-        `(batch, heads, elements, pixels, query elements, neighbours)`.
-    """
+) -> tuple[
+    Float[Tensor, "batch heads pixels query_order key_order neighbours"],
+    Float[Tensor, "batch heads order pixels query_order neighbours"],
+]:
+    """Scores of content and group, and of positions."""
     query = ops.take(_by_pixel(query), seen.queries, axis=1)
     content = ops.einsum("bigtc,biomtc->btigmo", query, seen.of(keys))
     *_, order, encoded = ops.shape(encoding)
@@ -367,12 +367,14 @@ def _scores(
     return content, ops.where(inside, position, lowest)
 
 
-def _full(*tensors: Tensor | None) -> list[Any]:
+def _full(*tensors: Float[Tensor, "..."] | None) -> list[Any]:
     """At least in single precision."""
     return [None if x is None else in_full_precision(x) for x in tensors]
 
 
-def _by_pixel(x: Tensor) -> Tensor:
-    """`(batch, pixels, ...)`."""
+def _by_pixel(
+    x: Float[Tensor, "batch height width *rest"],
+) -> Float[Tensor, "batch pixels *rest"]:
+    """The pixels of the image along one axis, row by row."""
     batch, height, width, *rest = ops.shape(x)
     return ops.reshape(x, (batch, height * width, *rest))

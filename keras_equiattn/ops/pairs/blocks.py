@@ -161,7 +161,7 @@ def _attention(settings: Settings, shapes: Any) -> Callable[..., Tensor]:
     )
 
 
-def _forward(settings: Settings, *tensors: Tensor) -> Any:
+def _forward(settings: Settings, *tensors: Float[Tensor, "..."]) -> Any:
     """The output by heads, and the logarithms that `_backward` takes."""
     shared = _shared(settings, *tensors[2:])
     heads = backend.steps(ops.shape(tensors[0])[0])
@@ -187,10 +187,10 @@ def _attend(shared: Shared, _: Any, piece: Any) -> Any:
 
 def _backward(
     settings: Settings,
-    tensors: tuple[Tensor, ...],
-    logs: Tensor,
+    tensors: tuple[Float[Tensor, "..."], ...],
+    logs: Float[Tensor, "steps blocks order query_order rows width images"],
     upstream: Float[Tensor, "steps channels order height width images"],
-) -> tuple[Tensor, ...]:
+) -> tuple[Float[Tensor, "..."], ...]:
     """Gradients of all tensors that `_forward` takes."""
     shared = _shared(settings, *tensors[2:])
     start = tuple(
@@ -244,7 +244,11 @@ def _gradients(shared: Shared, totals: Any, piece: Any) -> Any:
     return tuple(totals), tuple(ops.cast(d, x.dtype) for d, x in found)
 
 
-def _shared(settings: Settings, values: Tensor, *rest: Tensor) -> Shared:
+def _shared(
+    settings: Settings,
+    values: Float[Tensor, "..."],
+    *rest: Float[Tensor, "..."],
+) -> Shared:
     """What all blocks share, from the tensors after the values. What is
     multiplied with queries is in the dtype of the values."""
     seed = backend.prepared_seed(rest[-1]) if settings.rate else None
@@ -259,7 +263,7 @@ def _dropout_factors(
     rate: float,
     seed: Any,
     place: tuple[Any, Any],
-    like: Tensor,
+    like: Float[Tensor, "..."],
     shape: Any,
     line: Any,
 ) -> Tensor:

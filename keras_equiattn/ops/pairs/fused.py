@@ -78,6 +78,10 @@ PositionScores: TypeAlias = Float[
 ValueWeights: TypeAlias = Float[
     Tensor, "key_elements order rows columns images"
 ]
+# Of dropout: the key elements of each neighbour, one after the other.
+Factors: TypeAlias = Float[
+    Tensor, "key_elements_of_all query_elements rows columns images"
+]
 Embedding: TypeAlias = Float[Tensor, "query_elements key_elements embedded"]
 
 
@@ -110,7 +114,7 @@ class Block(NamedTuple):
         seen = self.keys, self.values, self.offsets
         return self.lines.cut(*seen, self.place, number)
 
-    def kept(self, number: Any) -> Tensor | None:
+    def kept(self, number: Any) -> Factors | None:
         """Factors of dropout, one neighbour after the other along the first
         axis, which has the key elements of each."""
         if self.dropout is None:
@@ -137,7 +141,7 @@ class Block(NamedTuple):
             ops.einsum("mgyxb,cgyxb->gmc", d, rest),
         )
 
-    def listed(self, x: Tensor) -> list[Tensor]:
+    def listed(self, x: Float[Tensor, "..."]) -> list[Float[Tensor, "..."]]:
         """As many as there are neighbours in a line."""
         return [x] * self.lines.neighbours
 
@@ -274,7 +278,7 @@ def add_exponentials(
     query: Queries,
     group: ElementScores | None,
     line: Line,
-    factors: Tensor | None,
+    factors: Factors | None,
     *,
     lines: Lines,
 ) -> tuple[
@@ -349,7 +353,7 @@ def add_means(
     query: Queries,
     group: ElementScores | None,
     line: Line,
-    factors: Tensor | None,
+    factors: Factors | None,
     logs: PositionScores,
     upstream: Outputs,
     *,
@@ -450,7 +454,7 @@ def _scores(
     query: Queries,
     group: ElementScores | None,
     line: Line,
-    factors: Tensor | None,
+    factors: Factors | None,
 ) -> Scores:
     """Of a line, see `add_exponentials`."""
     width, dtype = ops.shape(query)[-2], line.keys.dtype

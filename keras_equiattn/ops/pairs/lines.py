@@ -146,6 +146,7 @@ class Lines(NamedTuple):
         return self._views(width, True)[::-1]
 
     def _views(self, width: Any, slides: bool) -> list[slice]:
+        """Columns from each neighbour on: as many as pixels, or one for all."""
         length = width if slides else 1
         return [slice(j, j + length) for j in range(self.neighbours)]
 

@@ -25,6 +25,8 @@ from keras_equiattn.ops.numerics import in_full_precision
 
 # Two axes of the matrix, then rows, columns and images, of any sizes.
 Matrix: TypeAlias = Float[Tensor, "_ _ _ _ _"]
+# The same with one more axis first, which is summed over.
+Terms: TypeAlias = Float[Tensor, "_ _ _ _ _ _"]
 Pair: TypeAlias = tuple[Matrix, Matrix]
 PIXELS = "yxb"
 
@@ -92,14 +94,14 @@ def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
     return functools.reduce(backend.added, terms, total)
 
 
-def _written(equation: str, x: Tensor, y: Tensor) -> list[Tensor]:
+def _written(equation: str, x: Matrix, y: Matrix) -> list[Matrix]:
     """The terms of a product. XLA for CPUs makes no vectors of a reduction."""
     x, y = _terms(equation, x, y)
     pairs = zip(ops.unstack(x), ops.unstack(y), strict=True)
     return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]
 
 
-def _einsum(equation: str, x: Tensor, y: Tensor, over: str = "") -> Tensor:
+def _einsum(equation: str, x: Matrix, y: Matrix, over: str = "") -> Matrix:
     """One product, by the kernel of the backend."""
     names, found = equation.split("->")
     first, second = (name + PIXELS for name in names.split(","))
@@ -108,7 +110,7 @@ def _einsum(equation: str, x: Tensor, y: Tensor, over: str = "") -> Tensor:
     return ops.expand_dims(z, [2 + PIXELS.index(axis) for axis in over])
 
 
-def _terms(equation: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _terms(equation: str, x: Matrix, y: Matrix) -> tuple[Terms, Terms]:
     """Two tensors whose product has what is added up along the first axis."""
     names, found = equation.split("->")
     first, second = names.split(",")
@@ -119,7 +121,7 @@ def _terms(equation: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _aligned(x: Tensor, names: str, wanted: str) -> Tensor:
+def _aligned(x: Matrix, names: str, wanted: str) -> Terms:
     """With one more axis, of size one, where a name is missing."""
     if names[0] != wanted[0]:
         x, names = ops.swapaxes(x, 0, 1), names[::-1]

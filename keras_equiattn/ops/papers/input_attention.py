@@ -31,10 +31,12 @@ from keras_equiattn.ops.numerics import mean
 def input_attention(
     x: Float[Tensor, "batch height width *order channels"],
     channel_kernels: tuple[Tensor, Tensor] | None,
-    spatial_kernel: Tensor | None,
+    spatial_kernel: Float[Tensor, "rows columns *order 2 1"] | None,
     group: str | Group,
     dilation_rate: int = 1,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[
+    Float[Tensor, "batch height width *order channels"], dict[str, Tensor]
+]:
     """Attention on the input of a convolution: alpha_F of the paper.
 
     `y = (1 - aX aC) x`, with channel attention `aC` from the mean and maximum

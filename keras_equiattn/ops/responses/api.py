@@ -113,8 +113,8 @@ def attentive_group_conv(
 
 def _attentive(
     convolve: Callable[..., Tensor],
-    x: Tensor,
-    kernel: Tensor,
+    x: Float[Tensor, "batch height width *order channels"],
+    kernel: Float[Tensor, "rows columns *order channels filters"],
     attention: AttentionKernels,
     group: str | Group,
     options: dict[str, Any],

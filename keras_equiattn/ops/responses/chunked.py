@@ -96,7 +96,7 @@ def attention_maps(
     return _attention_maps(spec, _shapes(tensors))(*tensors)
 
 
-def _shapes(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+def _shapes(tensors: tuple[Float[Tensor, "..."], ...]) -> tuple[Any, ...]:
     """Shapes and dtypes: one function is compiled for each set of them."""
     return tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
 
@@ -117,7 +117,9 @@ def _attention_maps(spec: AttentionSpec, shapes: Any) -> Any:
     return backend.without_gradient(functools.partial(_maps, spec))
 
 
-def _named(spec: AttentionSpec, weights: tuple[Tensor, ...]) -> Weights:
+def _named(
+    spec: AttentionSpec, weights: tuple[Float[Tensor, "..."], ...]
+) -> Weights:
     """The weights by name, for functions that take them one by one."""
     return dict(zip(spec.names, weights, strict=True))
 

@@ -18,6 +18,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.numerics import dtype_of_sums
@@ -300,7 +301,7 @@ def _with_heads(
     return ops.reshape(a, (count, batch, order, num_heads, height, width))
 
 
-def _dtype(x: Tensor) -> str:
+def _dtype(x: Shaped[Tensor, "..."]) -> str:
     """The name of the dtype of a tensor of any shape."""
     return str(keras.backend.standardize_dtype(x.dtype))
 

@@ -327,12 +327,14 @@ def _pixels(
 def _pixels_last(
     x: Float[Tensor, "*outer height width channels"],
 ) -> Float[Tensor, "*outer channels height width"]:
+    """Channels before rows and columns."""
     return ops.moveaxis(x, -1, -3)
 
 
 def _pixels_first(
     x: Float[Tensor, "*outer channels height width"],
 ) -> Float[Tensor, "*outer height width channels"]:
+    """Undoes `_pixels_last`."""
     return ops.moveaxis(x, -3, -1)
 
 
@@ -352,6 +354,8 @@ def _window(
     return k[(place.frame, ..., *place.seen(size))]
 
 
-def _elements(x: Tensor, axis: int) -> Tensor:
+def _elements(
+    x: Float[Tensor, "*axes"], axis: int
+) -> Float[Tensor, "elements ..."]:
     """An axis as the first, with 1 left in its place."""
     return ops.expand_dims(ops.moveaxis(x, axis, 0), axis + 1)

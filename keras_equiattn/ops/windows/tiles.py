@@ -90,7 +90,9 @@ class Tiles(NamedTuple):
         down, along = self.form.reach
         return self.size[0] + down, self.size[1] + along
 
-    def filled(self, x: Tensor, axis: int) -> Tensor:
+    def filled(
+        self, x: Float[Tensor, "..."], axis: int
+    ) -> Float[Tensor, "..."]:
         """Rows and columns, from this axis on, with zeros in the last tiles."""
         pads = [(0, 0)] * len(x.shape)
         pads[axis : axis + 2] = [
