@@ -156,15 +156,18 @@ def softmax_gradient(
     return one_by_one(of_scores, d, weights)
 
 
-def _add(*parts: Tensor) -> tuple[Tensor, ...]:
+def _add(*parts: Float[Tensor, "*axes"]) -> tuple[Float[Tensor, "*axes"], ...]:
     """Sums of the first half of the tensors and the second."""
     half = len(parts) // 2
     return tuple(x + y for x, y in zip(parts[:half], parts[half:], strict=True))
 
 
 def _join(
-    top: Tensor, total: Tensor, other_top: Tensor, other_total: Tensor
-) -> tuple[Tensor, Tensor]:
+    top: Float[Tensor, "*axes"],
+    total: Float[Tensor, "*axes"],
+    other_top: Float[Tensor, "*axes"],
+    other_total: Float[Tensor, "*axes"],
+) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
     """Maximum of both parts, and their sum of exponentials below it."""
     both = ops.maximum(top, other_top)
     return both, (

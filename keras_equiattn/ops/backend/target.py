@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import keras
 
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 
 # The backends that have gradients. Others, such as OpenVINO, only predict: they
@@ -59,7 +60,7 @@ class Target:
         return self.device == "cpu" and self.xla
 
 
-def find_target(*tensors: Tensor) -> Target:
+def find_target(*tensors: Shaped[Tensor, "..."]) -> Target:
     """The target of a computation on these tensors.
 
     Nothing is computed or copied for it. While Keras finds shapes, tensors

@@ -1,11 +1,16 @@
 """Depthwise convolution of a few statistics, and its gradients.
 
 XLA's depthwise convolution on CPUs runs at a tenth of the speed of the sum of
-its terms written out, which XLA turns into one loop over the channels.
+its terms written out, which XLA turns into one loop over the channels. The
+gradients are written out, too: with those that JAX and TensorFlow derive from
+the sum, a training step of `AttentiveGroupConv2D(16, 3, "spatial")` on 128
+images of 16 x 16 pixels and p4 took 3.0 and 3.5 s in place of 0.61 and 0.55 s
+(Intel Xeon, two cores, JAX 0.10.2, TensorFlow 2.21.0).
 """
 
 import math
 from typing import Any
+from typing import TypeAlias
 
 from keras import ops
 
@@ -16,16 +21,20 @@ from keras_equiattn.ops.geometry import effective_window
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.numerics import sums_of_blocks
 
+Images: TypeAlias = Float[Tensor, "batch height width statistics channels"]
+Filters: TypeAlias = Float[Tensor, "rows columns statistics channels"]
+FiltersOfBlocks: TypeAlias = Float[
+    Tensor, "blocks rows columns statistics channels"
+]
+Sums: TypeAlias = Float[Tensor, "batch height width channels"]
+
 # Columns of an image over which a sum is written out.
 COLUMNS = 32
 
 
 def depthwise_sum(
-    x: Float[Tensor, "batch height width statistics channels"],
-    kernel: Float[Tensor, "rows columns statistics channels"],
-    dilation_rate: int,
-    written_out: bool,
-) -> Float[Tensor, "batch height width channels"]:
+    x: Images, kernel: Filters, dilation_rate: int, written_out: bool
+) -> Sums:
     """Correlates every channel with its filter, summed over the statistics.
 
     There are zeros outside of the image, and the stride is 1.
@@ -42,16 +51,13 @@ def depthwise_sum(
 
 
 def depthwise_gradients(
-    x: Float[Tensor, "batch height width statistics channels"],
-    kernel: Float[Tensor, "rows columns statistics channels"],
-    upstream: Float[Tensor, "batch height width channels"],
+    x: Images,
+    kernel: Filters,
+    upstream: Sums,
     dilation_rate: int,
     written_out: bool,
     blocks: int,
-) -> tuple[
-    Float[Tensor, "batch height width statistics channels"],
-    Float[Tensor, "blocks rows columns statistics channels"],
-]:
+) -> tuple[Images, FiltersOfBlocks]:
     """Gradients of `depthwise_sum` with respect to `x` and the kernel.
 
     Args:
@@ -78,8 +84,8 @@ def depthwise_gradients(
 
 
 def depthwise_native(
-    x: Tensor, kernel: Tensor, dilation_rate: int = 1
-) -> Tensor:
+    x: Images, kernel: Filters, dilation_rate: int = 1
+) -> Sums:
     """The backend's own depthwise convolution."""
     statistics, channels = kernel.shape[2:]
     size = ops.shape(x)[:3]
@@ -93,14 +99,15 @@ def depthwise_native(
     return ops.sum(ops.reshape(y, (*size, statistics, channels)), axis=3)
 
 
-def _pads(kernel: Tensor, dilation_rate: int) -> list[tuple[int, int]]:
+def _pads(kernel: Filters, dilation_rate: int) -> list[tuple[int, int]]:
     """Zeros before and after the rows and the columns, as Keras pads."""
     rates = (dilation_rate, dilation_rate)
     window = FilterWindow(tuple(kernel.shape[:2]), (1, 1), rates)
     return window.padding((None, None), "same")
 
 
-def _sum_of_terms(x: Tensor, kernel: Tensor, dilation_rate: int) -> Tensor:
+def _sum_of_terms(x: Images, kernel: Filters, dilation_rate: int) -> Sums:
+    """`depthwise_sum`, one entry of the filter after the other."""
     rows, columns, statistics, _ = kernel.shape
     height, width = x.shape[1:3]
     x = ops.pad(x, ((0, 0), *_pads(kernel, dilation_rate), (0, 0), (0, 0)))
@@ -115,8 +122,8 @@ def _sum_of_terms(x: Tensor, kernel: Tensor, dilation_rate: int) -> Tensor:
 
 
 def _input_gradient(
-    kernel: Tensor, upstream: Tensor, dilation_rate: int
-) -> Tensor:
+    kernel: Filters, upstream: Sums, dilation_rate: int
+) -> Images:
     """The same sum with the kernel turned by half a turn."""
     pads = [(after, before) for before, after in _pads(kernel, dilation_rate)]
     rows, columns, statistics, _ = kernel.shape
@@ -134,8 +141,8 @@ def _input_gradient(
 
 
 def _kernel_gradient(
-    x: Tensor, kernel: Tensor, upstream: Tensor, dilation_rate: int, blocks: int
-) -> Tensor:
+    x: Images, kernel: Filters, upstream: Sums, dilation_rate: int, blocks: int
+) -> FiltersOfBlocks:
     """Some rows at a time of all images; columns of a tile are written out.
 
     Each image by itself until the end: shorter sums, fewer digits lost.
