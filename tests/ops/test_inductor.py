@@ -1,6 +1,7 @@
 """Functions that Inductor compiles, against the same ones uncompiled."""
 
 import threading
+import time
 
 import keras
 import numpy as np
@@ -77,6 +78,40 @@ def test_compilers_that_fail(monkeypatch, caplog):
     for _ in range(3):
         np.testing.assert_array_equal(as_array(compiled(x)), 2)
     assert caplog.text.count("no such instruction") == 1
+
+
+def test_one_thread_compiles_at_a_time(monkeypatch):
+    """Two threads call two functions each, all of them for the first time."""
+    running, most, compiled = [], [], []
+    together = threading.Barrier(2)
+
+    def compile(function, arguments, _):
+        running.append(function)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.remove(function)
+        compiled.append(function)
+        return lambda tensors: function(*tensors)
+
+    monkeypatch.setattr(inductor, "_compile", compile)
+    functions = [
+        inductor.Compiled(lambda x, n=n: (n + 2) * x) for n in range(2)
+    ]
+    found = []
+
+    def call():
+        for n, function in enumerate(functions):
+            together.wait()
+            found.append((n, float(function(keras.ops.ones(())))))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [(0, 2.0), (0, 2.0), (1, 3.0), (1, 3.0)]
+    assert max(most) == 1
+    assert len(compiled) == 2
 
 
 @pytest.fixture

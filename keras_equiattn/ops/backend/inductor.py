@@ -188,9 +188,11 @@ class Compiled:
             return self.function(*arguments)
         try:
             with _one_at_a_time:
-                self.compiled[layout] = _compile(
-                    self.function, arguments, self.fuses_sums
-                )
+                # Another thread may have compiled it in the meantime.
+                if layout not in self.compiled:
+                    self.compiled[layout] = _compile(
+                        self.function, arguments, self.fuses_sums
+                    )
         except Exception as error:  # any of a compiler's own
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
