@@ -108,8 +108,8 @@ bench: .venv/.dev
 	done
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
-	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled \
-	  --families sasa asc acmix asc_p4 acmix_p4 full_attention_p4 gsa_p4
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/window_forms.py
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py \
 	  --dtype mixed_bfloat16
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory

@@ -275,16 +275,35 @@ def traffic(results: Results) -> str:
                 moved, kernels = file[name]["moved"], file[name]["kernels"]
                 cells.append(f"{moved:,.0f} ({kernels:,})")
         rows.append(cells)
-    compiled = list(files["torch-inductor-float32"])
-    names = " ".join(name for name in FAMILIES if name in compiled)
     return block(
         ("layer", *TRAFFIC.values()),
         rows,
         list(files.values()),
         run("traffic.py"),
         run("traffic.py --dtype mixed_bfloat16", "torch"),
-        run(f"traffic.py --compiled \\\n    --families {names}", "torch"),
+        run("traffic.py --compiled", "torch"),
     )
+
+
+def window_forms(results: Results) -> str:
+    command = run("window_forms.py", "torch")
+    file = results.latest("window_forms-torch-128", command)
+    forms = ("tiles", "products", "views")
+    rows = [
+        [
+            label,
+            *(
+                f"{found[form]['seconds']:.2f} ({found[form]['moved']:,.0f})"
+                if form in found
+                else ""
+                for form in forms
+            ),
+        ]
+        for name, label in FAMILIES.items()
+        if (found := file.get(name))
+    ]
+    header = ("layer", *(f"`{form}`" for form in forms))
+    return block(header, rows, [file], command)
 
 
 TABLES = (
@@ -298,6 +317,7 @@ TABLES = (
     gsa_time,
     step_time,
     traffic,
+    window_forms,
     windows_memory,
     windows_time,
 )

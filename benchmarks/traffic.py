@@ -29,6 +29,7 @@ import collections
 import datetime
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ import xla_traffic
 
 from keras_equiattn import layers
 from keras_equiattn.applications.training import reporting
+from keras_equiattn.ops.backend import inductor
 
 # Kernels, or operators, that a result lists: those that move the most.
 LARGEST = 10
@@ -262,17 +264,44 @@ def _spanned(x: Any) -> int:
 
 
 def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
-    """Of kernels of Inductor and of the operators outside of them."""
+    """Of kernels of Inductor and of the operators outside of them.
+
+    Layers that Keras computes with convolutions alone have no such kernels.
+    """
+    x.requires_grad_()
+    for _ in range(inductor.PATIENCE + 1):
+        _torch_step(layer, x)
+    _inside.clear()
+    outside = _torch(layer, x)
+    # `_torch` runs two steps and counts the second.
+    each = [
+        (size // 2, runs // 2, what) for what, (size, runs) in _inside.items()
+    ]
+    size = sum(size for size, _, _ in each)
+    return {
+        "bytes": size + outside["bytes"],
+        "inductor": size,
+        "kernels": sum(runs for _, runs, _ in each) + outside["kernels"],
+        "each": each + outside["each"],
+    }
+
+
+# Bytes and kernels of what Inductor has compiled and a step has run.
+_inside: dict[str, list[int]] = {}
+
+
+def _count_what_is_compiled() -> None:
+    """From now on `_inside` gets what each compiled function accesses.
+
+    Families share functions, so this is done once, before all of them.
+    """
     import logging
 
     import torch
     from torch._inductor import metrics
     from torch._inductor.compile_fx import inductor_metrics_log
 
-    from keras_equiattn.ops.backend import inductor
-
     compile_before = inductor._compile
-    inside: dict[str, list[int]] = {}
 
     def compile_counted(function: Any, *arguments: Any) -> Any:
         """What is compiled once may run many times in a step."""
@@ -283,7 +312,7 @@ def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
         name = f"compiled {inner.__qualname__}"
 
         def counted(tensors: Any) -> Any:
-            one = inside.setdefault(name, [0, 0])
+            one = _inside.setdefault(name, [0, 0])
             one[:] = (n + more for n, more in zip(one, of_run, strict=True))
             with torch.utils._python_dispatch._disable_current_modes():
                 return run(tensors)
@@ -294,25 +323,6 @@ def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
     inductor_metrics_log.setLevel(logging.INFO)
     inductor_metrics_log.info = lambda *_, **__: None
     inductor._compile = compile_counted
-    x.requires_grad_()
-    for _ in range(inductor.PATIENCE + 1):
-        _torch_step(layer, x)
-    inductor._compile = compile_before
-    inside.clear()
-    outside = _torch(layer, x)
-    if not inside:
-        raise RuntimeError("Inductor has compiled nothing.")
-    # `_torch` runs two steps and counts the second.
-    each = [
-        (size // 2, runs // 2, what) for what, (size, runs) in inside.items()
-    ]
-    size = sum(size for size, _, _ in each)
-    return {
-        "bytes": size + outside["bytes"],
-        "inductor": size,
-        "kernels": sum(runs for _, runs, _ in each) + outside["kernels"],
-        "each": each + outside["each"],
-    }
 
 
 def main() -> None:
@@ -329,8 +339,14 @@ def main() -> None:
     backend = keras.backend.backend()
     if options.compiled and backend != "torch":
         parser.error("--compiled goes with KERAS_BACKEND=torch")
+    if options.compiled and not inductor.can_compile("cpu"):
+        parser.error("--compiled needs a C++ compiler, such as g++")
     if options.batch < 1:
         parser.error(f"--batch must be positive. Received: {options.batch}")
+    if options.compiled:
+        _count_what_is_compiled()
+    else:
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
     results = {}
     for name in options.families:
         results[name] = measure(

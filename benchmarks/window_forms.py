@@ -82,13 +82,6 @@ def measure(family: str, batch: int, repeats: int) -> dict[str, Any]:
     layer = make()
     step = timing.training_step(layer, x)
     forms = {name: in_form(name, step) for name in FORMS[family]}
-    expected = None
-    for run in forms.values():
-        found = [np.asarray(g.detach()) for g in run()]
-        for one, other in zip(found, expected or found, strict=True):
-            largest = np.abs(other).max()
-            np.testing.assert_allclose(one, other, atol=1e-4 * largest)
-        expected = found
     seconds = timing.alternate(forms, repeats, warm_up=1)
     unit = 4 * math.prod(shape) * 8
     few = keras.ops.convert_to_tensor(x[:8])

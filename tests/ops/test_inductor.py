@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 def with_inductor(monkeypatch):
     """All other tests have it turned off."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
-    if not inductor._has_compiler("cpu"):
+    if not inductor.can_compile("cpu"):
         pytest.skip("There is no C++ compiler.")
 
 

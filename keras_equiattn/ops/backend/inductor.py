@@ -256,7 +256,7 @@ def _may_compile(tensors: list[Tensor]) -> bool:
     kinds = {x.device.type for x in tensors}
     if len(kinds) != 1 or os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False
-    return not _is_transformed() and _has_compiler(kinds.pop())
+    return not _is_transformed() and can_compile(kinds.pop())
 
 
 def _is_transformed() -> bool:
@@ -270,7 +270,7 @@ def _is_transformed() -> bool:
 
 
 @functools.lru_cache
-def _has_compiler(device: str) -> bool:
+def can_compile(device: str) -> bool:
     """Whether Inductor can compile for a kind of device."""
     if device == "cpu":
         names = os.environ.get("CXX"), "g++", "clang++"
