@@ -128,7 +128,7 @@ def test_responses_as_sums_of_products(monkeypatch):
     def schedule(window, planes, kernel):
         found = schedule_before(window, planes, kernel)
         return found._replace(
-            written_out=True, one_by_one=False, reduced=len(kernel)
+            written_out=True, one_by_one=False, reduced=kernel.shape[0]
         )
 
     schedule_before = dispatch.schedule

@@ -15,7 +15,32 @@ from keras_equiattn.ops.backend.target import find_target
 Function = Callable[..., Any]
 
 
-def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
+class OfSteps:
+    """What the steps of a loop have found, one after the other.
+
+    Another loop takes it for tensors with the steps along the first axis.
+
+    Args:
+        found: a nest of tensors for each step.
+    """
+
+    def __init__(self, found: list[Any]) -> None:
+        self.found = found
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, step: int) -> Any:
+        return self.found[step]
+
+
+def scan(
+    function: Function,
+    carry: Any,
+    xs: Any,
+    like: Any = (),
+    stacked: bool = True,
+) -> Any:
     """`jax.lax.scan` over the first axis of every tensor in `xs`.
 
     One step at a time on every backend: what a step allocates is free before
@@ -29,6 +54,8 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
         xs: a nest of tensors with the same first axis, and of `steps`. What
             is None after the first of them stays None in slices.
         like: a nest of tensors with structure and dtypes of an output.
+        stacked: False where the outputs are for another `scan` alone. Python
+            then keeps them as they are, in `OfSteps`, and copies nothing.
 
     Returns:
         The last carry, and the outputs stacked along a new first axis.
@@ -47,6 +74,8 @@ def scan(function: Function, carry: Any, xs: Any, like: Any = ()) -> Any:
         )
         carry, output = function(carry, piece)
         outputs.append(output)
+    if not stacked:
+        return carry, OfSteps(outputs)
     return carry, keras.tree.map_structure(
         lambda *pieces: ops.stack(pieces), *outputs
     )

@@ -195,7 +195,7 @@ def attend(block: Block) -> tuple[Outputs, PositionScores]:
     start = ops.full(shape, MASKED, dtype), ops.zeros(shape, dtype)
     like = block.listed(block.keys)
     (highest, total), found = backend.scan(
-        first, start, numbers, like=(like, like, block.keys)
+        first, start, numbers, (like, like, block.keys), stacked=False
     )
     inverse = 1 / total
 
@@ -242,7 +242,11 @@ def gradients(
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
     like = block.listed(block.keys)
     (mean, d_values), found = backend.scan(
-        first, (nothing, d_values), numbers, like=Gradients(*4 * [like])
+        first,
+        (nothing, d_values),
+        numbers,
+        Gradients(*4 * [like]),
+        stacked=False,
     )
 
     def second(carry: Any, piece: Any) -> Any:
