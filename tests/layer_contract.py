@@ -110,7 +110,6 @@ class LayerContract:
             `__init__` a value that is not its default, so that a value lost
             on the way shows.
         without: arguments of its base classes that the layer does not take.
-        empty_batches: whether it takes a batch of no images.
         cases: what all other checks run on; those of conduct on the first
             alone where every shape has to be compiled.
     """
@@ -119,7 +118,6 @@ class LayerContract:
     arguments: tuple[dict[str, Any], ...]
     cases: tuple[LayerCase, ...] = ()
     without: tuple[str, ...] = ()
-    empty_batches: bool = True
 
     @pytest.mark.conduct
     def test_keras_own_contract(self, case):
@@ -173,8 +171,6 @@ class LayerContract:
 
     @pytest.mark.torch_first
     def test_empty_batch(self, case):
-        if not self.empty_batches:
-            pytest.skip("not all backends take a maximum of none")
         check_empty_batch(case)
 
     @pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])

@@ -48,10 +48,10 @@ def dense_attention(
     )
     scores = ops.einsum("...pnc,...qnc->...npq", query, keys)
     if bias is not None:
-        if is_half(scores):
+        # Not all backends take a maximum of no numbers.
+        if is_half(scores) and 0 not in tuple(scores.shape):
             # A bias would be lost in the rounding of large scores.
-            lowest = lowest_score(scores)
-            top = ops.max(scores, axis=-1, keepdims=True, initial=lowest)
+            top = ops.max(scores, axis=-1, keepdims=True)
             scores = scores - ops.stop_gradient(top)
         scores = scores + ops.cast(bias, scores.dtype)
     if visible is not None:

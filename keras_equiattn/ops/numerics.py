@@ -1,6 +1,7 @@
 """Precision that is the same on every backend."""
 
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -27,6 +28,20 @@ def dtype_of_sums(x: Shaped[Tensor, "..."]) -> str:
     """What numbers like these are added up in: single precision at least."""
     dtype = str(keras.backend.standardize_dtype(x.dtype))
     return "float32" if is_half(x) or dtype == "bool" else dtype
+
+
+def dtype_name(x: Shaped[Tensor, "..."]) -> str:
+    """The name of the dtype of a tensor of any shape."""
+    return str(keras.backend.standardize_dtype(x.dtype))
+
+
+def of_one_dtype(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """The tensors in one dtype: float32 at least where theirs differ."""
+    dtypes = {dtype_name(x) for x in tensors if x is not None}
+    if len(dtypes) == 1:
+        return tensors
+    dtype = "float64" if "float64" in dtypes else "float32"
+    return tuple(None if x is None else ops.cast(x, dtype) for x in tensors)
 
 
 def lowest_score(x: Float[Tensor, "..."]) -> float:
@@ -72,7 +87,10 @@ def sum_in_full_precision(
 def sums_of_blocks(
     x: Float[Tensor, "..."], blocks: int, axis: int
 ) -> Float[Tensor, "..."]:
-    """Sums over equal parts of an axis, which has one entry for each then."""
+    """Splits an axis into equal parts, and sums each of them.
+
+    The axis then has one entry for each part.
+    """
     shape = list(ops.shape(x))
     length = shape[axis] // blocks if blocks > 1 else shape[axis]
     shape[axis : axis + 1] = [blocks, length]
@@ -106,10 +124,13 @@ def layer_norm(
 def softmax(
     x: Float[Tensor, "*axes"], axes: tuple[int, ...]
 ) -> Float[Tensor, "*axes"]:
-    """Over several axes; TensorFlow's own takes no more than five axes."""
-    # Not all backends take a maximum of an empty batch without a start.
-    top = ops.max(x, axis=axes, keepdims=True, initial=MASKED)
-    top = ops.stop_gradient(top)
+    """Computes the softmax over several axes.
+
+    TensorFlow's own softmax accepts at most five axes.
+    """
+    if 0 in tuple(x.shape):  # not all backends take a maximum of no numbers
+        return x
+    top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
     # Exponentials twice: cheaper than to write them and read them again.
     total = ops.sum(ops.exp(x - top), axis=axes, keepdims=True)
     return ops.exp(x - (top + ops.log(total)))

@@ -105,7 +105,6 @@ def convolution_cases(layer, planar):
 @pytest.mark.every_backend
 class TestAttentiveLiftingConv2D(LayerContract):
     layer = AttentiveLiftingConv2D
-    empty_batches = False
     cases = convolution_cases(AttentiveLiftingConv2D, planar=True)
     arguments = tuple(
         {**CONVOLUTION, **ATTENTION, "chunk_size": 5, **steps}
@@ -115,7 +114,6 @@ class TestAttentiveLiftingConv2D(LayerContract):
 
 class TestAttentiveGroupConv2D(LayerContract):
     layer = AttentiveGroupConv2D
-    empty_batches = False
     cases = convolution_cases(AttentiveGroupConv2D, planar=False)
     arguments = tuple(
         {**CONVOLUTION, **ATTENTION, "chunk_size": 5, **steps}

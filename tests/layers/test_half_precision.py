@@ -15,9 +15,9 @@ MIXERS = {
 }
 
 
-def losses(name, policy, steps=40):
+def losses(name, policy, seed, steps=40):
     """Of a small network on digits, in steps of 32 images."""
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(policy)
     model = keras.Sequential(
         [
@@ -53,13 +53,22 @@ def arrays():
 @pytest.mark.slow
 @pytest.mark.every_backend
 def test_losses_agree_with_float32_as_those_of_a_plain_network():
-    """Layers with attention have three to four linear maps for one of its."""
+    """Layers with attention have three to four linear maps for one of its.
+
+    A single run says little: its difference depends on the first weights.
+    """
     differences = {
         name: np.mean(
-            np.abs(losses(name, "mixed_bfloat16") - losses(name, "float32"))
+            [
+                np.abs(
+                    losses(name, "mixed_bfloat16", seed)
+                    - losses(name, "float32", seed)
+                )
+                for seed in range(3)
+            ]
         )
         for name in MIXERS
     }
     plain = differences.pop("plain")
     assert 0 < plain < 0.1
-    assert max(differences.values()) < 3 * plain, differences
+    assert max(differences.values()) < 2 * plain, differences

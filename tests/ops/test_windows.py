@@ -308,6 +308,20 @@ def test_empty_batches(weighted, realisation):
     assert not any(g.any() for g in gradients)
 
 
+def test_a_long_window_of_one_row():
+    """It has more neighbours than are written out, and no rows to loop over."""
+    window = Window((1, 123))
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(1, 2, 3, 1, 4)).astype("float32")
+    weights = np.zeros((123, 1, 1, 2, 2, 3), "float32")
+    weights[62] = 2  # the pixel to the right
+    y = as_array(
+        window_sum(*map(ops.convert_to_tensor, (weights, values)), window)
+    )
+    np.testing.assert_allclose(y[:, :, :-1], 2 * values[:, :, 1:], rtol=1e-6)
+    np.testing.assert_array_equal(y[:, :, -1], 0)
+
+
 @pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("device", "compiler", "expected"),

@@ -31,7 +31,6 @@ from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
-from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import sum_at
 from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import with_an_image
@@ -70,7 +69,6 @@ __all__ = [
     "part_at",
     "prepared_seed",
     "product",
-    "put_at",
     "remember",
     "scan",
     "scan_groups",

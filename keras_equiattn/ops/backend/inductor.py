@@ -20,8 +20,9 @@ from keras_equiattn.ops.backend.target import tracing_for
 # Nothing is compiled before a function has taken part in so many backward
 # passes: training has taken these steps within a second.
 PATIENCE = 3
-# Nor before so many calls without one in between: a person who calls a
-# network by hand does not wait for a compiler, even if its layers are equal.
+# Without a backward pass a function is compiled only after this many calls: a
+# person who calls a network by hand does not wait for a compiler, even if its
+# layers are equal.
 CALLS = 50
 # How often a function is compiled at most, for tensors that lie in memory in
 # other ways; any other runs uncompiled.

@@ -162,11 +162,12 @@ def one_by_one(
     x: Shaped[Tensor, "steps *slice"],
     *others: Shaped[Tensor, "steps *slice"],
 ) -> Shaped[Tensor, "steps *slice"]:
-    """A function of numbers, of one slice of the first axis after the other.
+    """Applies an elementwise function to one slice after the other.
 
-    Of all at once where XLA does not compile for a CPU. There, XLA would make
-    the function part of whatever uses its result, and read the arguments as
-    often in place of it. The result takes the memory of `x`.
+    Where XLA does not compile for a CPU, it is applied to the whole tensor at
+    once. On a CPU, XLA would make the function part of whatever uses its
+    result, and read the arguments as often. The result takes the memory of
+    `x`.
 
     Args:
         function: from a slice of each tensor to one of the same shape.

@@ -29,6 +29,7 @@ from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
+from keras_equiattn.ops.numerics import of_one_dtype
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs.blocks import attend_in_blocks
@@ -99,6 +100,9 @@ def group_self_attention(
     seed = _checked_seed(seed) if dropout else None
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
+    query, keys, values, encoding, embedding = of_one_dtype(
+        (query, keys, values, encoding, embedding)
+    )
     tensors = (query, keys, values, encoding, embedding, seed)
     recompute = recompute and config.is_recompute_enabled()
     # Without gradients there is nothing to keep. OpenVINO also computes the

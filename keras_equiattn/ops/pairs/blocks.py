@@ -285,7 +285,7 @@ def _in_blocks(
 def _numbers(
     shared: Shared, query: Float[Tensor, "channels order height width images"]
 ) -> Any:
-    """Of the blocks."""
+    """The numbers of the blocks, for `scan`."""
     height = ops.shape(query)[2]
     return backend.steps(height // (shared.settings.blocks.rows or height))
 

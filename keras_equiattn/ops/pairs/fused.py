@@ -67,16 +67,13 @@ from keras_equiattn.ops.pairs.matrices import products
 # Draws factors for scores, from their shape and the number of the line.
 Dropout: TypeAlias = Callable[[Any, Any], Tensor]
 Outputs: TypeAlias = Float[Tensor, "channels order rows columns images"]
-# Scores of key elements and query elements, of output elements and query
-# elements, and weights of key elements and output elements.
+# Scores of key elements and query elements, and of output elements and query
+# elements.
 ElementScores: TypeAlias = Float[
     Tensor, "key_elements query_elements rows columns images"
 ]
 PositionScores: TypeAlias = Float[
     Tensor, "order query_elements rows columns images"
-]
-ValueWeights: TypeAlias = Float[
-    Tensor, "key_elements order rows columns images"
 ]
 # Of dropout: the key elements of each neighbour, one after the other.
 Factors: TypeAlias = Float[
@@ -132,7 +129,11 @@ class Block(NamedTuple):
     def group_gradients(
         self, d: ElementScores
     ) -> tuple[Float[Tensor, "embedded ..."], Embedding]:
-        """Of the last channels of the query, and of the embedding."""
+        """Gradients of the query channels that meet the embedding, and of it.
+
+        Args:
+            d: the gradient of the scores of group elements.
+        """
         rest = in_full_precision(self.query[self.offsets.shape[0] :])
         return (
             ops.einsum(
@@ -460,7 +461,11 @@ def _scores(
     line: Line,
     factors: Factors | None,
 ) -> Scores:
-    """Of a line, see `add_exponentials`."""
+    """Computes the scores of all neighbours in a line.
+
+    Args:
+        lines, query, group, line, factors: see `add_exponentials`.
+    """
     width, dtype = ops.shape(query)[-2], line.keys.dtype
     near = seen(line.keys, lines.keys(width))
     scores = products("cm,cg->mg", [(k, query) for k in near], dtype, group)
@@ -476,14 +481,14 @@ def _scores(
     encodings = seen(line.encoding, lines.offsets(width))
     first = query[: line.encoding.shape[0]]
     positions = products("cv,cg->vg", [(e, first) for e in encodings], dtype)
-    if line.inside is not None:
-        lowest = ops.cast(lowest_score(first), dtype)
-        inside = seen(line.inside, lines.keys(width))
-        positions = [
-            ops.where(i, p, lowest)
-            for i, p in zip(inside, positions, strict=True)
-        ]
     above = [p + x for p, x in zip(positions, tops, strict=True)]
+    if line.inside is not None:
+        # Last of all: what is added to the lowest score may not be finite.
+        lowest = ops.cast(lowest_score(line.keys), dtype)
+        inside = seen(line.inside, lines.keys(width))
+        above = [
+            ops.where(i, x, lowest) for i, x in zip(inside, above, strict=True)
+        ]
     return Scores(found, kept, above)
 
 

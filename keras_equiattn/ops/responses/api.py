@@ -21,6 +21,7 @@ from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
@@ -123,10 +124,13 @@ def _attentive(
     dtype = keras.backend.standardize_dtype(x.dtype)
     names = ("strides", "padding", "dilation_rate")
     plain = {name: options[name] for name in names if name in options}
+    count = x.shape[0]
+    x = with_an_image(x)
     attended = attended_sum(x, kernel, attention, group, **options)
     # The difference can be a thousandth of the terms: too few digits in half.
     x, kernel = in_full_precision(x), in_full_precision(kernel)
-    return ops.cast(convolve(x, kernel, group, **plain) - attended, dtype)
+    y = ops.cast(convolve(x, kernel, group, **plain) - attended, dtype)
+    return y[:0] if count == 0 else y
 
 
 def attended_sum(

@@ -8,7 +8,6 @@ groups of input channels. Axes are those of `spec`.
 from typing import Any
 from typing import NamedTuple
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -17,6 +16,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
@@ -120,7 +120,8 @@ def sums(
         ones = ops.ones_like(planes[:, :, 0, :1] + kernel[:, :1])
         alpha = in_full_precision(ones)
     batch, height, width, filters = _shape(window, planes, kernel)[1:]
-    # As many as take the memory of the responses of some.
+    # The views of so many channels take as much memory as the responses of
+    # `together` channels.
     together = dispatch.schedule(window, planes, kernel).together
     size = max(together * filters // kernel.shape[1], 1)
     start = ops.zeros((batch, height * width, filters), alpha.dtype)
@@ -353,7 +354,9 @@ def rounded_down(peaks: Overall, planes: Planes, kernel: Kernel) -> Overall:
     largest = in_full_precision(ops.max(ops.abs(planes), axis=(2, 3)))
     size = ops.sum(ops.abs(in_full_precision(kernel)), axis=1)
     lost = digits * largest[..., None] * size[:, None]
-    return peaks - lost - HALF_STEPS.get(_dtype(kernel), 0.0) * ops.abs(peaks)
+    return (
+        peaks - lost - HALF_STEPS.get(dtype_name(kernel), 0.0) * ops.abs(peaks)
+    )
 
 
 def _hits(
@@ -385,8 +388,3 @@ def _is_at(
 ) -> Shaped[Tensor, "channels batch height width filters"]:
     """Whether the maximum at each position is that of a channel."""
     return ops.equal(index, number[:, None, None, None, None])
-
-
-def _dtype(x: Float[Tensor, "..."]) -> str:
-    """The name of the dtype of a tensor."""
-    return str(keras.backend.standardize_dtype(x.dtype))

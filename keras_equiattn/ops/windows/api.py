@@ -9,7 +9,6 @@ from typing import Any
 from typing import NamedTuple
 from typing import TypeAlias
 
-import keras
 from keras import ops
 
 from keras_equiattn import _checks
@@ -18,12 +17,13 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
-from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
+from keras_equiattn.ops.numerics import of_one_dtype
 from keras_equiattn.ops.numerics import softmax
 from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows.form import NeighbourWeights
@@ -94,7 +94,7 @@ def window_scores(
     affine = AffineMap(weight, bias)
     _check_queries(query, keys, window, num_heads, affine)
     side, seen = _side(keys, window, num_heads, affine)
-    tensors = _of_one_dtype((_query(query, affine), *seen))
+    tensors = of_one_dtype((_query(query, affine), *seen))
     found = _run(
         gradients.DERIVATIVE, tensors, recompute, side=side, wanted="a"
     )
@@ -176,7 +176,7 @@ def window_sum(
     expected = (len(window.offsets), values.shape[0], order, heads, *size)
     _check_shape("weights", weights, expected, window, values)
     side, seen = _side(values, window, heads, affine)
-    tensors = side.own(_tensor(weights)), *_of_one_dtype(seen)
+    tensors = side.own(_tensor(weights)), *of_one_dtype(seen)
     y = _run(gradients.DERIVATIVE, tensors, recompute, side=side, wanted="x")
     y = ops.reshape(y, (batch, height, width, order, values.shape[-1]))
     return ops.cast(y, values.dtype)
@@ -214,7 +214,7 @@ def window_attention(
     keys_side, seen = _side(keys, window, num_heads, of_keys)
     values_side, seen_values = _side(values, window, num_heads, of_values)
     tensors = (_query(query, of_keys), *seen, *seen_values)
-    tensors = _of_one_dtype(tensors)
+    tensors = of_one_dtype(tensors)
     mask = None
     if window.border == "mask":
         inside = window.inside(tuple(ops.shape(keys)[1:3]))
@@ -254,7 +254,7 @@ def _run(
     recompute = recompute and config.is_recompute_enabled()
     # Shapes and dtypes: for each there is one compiled function.
     shapes = tuple(
-        None if x is None else (tuple(x.shape), _dtype(x)) for x in tensors
+        None if x is None else (tuple(x.shape), dtype_name(x)) for x in tensors
     )
     run = gradients.differentiable(functions, recompute, shapes, **options)
     return run(*tensors)
@@ -301,20 +301,6 @@ def _with_heads(
     return ops.reshape(a, (count, batch, order, num_heads, height, width))
 
 
-def _dtype(x: Shaped[Tensor, "..."]) -> str:
-    """The name of the dtype of a tensor of any shape."""
-    return str(keras.backend.standardize_dtype(x.dtype))
-
-
-def _of_one_dtype(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    """The tensors in one dtype: float32 at least where theirs differ."""
-    dtypes = {_dtype(x) for x in tensors if x is not None}
-    if len(dtypes) == 1:
-        return tensors
-    dtype = "float64" if "float64" in dtypes else "float32"
-    return tuple(None if x is None else ops.cast(x, dtype) for x in tensors)
-
-
 def _as_channels(
     x: Float[Tensor, "*outer order channels"] | None,
 ) -> Float[Tensor, "*outer 1 all"] | None:
@@ -334,7 +320,7 @@ def _tensor(x: Float[Tensor, "*axes"] | None) -> Float[Tensor, "*axes"] | None:
     # PyTorch and TensorFlow multiply matrices of float16 a hundred times as
     # slowly as those of float32 on a CPU.
     slow = target.device == "cpu" and not target.xla
-    return in_full_precision(x) if _dtype(x) == "float16" and slow else x
+    return in_full_precision(x) if dtype_name(x) == "float16" and slow else x
 
 
 def _check_kind(window: Any) -> None:

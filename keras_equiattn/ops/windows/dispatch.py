@@ -8,10 +8,11 @@ from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
 
 # Channels of a head from which products of tiles are worth what they copy. With
-# 8 (SASA 5 x 5) and 16 (ACmix 7 x 7) they move 0.53 and 0.34 of the bytes of
-# `products`, and take 0.8 to 1.5 times its time; with 4 (ACmix on p4) 0.62 and
-# 1.6 times (steps of 64 or 128 images of 32 x 32 with 64 channels, AMD EPYC,
-# two cores, PyTorch 2.13).
+# 8 (SASA 5 x 5) and 16 (ACmix 7 x 7) they move 0.52 and 0.34 of the bytes of
+# `products`, and take 0.99 and 0.70 of its time
+# (benchmarks/results/window_forms-torch-128-2026-11-24.json); with 4 (ACmix on
+# p4) 0.62 of the bytes and 1.6 times the time (steps of 64 images of 32 x 32,
+# AMD EPYC, two cores, PyTorch 2.13).
 TILED_CHANNELS = 8
 # `tiles`: what the keys of a tile cost to set up, in rows of queries. It was
 # chosen by hand.

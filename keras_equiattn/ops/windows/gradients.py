@@ -82,7 +82,7 @@ class Side(NamedTuple):
             ops.cast(gradient, x.dtype)
             for gradient, x in zip(found, arguments, strict=True)
         )
-        # It is of frames up to here.
+        # Up to here the gradient has the layout of `Window.frames`.
         size = tuple(ops.shape(source[0])[1:3])
         return of_other, self.window.image_of(of_image, size), *rest
 
@@ -125,7 +125,7 @@ class Side(NamedTuple):
     ) -> tuple[Tensor, ...]:
         """Derivatives of the form, with all tensors in the dtype of the keys.
 
-        Those of the keys are of frames.
+        Those of the keys have the layout of `Window.frames`.
         """
         image, w, bias = source
         a, x = (None if t is None else ops.cast(t, image.dtype) for t in (a, x))

@@ -238,7 +238,8 @@ def _rows(form: Form) -> tuple[Form, int, int] | None:
     rows = sorted({place.row for place in form.neighbours})
     columns = sorted({place.column for place in form.neighbours})
     one = tuple(Neighbour(0, 0, column) for column in columns)
-    return form._replace(neighbours=one), len(rows), rows[-1] // (len(rows) - 1)
+    dilation = rows[-1] // max(len(rows) - 1, 1)
+    return form._replace(neighbours=one), len(rows), dilation
 
 
 def _rows_from(

@@ -148,7 +148,10 @@ def _on_grid(
 
 
 def _by_row_and_column(grid: Grid, a: NeighbourWeights) -> GridWeights:
-    """Of the neighbours those on a grid, with rows and columns apart."""
+    """Selects the weights of the neighbours on a grid.
+
+    The rows and the columns of the window become two axes.
+    """
     a = grid.part(a)
     a = ops.reshape(a, (*grid.size, *a.shape[1:]))
     return ops.transpose(a, (2, 3, 4, 0, 1, 5, 6))

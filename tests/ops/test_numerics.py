@@ -1,0 +1,38 @@
+"""Softmaxes, on tensors that do not lie where new ones are made."""
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+
+from keras_equiattn.ops import numerics
+from keras_equiattn.ops.dense import dense_attention
+
+
+@pytest.mark.torch_first
+def test_softmax_of_nothing():
+    x = keras.ops.zeros((0, 3))
+    assert as_array(numerics.softmax(x, (1,))).shape == (0, 3)
+
+
+def test_softmax_over_several_axes():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    found = as_array(numerics.softmax(keras.ops.convert_to_tensor(x), (0, 2)))
+    expected = np.exp(x) / np.exp(x).sum((0, 2), keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="Others have no such device."
+)
+def test_tensors_on_another_device():
+    """`meta` stands for a GPU: it refuses tensors of the CPU, too."""
+    import torch
+
+    with keras.device("meta"):
+        x = torch.zeros(2, 3, 4, device="meta", dtype=torch.float16)
+        assert numerics.softmax(x, (1, 2)).is_meta
+        bias = torch.zeros(2, 3, 3, device="meta", dtype=torch.float16)
+        y, weights = dense_attention(x, x, x, 2, bias)
+    assert y.is_meta
+    assert weights.shape == (2, 2, 3, 3)
