@@ -292,6 +292,22 @@ def test_lines_outside_of_the_image_in_float16():
     np.testing.assert_allclose(y[0, 0, 0], expected, atol=2e-3)
 
 
+def test_half_precision_stays_half(monkeypatch):
+    """Beside an encoding in float32, as mixed precision has it."""
+    seen = []
+
+    def attend(_, query, keys, values, *rest):
+        seen.extend(x.dtype for x in (query, keys, values))
+        return values
+
+    monkeypatch.setattr(module, "attend_in_blocks", attend)
+    x = ops.zeros((1, 4, 4, 2, 1, 3), "bfloat16")
+    group_self_attention(x, x, x, ops.zeros((3, 3, 2, 3)))
+    assert [keras.backend.standardize_dtype(d) for d in seen] == [
+        "bfloat16"
+    ] * 3
+
+
 @pytest.mark.parametrize("half", ["query", "keys"])
 def test_tensors_of_several_dtypes(half):
     rng = np.random.default_rng(0)

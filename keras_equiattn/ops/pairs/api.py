@@ -100,9 +100,8 @@ def group_self_attention(
     seed = _checked_seed(seed) if dropout else None
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
-    query, keys, values, encoding, embedding = of_one_dtype(
-        (query, keys, values, encoding, embedding)
-    )
+    # Encoding and embedding, which may be more precise, are cast to theirs.
+    query, keys, values = of_one_dtype((query, keys, values))
     tensors = (query, keys, values, encoding, embedding, seed)
     recompute = recompute and config.is_recompute_enabled()
     # Without gradients there is nothing to keep. OpenVINO also computes the
