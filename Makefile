@@ -6,7 +6,8 @@
 #   make demo        trains a plain and an equivariant network on digits
 #   make test        the test suite on TensorFlow, JAX and PyTorch; for one
 #                    backend and some tests: make test BACKENDS=jax K=pooling
-#   make test-slow   full sweeps, prepared real data, oldest Keras
+#   make test-slow   full sweeps, prepared real data, oldest Keras; its parts are
+#                    targets, such as make slow-jax
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
 #   make dist        sdist and wheel, in dist/
@@ -26,7 +27,9 @@ install = $(if $(shell command -v uv),uv pip install -q --python $(1)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow test-floor lint types docs dist bench clean
+.PHONY: demo test test-slow test-floor lint types docs dist bench clean \
+  slow-networks slow-tensorflow slow-jax slow-torch sweep-layers \
+  sweep-tensorflow sweep-jax
 
 demo: .venv/.demo
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
@@ -42,23 +45,43 @@ test: .venv/.dev
 	  which="not slow and not once"; \
 	done
 
-# Compiled as for users; sweeps, as the fast tests, without optimisation.
+# Compiled as for users; sweeps, as the fast tests, without optimisation. Each
+# part is a target of its own: make -k test-slow goes on where one has failed.
+SLOW := slow-networks slow-tensorflow slow-jax slow-torch sweep-layers \
+  sweep-tensorflow sweep-jax
+users = XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
+
+test-slow: test-floor $(SLOW)
+
+$(SLOW): .venv/.dev
+
 # TensorFlow keeps all that it compiles: about half a gigabyte for a large
 # network with attention, so no process runs all of them.
-test-slow: users = XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
-test-slow: .venv/.dev test-floor
+slow-networks:
 	@set -e; \
 	for some in resnet83 resnet29 "not resnet83 and not resnet29"; do \
 	  $(users) KERAS_BACKEND=tensorflow $(PYTEST) tests/applications \
 	    -m "slow and not sweep" -k "$$some"; \
 	done
+
+slow-tensorflow:
 	$(users) KERAS_BACKEND=tensorflow $(PYTEST) \
 	  --ignore=tests/applications -m "slow and not sweep"
+
+slow-jax:
 	$(users) KERAS_BACKEND=jax $(PYTEST) \
 	  -m "slow and every_backend and not sweep"
+
+slow-torch:
 	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
+
+sweep-layers:
 	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m sweep
+
+sweep-tensorflow:
 	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers -m sweep
+
+sweep-jax:
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
 
 # The oldest versions that pyproject.toml allows.
