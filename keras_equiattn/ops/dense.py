@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from keras import ops
 
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.convolution import conv
@@ -55,9 +56,8 @@ def dense_attention(
             scores = scores - ops.stop_gradient(top)
         scores = scores + ops.cast(bias, scores.dtype)
     if visible is not None:
-        of_heads = ops.convert_to_tensor(visible[..., None, :, :])
-        masked = ops.cast(lowest_score(scores), scores.dtype)
-        scores = ops.where(of_heads, scores, masked)
+        of_heads = backend.constant(visible[..., None, :, :], scores)
+        scores = backend.masked(scores, of_heads, lowest_score(scores))
     weights = softmax_in_full_precision(scores)
     y = ops.einsum("...npq,...qnc->...pnc", dropout(weights), values)
     return ops.reshape(y, (*ops.shape(y)[:-2], channels)), weights

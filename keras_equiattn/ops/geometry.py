@@ -17,6 +17,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import larger
 
 BORDERS = ("zeros", "mask", "reflect")
 
@@ -337,9 +338,8 @@ class Window:
         for n, stride, offset in zip(
             size, self.strides, self.offsets.T, strict=True
         ):
-            # A NumPy array cannot be added to a tensor on an accelerator.
-            offset = ops.convert_to_tensor(offset[:, None], "int32")
-            place = ops.arange(0, n, stride, dtype="int32") + offset
+            place = ops.arange(0, n, stride, dtype="int32")
+            place = place + backend.constant(offset[:, None], place)
             axes.append(ops.logical_and(place >= 0, place < n))
         rows, columns = axes
         return ops.logical_and(rows[:, :, None], columns[:, None])
@@ -377,5 +377,5 @@ def reflected(
 ) -> Shaped[Tensor, "*places"]:
     """Rows or columns that the mirror image shows at any whole numbers."""
     period = size - 1
-    index = ops.mod(index, ops.maximum(2 * period, 1))
+    index = index % larger(2 * period, 1)
     return ops.minimum(index, 2 * period - index)

@@ -66,10 +66,32 @@ def mean(
     """
     axes = (axis,) if isinstance(axis, int) else axis
     sizes = [ops.shape(x)[each] for each in axes]
-    total = sum_in_full_precision(x, axes)
-    known = all(isinstance(size, int) for size in sizes)
-    count = math.prod(sizes) if known else ops.prod(ops.stack(sizes))
-    return ops.cast(total / ops.cast(count, total.dtype), dtype or x.dtype)
+    total = divided(sum_in_full_precision(x, axes), *sizes)
+    return ops.cast(total, dtype or x.dtype)
+
+
+def divided(x: Float[Tensor, "*axes"], *sizes: Any) -> Float[Tensor, "*axes"]:
+    """`x` over the product of sizes, which may be known only at run time.
+
+    What is known stays a number, which no device has to be sent.
+    """
+    if all(isinstance(size, int) for size in sizes):
+        return x / math.prod(sizes)
+    return x / ops.cast(ops.prod(ops.stack(sizes)), x.dtype)
+
+
+def larger(size: Any, other: Any) -> Any:
+    """The larger of two sizes, which may be known only at run time."""
+    if isinstance(size, int) and isinstance(other, int):
+        return max(size, other)
+    return ops.maximum(size, other)
+
+
+def smaller(size: Any, other: Any) -> Any:
+    """The smaller of two sizes, which may be known only at run time."""
+    if isinstance(size, int) and isinstance(other, int):
+        return min(size, other)
+    return ops.minimum(size, other)
 
 
 def sum_in_full_precision(
@@ -78,8 +100,8 @@ def sum_in_full_precision(
     """The sum over some axes, in float32 for half precision."""
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         # PyTorch does this without a copy of `x` in float32; compilers do the
-        # same with a cast.
-        dtype = ops.zeros((), dtype_of_sums(x)).dtype
+        # same with a cast. A tensor of no numbers names its dtype.
+        dtype = ops.zeros((0,), dtype_of_sums(x)).dtype
         return x.sum(axes, dtype=dtype)
     return ops.sum(in_full_precision(x), axis=axes)
 

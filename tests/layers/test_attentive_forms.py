@@ -272,6 +272,7 @@ def test_half_precision_of_attention_on_inputs(
         np.testing.assert_allclose(rounded, exact, rtol=1e-2)
 
 
+@pytest.mark.torch_first
 def test_half_precision_where_little_remains():
     """Attention near 1 takes nearly all away; what remains keeps its digits."""
     results = []

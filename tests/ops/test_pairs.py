@@ -66,8 +66,12 @@ def value_and_gradients(function, arrays, cotangent):
     elif BACKEND == "jax":
         import jax
 
-        value, pull_back = jax.vjp(function, *tensors)
-        gradients = pull_back(cotangent)
+        @jax.jit
+        def both(cotangent, *tensors):
+            value, pull_back = jax.vjp(function, *tensors)
+            return value, pull_back(cotangent)
+
+        value, gradients = both(cotangent, *tensors)
     else:
         import torch
 
@@ -168,6 +172,29 @@ def test_sizes_of_blocks_change_nothing(local, elements, limit, limited):
     arrays = arguments(3 if local else None, (5, 2), elements, 2, heads=6)
     limited(limit)
     check(arrays, local=local)
+
+
+@pytest.mark.every_backend
+def test_whole_images_of_prime_sizes(limited):
+    """The last line has neighbours of the one before, which count once, and
+    the last block has rows that are not in the image."""
+    arrays = arguments(None, (5, 11), 2, 2)
+    query = ops.convert_to_tensor(arrays[0])
+    encoding = ops.convert_to_tensor(arrays[3])
+    limited(2 * arrays[0].size * 5 * 11 * 2 * 2 // (5 * 5))
+    _, rows, neighbours = dispatch.choose(query, query, encoding, False)
+    assert 1 < rows < 5
+    assert 1 < neighbours < 11
+    check(arrays, local=False)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("width", "neighbours"), [(8, 8), (13, 7), (31, 8)])
+def test_lines_of_whole_images_are_long(width, neighbours):
+    query = keras.KerasTensor((8, 3, width, 2, 6, 3))
+    encoding = keras.KerasTensor((5, 2 * width - 1, 4, 1))
+    found = dispatch.blocks(query, query, encoding, False, 1, 24)
+    assert found.neighbours == neighbours
 
 
 @pytest.mark.once

@@ -102,8 +102,12 @@ def value_and_gradients(function, arrays, cotangent):
     elif backend == "jax":
         import jax
 
-        value, pull_back = jax.vjp(function, *tensors)
-        gradients = pull_back(cotangent)
+        @jax.jit
+        def both(cotangent, *tensors):
+            value, pull_back = jax.vjp(function, *tensors)
+            return value, pull_back(cotangent)
+
+        value, gradients = both(cotangent, *tensors)
     else:
         import torch
 

@@ -93,6 +93,7 @@ def test_evidence_is_the_gradient_times_the_features():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.torch_first
 def test_evidence_for_the_only_class():
     """A score alone, as before a sigmoid, is not compared with any other."""
     model = classifier()
@@ -103,6 +104,7 @@ def test_evidence_for_the_only_class():
     assert np.nanmax(np.abs(found)) > 0
 
 
+@pytest.mark.torch_first
 def test_evidence_in_a_nested_model():
     inner = classifier()
     inputs = keras.Input((16, 16, 2))

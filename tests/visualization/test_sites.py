@@ -132,6 +132,7 @@ def assert_same_maps(actual, expected):
             )
 
 
+@pytest.mark.torch_first
 def test_maps_are_those_of_the_layers_in_inference_mode():
     model, x = small_network(), images(3, (8, 8, 2))
     assert_same_maps(attention_maps(model, x), by_hand(model, x))
@@ -236,6 +237,7 @@ def test_half_precision_is_returned_as_float32():
         }
 
 
+@pytest.mark.torch_first
 def test_layers_without_a_path_of_attention_are_left_out():
     inputs = keras.Input((4, 4, 3))
     x = layers.ACmix2D(4, paths="convolution", name="shift")(inputs)

@@ -10,6 +10,7 @@ from keras_equiattn.layers.acmix.transformer import TransformerACmix
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.dense import in_whole_image
@@ -226,7 +227,8 @@ class WindowACmix2D(TransformerACmix):
         bias = ops.reshape(
             ops.convert_to_tensor(self.position_bias), (-1, self.num_heads)
         )
-        bias = ops.take(bias, relative_places(self.window_size), axis=0)
+        places = backend.constant(relative_places(self.window_size), bias)
+        bias = ops.take(bias, places, axis=0)
         seen = None
         if any(self.shift):
             seen = neighbours_in_image(

@@ -25,8 +25,11 @@ from keras_equiattn.ops.backend.loops import steps
 from keras_equiattn.ops.backend.memory import add_at
 from keras_equiattn.ops.backend.memory import add_product
 from keras_equiattn.ops.backend.memory import added
+from keras_equiattn.ops.backend.memory import clamped
 from keras_equiattn.ops.backend.memory import constant
 from keras_equiattn.ops.backend.memory import exp_below
+from keras_equiattn.ops.backend.memory import filled
+from keras_equiattn.ops.backend.memory import masked
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
@@ -52,15 +55,18 @@ __all__ = [
     "add_product",
     "added",
     "by_parts",
+    "clamped",
     "constant",
     "custom_vjp",
     "dropout_factors",
     "einsum_in_full_precision",
     "exp_below",
+    "filled",
     "find_target",
     "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
+    "masked",
     "maximum",
     "multiplied",
     "next_seed",

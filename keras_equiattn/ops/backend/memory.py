@@ -42,12 +42,15 @@ def constant(
     Args:
         table: small, the same in each call.
         like: a tensor on that device.
-        dtype: of the result, as tensors have it; None for that of the table.
+        dtype: of the result, by name or as tensors have it; None for that of
+            the table.
     """
     if keras.backend.backend() != "torch":
         return ops.convert_to_tensor(table, dtype)
     import torch
 
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
     traced = type(like) not in (torch.Tensor, torch.nn.Parameter)
     if traced or torch.compiler.is_compiling():
         return torch.as_tensor(table, dtype=dtype, device=like.device)
@@ -66,6 +69,36 @@ def _on_device(
     # Gradients take no tensors that were made in inference mode.
     with torch.inference_mode(False):
         return torch.as_tensor(table, dtype=dtype, device=device)
+
+
+def filled(shape: Any, value: float, dtype: Any) -> Shaped[Tensor, "..."]:
+    """`ops.full`, for which Keras sends PyTorch's device the number, and waits
+    for it to come back."""
+    return ops.zeros(shape, dtype) + value
+
+
+def masked(
+    x: Shaped[Tensor, "..."], kept: Shaped[Tensor, "..."], value: float
+) -> Shaped[Tensor, "..."]:
+    """`ops.where(kept, x, value)`, for which Keras sends a device the number.
+
+    Args:
+        x: a tensor.
+        kept: where it stays as it is; has a shape that fits that of `x`.
+        value: a number that the dtype of `x` has.
+    """
+    if keras.backend.backend() == "torch" and ops.is_tensor(x):
+        return x.masked_fill(ops.logical_not(kept), value)
+    return ops.where(kept, x, ops.cast(value, x.dtype))
+
+
+def clamped(
+    x: Float[Tensor, "*axes"], least: float, most: float
+) -> Float[Tensor, "*axes"]:
+    """`ops.clip`, see `masked`."""
+    if keras.backend.backend() == "torch" and ops.is_tensor(x):
+        return x.clamp(least, most)
+    return ops.clip(x, least, most)
 
 
 def maximum(

@@ -38,7 +38,7 @@ def next_seed(generator: Any) -> Shaped[Tensor, "2"]:
         generator.state.assign(state + step)
     else:
         state = generator.next()
-    return ops.bitwise_and(ops.cast(state, "int32"), 2**31 - 1)
+    return _bits(ops.cast(state, "int32"), 2**31 - 1)
 
 
 def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
@@ -48,8 +48,13 @@ def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
         seed: two whole numbers from 0 to below 2**31.
     """
     seed = ops.cast(seed, "int32")
-    halves = [ops.right_shift(seed, 16), ops.bitwise_and(seed, 0xFFFF)]
+    halves = [ops.right_shift(seed, 16), _bits(seed, 0xFFFF)]
     return ops.cast(ops.concatenate(halves), "float32")
+
+
+def _bits(x: Shaped[Tensor, "*axes"], mask: int) -> Shaped[Tensor, "*axes"]:
+    """The bits of 32 that a mask has."""
+    return ops.bitwise_and(x, constant(np.array(mask, "int32"), x))
 
 
 def prepared_seed(halves: Float[Tensor, "4"]) -> Shaped[Tensor, "..."]:

@@ -365,9 +365,8 @@ def _scores(
     encoding = ops.reshape(encoding, (-1, order, encoded))
     encoding = ops.take(encoding, seen.offsets, axis=0)
     position = ops.einsum("bigtc,iovc->btvigo", query[..., :encoded], encoding)
-    lowest = ops.cast(MASKED, position.dtype)
-    inside = ops.convert_to_tensor(seen.inside)[:, None]
-    return content, ops.where(inside, position, lowest)
+    inside = backend.constant(seen.inside, position)[:, None]
+    return content, backend.masked(position, inside, MASKED)
 
 
 def _full(*tensors: Float[Tensor, "..."] | None) -> list[Any]:

@@ -96,22 +96,34 @@ def attend_in_blocks(
     batch, height = ops.shape(query)[:2]
     heads, rows, _ = settings.blocks
     missing = 0 if rows in (None, 1) else -height % rows
-    reach = 0 if settings.size is None else settings.size // 2
-    around = [(0, 0), (reach, reach + missing), (reach, reach)]
-    rest = [(0, 0)] * 3
+    offsets = Lines(settings.size, 1).of_offsets(encoding)
     if missing:
-        query = ops.pad(query, [(0, 0), (0, missing), (0, 0), *rest])
-    if missing or reach:
-        keys = ops.pad(keys, [*around, *rest])
-        values = ops.pad(values, [*around, *rest])
+        query = _padded(query, 1, (0, missing))
+    if settings.size is not None:
+        reach = settings.size // 2
+        keys, values = (
+            _padded(_padded(x, 1, (reach, reach + missing)), 2, (reach, reach))
+            for x in (keys, values)
+        )
+    elif missing:
+        offsets = _padded(offsets, 2, (0, missing))
     tensors = (
         *(_by_heads(x, heads) for x in (query, keys, values)),
-        Lines(settings.size, 1).of_offsets(encoding),
+        offsets,
         *(x for x in (embedding, seed) if x is not None),
     )
     shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
     y = _attention(settings, shapes)(*tensors)
     return _as_images(y, batch, heads)[:, :height]
+
+
+def _padded(
+    x: Float[Tensor, "..."], axis: int, width: tuple[Any, Any]
+) -> Float[Tensor, "..."]:
+    """Zeros before and after the entries of an axis."""
+    widths = [(0, 0)] * len(x.shape)
+    widths[axis] = width
+    return ops.pad(x, widths)
 
 
 def _by_heads(

@@ -97,9 +97,6 @@ def blocks(
     fitting = (n for n in divisors if n * row * height <= limit)
     together = max(next(enough, heads), max(fitting, default=1))
     count = min(-(-together * row * height // limit), height)
-    if local:
-        return Blocks(together, -(-height // count), size)
-    # The offsets of whole images end with the image, so blocks fill it.
-    count = next(n for n in range(count, height + 1) if height % n == 0)
-    line = next(n for n in range(WRITTEN_OUT, 0, -1) if width % n == 0)
-    return Blocks(together, height // count, line)
+    lines = -(-width // WRITTEN_OUT)
+    neighbours = size if local else -(-width // lines)
+    return Blocks(together, -(-height // count), neighbours)

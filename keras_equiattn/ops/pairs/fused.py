@@ -193,7 +193,7 @@ def attend(block: Block) -> tuple[Outputs, PositionScores]:
         given = query, group, block.line(number), block.kept(number)
         return add_exponentials(carry, *given, lines=lines)
 
-    start = ops.full(shape, MASKED, dtype), ops.zeros(shape, dtype)
+    start = backend.filled(shape, MASKED, dtype), ops.zeros(shape, dtype)
     like = block.listed(block.keys)
     (highest, total), found = backend.scan(
         first, start, numbers, (like, like, block.keys), stacked=False
@@ -484,10 +484,11 @@ def _scores(
     above = [p + x for p, x in zip(positions, tops, strict=True)]
     if line.inside is not None:
         # Last of all: what is added to the lowest score may not be finite.
-        lowest = ops.cast(lowest_score(line.keys), dtype)
+        lowest = lowest_score(line.keys)
         inside = seen(line.inside, lines.keys(width))
         above = [
-            ops.where(i, x, lowest) for i, x in zip(inside, above, strict=True)
+            backend.masked(x, i, lowest)
+            for i, x in zip(inside, above, strict=True)
         ]
     return Scores(found, kept, above)
 

@@ -19,6 +19,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import smaller
 
 Queries: TypeAlias = Float[
     Tensor, "channels query_elements rows columns images"
@@ -49,7 +50,8 @@ class Line(NamedTuple):
     Attributes:
         keys, values: in rows of the line.
         encoding: of the line.
-        inside: whether keys lie in the image; None if all of them do.
+        inside: whether keys lie in the image, and in no line before; None if
+            all of them do.
     """
 
     keys: Float[Tensor, "channels elements seen_rows seen_columns images"]
@@ -74,7 +76,7 @@ class Lines(NamedTuple):
         if self.size is not None:
             return self.size
         height, width = place.size
-        return height * (width // self.neighbours)
+        return height * self._lines_of_row(width)
 
     def of_offsets(
         self, encoding: Float[Tensor, "rows offset_columns order encoded"]
@@ -89,8 +91,7 @@ class Lines(NamedTuple):
         if self.size is not None:
             return (0, 0, place.first + number, 0, 0), (0, 0, number, 0, 0)
         height, width = place.size
-        parts = width // self.neighbours
-        row, column = number // parts, number % parts * self.neighbours
+        row, _, column = self._in_image(width, number)
         offsets = (
             height - 1 - row + place.first,
             width - self.neighbours - column,
@@ -117,6 +118,10 @@ class Lines(NamedTuple):
         inside = None
         if self.size is None:
             shape, of_line = (1, n), (place.rows, width + n - 1)
+            if n > 1 and width % n:
+                _, first, column = self._in_image(width, number)
+                columns = ops.arange(n, dtype="int32") + column
+                inside = (columns >= first)[None, None, None, :, None]
         else:
             shape, of_line = (place.rows, width + n - 1), (1, n)
             rows, columns = (
@@ -144,6 +149,26 @@ class Lines(NamedTuple):
         if self.size is not None:
             return self._views(width, False)
         return self._views(width, True)[::-1]
+
+    def _lines_of_row(self, width: Any) -> Any:
+        """How many lines have the neighbours of one row of the image."""
+        return (width + self.neighbours - 1) // self.neighbours
+
+    def _in_image(self, width: Any, number: Any) -> tuple[Any, Any, Any]:
+        """Where a line of the whole image lies.
+
+        The last line of a row ends with the row. Where lines do not divide the
+        row, its first neighbours belong to the line before.
+
+        Returns:
+            The row, the column that follows the line before, and the column
+            that the line starts at.
+        """
+        lines = self._lines_of_row(width)
+        row, first = number // lines, number % lines * self.neighbours
+        if self.neighbours == 1:  # where the width is not known, too
+            return row, first, first
+        return row, first, smaller(first, width - self.neighbours)
 
     def _views(self, width: Any, slides: bool) -> list[slice]:
         """Columns from each neighbour on: as many as pixels, or one for all."""

@@ -22,7 +22,9 @@ from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.numerics import divided
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import larger
 
 
 class Convolution(NamedTuple):
@@ -50,8 +52,8 @@ def image_coordinates(
     exact = "float64" if dtype == "float64" else "float32"
     axes = []
     for size in (height, width):
-        last = ops.cast(ops.maximum(size - 1, 1), exact)
-        axes.append(ops.cast(2 * ops.arange(size) - (size - 1), exact) / last)
+        places = ops.cast(2 * ops.arange(size) - (size - 1), exact)
+        axes.append(divided(places, larger(size - 1, 1)))
     return ops.stack(ops.meshgrid(*axes, indexing="ij"), axis=-1)
 
 

@@ -170,7 +170,7 @@ def _centred(
         ops.sum(scale * scale, axis=0) + keras.config.epsilon()
     )
     # A float16 ends at 65504.
-    centre = ops.cast(ops.clip(centre, -3e4, 3e4), keys.dtype)
+    centre = ops.cast(backend.clamped(centre, -3e4, 3e4), keys.dtype)
     centre = ops.stop_gradient(centre)
     shift = shift + scale * in_full_precision(centre)
     return query - centre, keys - centre, shift

@@ -10,6 +10,8 @@ from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import divided
+from keras_equiattn.ops.numerics import larger
 from keras_equiattn.ops.numerics import layer_norm
 
 # What is nearer to zero than this is a rounding error: in float32 these are
@@ -41,9 +43,9 @@ def image_offsets(height: Any, width: Any, dtype: str) -> Tensor:
     """
     rows = ops.arange(2 * height - 1, dtype="int32") - (height - 1)
     columns = ops.arange(2 * width - 1, dtype="int32") - (width - 1)
-    longer = ops.maximum(ops.maximum(height, width) - 1, 1)
+    longer = larger(larger(height, width) - 1, 1)
     offsets = ops.stack(ops.meshgrid(rows, columns, indexing="ij"), axis=-1)
-    return ops.cast(offsets, dtype) / ops.cast(longer, dtype)
+    return divided(ops.cast(offsets, dtype), longer)
 
 
 def seen_offsets(

@@ -170,7 +170,7 @@ def maxima(
     """
     schedule = dispatch.schedule(window, planes, kernel)
     shape, numbers = _shape(window, planes, kernel)[1:], _numbers(planes)
-    best = ops.full(shape, float("-inf"), planes.dtype)
+    best = backend.filled(shape, float("-inf"), planes.dtype)
     index = (ops.zeros(shape, numbers.dtype),) if where else ()
 
     def step(carry: Any, group: Any) -> Any:
@@ -239,7 +239,8 @@ def through_attention(
         values = responses(window, planes, kernel, None, schedule.written_out)
         terms = [_hits(values, floor)]
         if of_maxima is not None:
-            terms.append(ops.where(_is_at(index, number), of_maxima, 0.0))
+            kept = _is_at(index, number)
+            terms.append(backend.masked(of_maxima, kept, 0.0))
         shape = (*ops.shape(found)[:2], -1, filters)
         terms = [ops.reshape(x, shape) for x in terms]
         count, *own = backend.sums_together(terms, 2)

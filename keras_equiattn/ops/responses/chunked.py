@@ -11,6 +11,7 @@ several devices, nothing has to move between those but gradients of weights.
 """
 
 import functools
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from keras import ops
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import divided
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.responses import channels
@@ -350,8 +352,9 @@ def _through_channel(
     statistics = means, weights["peaks"]
     d_means, d_peaks = backend.vjp(scores, statistics, d_scores)[1]
     height, width = ops.shape(d_total)[1:3]
-    d_every = d_means / ops.cast(height * width, d_means.dtype)
-    d_largest = d_peaks / ops.cast(ops.maximum(count, 1.0), d_peaks.dtype)
+    d_every = divided(d_means, height, width)
+    count = ops.cast(backend.clamped(count, 1.0, math.inf), d_peaks.dtype)
+    d_largest = d_peaks / count
     of_channel = OfChannel(alpha, floor, d_every, d_largest)
     return of_channel, {"means": means, "scores": d_scores}
 

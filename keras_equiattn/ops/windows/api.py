@@ -136,7 +136,7 @@ def window_softmax(
         pairs = scores.shape[0] // len(window.offsets)
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
         inside = inside[:, None, None, None]
-        scores = ops.where(inside, scores, ops.cast(MASKED, scores.dtype))
+        scores = backend.masked(scores, inside, MASKED)
     return softmax(scores, (0,))
 
 
@@ -218,8 +218,9 @@ def window_attention(
     mask = None
     if window.border == "mask":
         inside = window.inside(tuple(ops.shape(keys)[1:3]))
-        mask = ops.where(inside[:, None, None, None], 0.0, MASKED)
-        mask = ops.cast(mask, dtype_of_sums(tensors[0]))
+        inside = inside[:, None, None, None]
+        nothing = ops.zeros(ops.shape(inside), dtype_of_sums(tensors[0]))
+        mask = backend.masked(nothing, inside, MASKED)
     found = _run(
         gradients.ATTENTION,
         (*tensors, mask),
