@@ -9,6 +9,7 @@ from families import images
 from layer_contract import as_array
 
 from keras_equiattn import layers
+from keras_equiattn.testing import relative_difference
 
 BACKEND = keras.backend.backend()
 # Compiled for some seconds: the rest is swept. With Inductor all are.
@@ -201,6 +202,35 @@ def test_torch_compile_of_several_layers():
         np.testing.assert_allclose(
             as_array(compiled(x)), as_array(model(x)), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_by_jax(name):
+    """Forward over reverse, as in `jax.hessian`, and reverse over reverse."""
+    import jax
+
+    layer = build(name)
+    values = [v.value for v in layer.trainable_variables]
+    others = [v.value for v in layer.non_trainable_variables]
+    x = jax.numpy.asarray(images(name, 2))
+    direction = jax.numpy.asarray(np.random.default_rng(2).normal(size=x.shape))
+
+    def gradient(x):
+        def loss(x):
+            return (layer.stateless_call(values, others, x)[0] ** 2).sum()
+
+        return jax.grad(loss)(x)
+
+    def forward(x):
+        return jax.jvp(gradient, (x,), (direction,))[1]
+
+    def reverse(x):
+        return jax.vjp(gradient, x)[1](direction)[0]
+
+    expected = as_array(jax.jit(reverse)(x))
+    assert np.abs(expected).max() > 0
+    assert relative_difference(as_array(jax.jit(forward)(x)), expected) < 1e-5
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")

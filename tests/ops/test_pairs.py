@@ -589,36 +589,10 @@ def changed(index, shape, local=True):
 @pytest.mark.parametrize(
     ("index", "shape", "message"),
     [
-        (0, (2, 3, 4, 2, 5), r"`query` must have 6 axes.*\(2, 3, 4, 2, 5\)"),
-        (1, (2, 3, 4, 2, 5), r"`keys` must have 6 axes.*\(2, 3, 4, 2, 5\)"),
-        (2, (2, 3, 4, 2), r"`values` must have 6 axes.*\(2, 3, 4, 2\)"),
-        (3, (9, 4, 2), r"`encoding` must have 4 axes.*\(9, 4, 2\)"),
-        (4, (2, 3), r"`embedding` must have 3 axes.*\(2, 3\)"),
-        # Batch, height, width, heads and channels.
-        *(
-            (
-                index,
-                shape,
-                rf"`{name}` must have shape \(2, 3, 4, 2, 2, 5\) for query"
-                rf".*Received: {name}.shape={re.escape(str(shape))}",
-            )
-            for index, name in ((1, "keys"), (2, "values"))
-            for shape in (
-                *((1, 3, 4, 2, 2, 5), (2, 4, 4, 2, 2, 5), (2, 3, 3, 2, 2, 5)),
-                *((2, 3, 4, 2, 1, 5), (2, 3, 4, 2, 2, 4)),
-            )
-        ),
-        (2, (2, 3, 4, 1, 2, 5), r"`values`.*\(2, 3, 4, 2, 2, 5\) for.*, 1, 2,"),
         (3, (2, 2, 4, 2), r"`encoding` must be.* odd size.*\(2, 2, 4, 2\)"),
         (3, (3, 5, 4, 2), r"`encoding` must be.* square.*\(3, 5, 4, 2\)"),
         (3, (3, 3, 4, 5), r"`encoding` must have fewer .* 5 channels.*4, 5\)"),
-        (4, (1, 2, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(1, 2, 3\)"),
-        (4, (2, 4, 3), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 4, 3\)"),
-        (4, (2, 2, 1), r"`embedding`.*\(2, 2, 3\) for.*shape=\(2, 2, 1\)"),
-        (0, (2, 0, 4, 2, 2, 5), r"`query`.* at least one .*\(2, 0, 4, 2, 2, 5"),
-        (0, (2, 3, 4, 2, 0, 5), r"`query`.* at least one .*\(2, 3, 4, 2, 0, 5"),
-        (1, (2, 3, 4, 0, 2, 5), r"`keys`.* at least one .*\(2, 3, 4, 0, 2, 5"),
-        (3, (3, 3, 0, 2), r"`encoding`.* at least one .*\(3, 3, 0, 2\)"),
+        (4, (2, 2, 1), r"`embedding` must meet the 3 .*\(2, 2, 1\), enc"),
     ],
 )
 def test_shapes_that_do_not_fit(index, shape, message):
@@ -626,14 +600,13 @@ def test_shapes_that_do_not_fit(index, shape, message):
     for recompute in (True, False):
         with pytest.raises(ValueError, match=message):
             UNCHECKED(*arrays, recompute=recompute)
-    if index != 2:
-        del arrays[2]
-        with pytest.raises(ValueError, match=message):
-            inspect.unwrap(group_attention_weights)(*arrays)
+    del arrays[2]
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(group_attention_weights)(*arrays)
 
 
 def test_encodings_of_whole_images_that_do_not_fit():
-    message = r"`encoding` must have shape \(5, 7, 4, 2\) for query.*\(3, 3, 4,"
+    message = r"`encoding` must .* \(5, 7\) offsets .*query.*\(3, 3, 4,"
     with pytest.raises(ValueError, match=message):
         UNCHECKED(*changed(3, (3, 3, 4, 2), local=False), local=False)
 
@@ -648,11 +621,12 @@ def test_sizes_known_only_at_run_time_fit():
     unknown = keras.KerasTensor((None, None, None, 2, 2, 5))
     encoding = keras.KerasTensor((3, 3, 4, 2))
     embedding = keras.KerasTensor((2, 2, 3))
-    rest = (encoding, embedding, True)
-    module._check(unknown, unknown, unknown, *rest)
-    other = keras.KerasTensor((None, None, None, 2, 3, 5))
-    with pytest.raises(ValueError, match=r"`values`.*\(None, None, None, 2, 2"):
-        module._check(unknown, unknown, other, *rest)
+    module._check(unknown, encoding, embedding, True)
+    whole = keras.KerasTensor((None, 5, 4, 2))
+    module._check(unknown, whole, embedding, False)
+    embedding = keras.KerasTensor((2, 2, 4))
+    with pytest.raises(ValueError, match=r"the 3 channels.*\(2, 2, 4\)"):
+        module._check(unknown, encoding, embedding, True)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "0.1"])

@@ -91,7 +91,7 @@ def group_self_attention(
         >>> tuple(y.shape)
         (2, 6, 6, 4, 2, 3)
     """
-    _check(query, keys, values, encoding, embedding, local)
+    _check(query, encoding, embedding, local)
     _checks.rate(dropout, "dropout")
     if dropout and seed is None:
         raise ValueError(
@@ -178,7 +178,7 @@ def group_attention_weights(
         ValueError: for shapes that do not fit, a pixel outside of the image,
             and a height or width known only at run time.
     """
-    _check(query, keys, keys, encoding, embedding, local)
+    _check(query, encoding, embedding, local)
     count = query.shape[0]
     query, keys = map(backend.with_an_image, (query, keys))
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
@@ -259,65 +259,43 @@ def neighbourhood(
 
 
 def _check(
-    query: Float[Tensor, "..."],
-    keys: Float[Tensor, "..."],
-    values: Float[Tensor, "..."],
-    encoding: Float[Tensor, "..."],
-    embedding: Float[Tensor, "..."] | None,
+    query: Float[Tensor, "batch height width query_order heads channels"],
+    encoding: Float[Tensor, "rows columns order encoded"],
+    embedding: Float[Tensor, "query_order key_order embedded"] | None,
     local: bool,
 ) -> None:
-    """Compares what is known of the shapes before run time."""
-    ranks = {"query": 6, "keys": 6, "values": 6, "encoding": 4, "embedding": 3}
-    tensors = (query, keys, values, encoding, embedding)
-    shapes = {
-        name: tuple(tensor.shape)
-        for name, tensor in zip(ranks, tensors, strict=True)
-        if tensor is not None
-    }
-    for name, shape in shapes.items():
-        if len(shape) != ranks[name]:
-            raise ValueError(
-                f"`{name}` must have {ranks[name]} axes. "
-                f"Received: {name}.shape={shape}"
-            )
-        images = ranks[name] == 6
-        # A batch may be empty, and positions may have no encoding.
-        if 0 in (shape[1:] if images else shape[:-1]):
-            axes = "all axes but the batch" if images else "its first axes"
-            raise ValueError(
-                f"`{name}` must have a size of at least one along {axes}. "
-                f"Received: {name}.shape={shape}"
-            )
-    *image, elements, heads, channels = shapes["query"]
-    *window, order, encoded = shapes["encoding"]
-    key_elements = shapes["keys"][3]
+    """Checks what follows from no axis alone, as far as sizes are known."""
+    image, channels = tuple(query.shape[1:3]), query.shape[-1]
+    *window, _, encoded = shape = tuple(encoding.shape)
     # What is left of the channels meets an embedding.
     left = None if None in (channels, encoded) else channels - encoded
     if left is not None and left < (embedding is not None):
         limit = "at most" if embedding is None else "fewer channels than"
         raise ValueError(
             f"`encoding` must have {limit} the {channels} channels of the "
-            f"queries. Received: encoding.shape={shapes['encoding']}"
+            f"queries. Received: encoding.shape={shape}"
         )
-    if not local:
-        window = [None if n is None else 2 * n - 1 for n in image[1:]]
-    elif window[0] != window[1] or not (window[0] or 0) % 2:
+    if local and (window[0] != window[1] or not (window[0] or 0) % 2):
         raise ValueError(
             "`encoding` must be of a square window of odd size, which has a "
-            f"centre. Received: encoding.shape={shapes['encoding']}"
+            f"centre. Received: encoding.shape={shape}"
         )
-    expected = {
-        "keys": (*image, key_elements, heads, channels),
-        "values": (*image, key_elements, heads, channels),
-        "encoding": (*window, order, encoded),
-        "embedding": (elements, key_elements, left),
-    }
-    for name, shape in expected.items():
-        if not _checks.fits(shapes.get(name, shape), shape):
+    if not local:
+        offsets = tuple(None if n is None else 2 * n - 1 for n in image)
+        if not _checks.fits(tuple(window), offsets):
             raise ValueError(
-                f"`{name}` must have shape {shape} for query.shape="
-                f"{shapes['query']}. Received: {name}.shape={shapes[name]}"
+                f"`encoding` must have rows and columns for {offsets} offsets "
+                f"of the pixels of whole images, for query.shape="
+                f"{tuple(query.shape)}. Received: encoding.shape={shape}"
             )
+    if embedding is not None and not _checks.fits(
+        tuple(embedding.shape[-1:]), (left,)
+    ):
+        raise ValueError(
+            f"`embedding` must meet the {left} channels of the queries that "
+            "`encoding` leaves. Received: embedding.shape="
+            f"{tuple(embedding.shape)}, encoding.shape={shape}"
+        )
 
 
 def _checked_seed(seed: Any) -> Any:

@@ -65,19 +65,6 @@ def affine_map(
         ValueError: for shapes that do not fit.
     """
     group = groups.get(group)
-    shape = tuple(psi.shape)
-    if len(shape) != 4 or shape[0] != group.order:
-        raise ValueError(
-            "`psi` must have shape (order, rows, columns, channels) with the "
-            f"{group.order} elements of '{group.name}' on axis 0. "
-            f"Received: psi.shape={shape}"
-        )
-    if tuple(beta.shape) != shape[1:]:
-        raise ValueError(
-            "`beta` must have shape (rows, columns, channels), those of "
-            f"`psi`. Received: beta.shape={tuple(beta.shape)}, "
-            f"psi.shape={shape}"
-        )
     psi = kernel_orbit(ops.moveaxis(psi, 0, 2), group, group_axis=True)
     beta = kernel_orbit(beta, group, group_axis=False)
     return AffineMap(ops.moveaxis(psi, 0, 2), ops.moveaxis(beta, 0, 2))
@@ -109,17 +96,11 @@ def relative_positions(
         ValueError: for shapes that do not fit.
     """
     num_heads = _checks.integer(num_heads, "num_heads")
-    shapes = tuple(rows.shape), tuple(columns.shape)
-    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1]:
-        raise ValueError(
-            "`rows` and `columns` must have shapes (rows, half) and (columns, "
-            "half), half of the channels each. Received: "
-            f"rows.shape={shapes[0]}, columns.shape={shapes[1]}"
-        )
-    if shapes[0][1] % num_heads:
+    if rows.shape[1] % num_heads:
         raise ValueError(
             f"Half of the channels must be divisible by num_heads={num_heads}. "
-            f"Received: rows.shape={shapes[0]}, columns.shape={shapes[1]}"
+            f"Received: rows.shape={tuple(rows.shape)}, "
+            f"columns.shape={tuple(columns.shape)}"
         )
     height, width = rows.shape[0], columns.shape[0]
     size = (height, width, num_heads, rows.shape[1] // num_heads)
