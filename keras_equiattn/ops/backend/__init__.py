@@ -11,6 +11,7 @@ in the `dispatch` modules of the operators, where its thresholds stand.
 """
 
 from keras_equiattn.ops.backend.autodiff import custom_vjp
+from keras_equiattn.ops.backend.autodiff import signature
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.autodiff import without_gradient
 from keras_equiattn.ops.backend.dynamo import in_one_piece
@@ -79,6 +80,7 @@ __all__ = [
     "scan",
     "scan_groups",
     "seed_as_floats",
+    "signature",
     "softmax",
     "softmax_gradient",
     "steps",

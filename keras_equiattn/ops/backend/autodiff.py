@@ -1,6 +1,7 @@
 """Gradients of our own, and gradients of functions, on every backend."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
 from keras_equiattn.ops.backend.target import tracing_for
+from keras_equiattn.ops.numerics import dtype_name
 
 Function = Callable[..., Any]
 
@@ -70,6 +72,14 @@ def custom_vjp(
         return function
 
     return _compiled(build)
+
+
+def signature(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
+    """Shapes and dtypes of tensors, which the caches of compiled functions have
+    as a key: there is a function for each set of them."""
+    return tuple(
+        None if x is None else (tuple(x.shape), dtype_name(x)) for x in tensors
+    )
 
 
 def without_gradient(function: Function) -> Function:

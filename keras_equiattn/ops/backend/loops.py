@@ -44,8 +44,9 @@ def scan(
     """`jax.lax.scan` over the first axis of every tensor in `xs`.
 
     One step at a time on every backend: what a step allocates is free before
-    the next. Not differentiable under TensorFlow; for use within
-    `custom_vjp`.
+    the next. Not differentiable under TensorFlow; for use within `custom_vjp`.
+    `keras.ops.scan` wants outputs of the shapes and dtypes of the carry under
+    TensorFlow, and no None among the slices.
 
     Args:
         function: takes the carry and a slice of `xs`, returns the next carry

@@ -112,8 +112,7 @@ def attend_in_blocks(
         offsets,
         *(x for x in (embedding, seed) if x is not None),
     )
-    shapes = tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
-    y = _attention(settings, shapes)(*tensors)
+    y = _attention(settings, backend.signature(tensors))(*tensors)
     return _as_images(y, batch, heads)[:, :height]
 
 

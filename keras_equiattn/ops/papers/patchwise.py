@@ -140,8 +140,9 @@ def patch_features(
     ]
     frames = ops.squeeze(window.frames(keys), axis=4)
     if recompute and config.is_recompute_enabled():
-        shapes = tuple(tuple(x.shape) for x in (frames, *by_row))
-        return of_query + _of_keys(window, shapes)(frames, *by_row)
+        tensors = (frames, *by_row)
+        run = _of_keys(window, backend.signature(tensors))
+        return of_query + run(*tensors)
     strips = _strips(window, frames)
     return of_query + sum(
         _of_row(window, strips[index], *(x[index] for x in by_row))

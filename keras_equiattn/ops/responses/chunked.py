@@ -78,7 +78,7 @@ def attended_sum(
     """
     blocks = dispatch.blocks(planes.shape[2])
     tensors = planes, *(weights[name] for name in spec.names)
-    return _attended_sum(spec, blocks, _shapes(tensors))(*tensors)
+    return _attended_sum(spec, blocks, backend.signature(tensors))(*tensors)
 
 
 def attention_maps(
@@ -95,12 +95,7 @@ def attention_maps(
         spec, planes, weights: see `attended_sum`.
     """
     tensors = planes, *(weights[name] for name in spec.names)
-    return _attention_maps(spec, _shapes(tensors))(*tensors)
-
-
-def _shapes(tensors: tuple[Float[Tensor, "..."], ...]) -> tuple[Any, ...]:
-    """Shapes and dtypes: one function is compiled for each set of them."""
-    return tuple((tuple(x.shape), str(x.dtype)) for x in tensors)
+    return _attention_maps(spec, backend.signature(tensors))(*tensors)
 
 
 @functools.lru_cache(maxsize=256)

@@ -253,10 +253,7 @@ def _run(
 ) -> Any:
     """One of the pairs of `gradients` on these tensors, see there."""
     recompute = recompute and config.is_recompute_enabled()
-    # Shapes and dtypes: for each there is one compiled function.
-    shapes = tuple(
-        None if x is None else (tuple(x.shape), dtype_name(x)) for x in tensors
-    )
+    shapes = backend.signature(tensors)
     run = gradients.differentiable(functions, recompute, shapes, **options)
     return run(*tensors)
 
