@@ -49,27 +49,28 @@ test: .venv/.dev
 # part is a target of its own: make -k test-slow goes on where one has failed.
 SLOW := slow-networks slow-tensorflow slow-jax slow-torch sweep-layers \
   sweep-tensorflow sweep-jax
-users = XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
+users = export XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
 
 test-slow: test-floor $(SLOW)
 
 $(SLOW): .venv/.dev
 
 # TensorFlow keeps all that it compiles: about half a gigabyte for a large
-# network with attention, so no process runs all of them.
+# network with attention, so no process runs the tests of all networks.
+networks = for some in resnet83 resnet29 acmix \
+  "not resnet83 and not resnet29 and not acmix"; do \
+  KERAS_BACKEND=tensorflow $(PYTEST) tests/applications -m "$(1)" \
+    -k "$$some" || test $$? -eq 5; done
+
 slow-networks:
-	@set -e; \
-	for some in resnet83 resnet29 "not resnet83 and not resnet29"; do \
-	  $(users) KERAS_BACKEND=tensorflow $(PYTEST) tests/applications \
-	    -m "slow and not sweep" -k "$$some"; \
-	done
+	@set -e; $(users); $(call networks,slow and not sweep)
 
 slow-tensorflow:
-	$(users) KERAS_BACKEND=tensorflow $(PYTEST) \
+	$(users); KERAS_BACKEND=tensorflow $(PYTEST) \
 	  --ignore=tests/applications -m "slow and not sweep"
 
 slow-jax:
-	$(users) KERAS_BACKEND=jax $(PYTEST) \
+	$(users); KERAS_BACKEND=jax $(PYTEST) \
 	  -m "slow and every_backend and not sweep"
 
 slow-torch:
@@ -79,7 +80,9 @@ sweep-layers:
 	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m sweep
 
 sweep-tensorflow:
-	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers -m sweep
+	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers \
+	  --ignore=tests/applications -m sweep
+	@set -e; $(call networks,sweep)
 
 sweep-jax:
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"

@@ -1,0 +1,168 @@
+"""Constants that were tuned, beside values around them.
+
+    KERAS_BACKEND=torch python benchmarks/tuning.py
+    KERAS_BACKEND=jax python benchmarks/tuning.py
+
+Each constant of the modules `dispatch` of `keras_equiattn.ops` that says how
+much is computed at a time is given other values, and the steps of one layer
+with all of them are timed in turns, in one process. A step is the output and
+the gradients with respect to weights and input. Prints the medians, as ratios
+to the value that stands in the package, and writes
+`benchmarks/results/tuning-<backend>-<batch>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import timing
+import traffic
+
+from keras_equiattn.applications.training import reporting
+from keras_equiattn.ops.pairs import dispatch as pairs
+from keras_equiattn.ops.responses import dispatch as responses
+from keras_equiattn.ops.windows import dispatch as windows
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Constant(NamedTuple):
+    """What is varied.
+
+    Attributes:
+        holder: the namespace that has the constant.
+        name: of the constant in it.
+        family: of `traffic.FAMILIES`, whose layer uses it.
+        values: which it gets; one of them is that of the package.
+    """
+
+    holder: dict[str, Any]
+    name: str
+    family: str
+    values: tuple[int, ...]
+
+
+CONSTANTS = {
+    "torch": {
+        "windows.TILE_SETUP_ROWS": Constant(
+            vars(windows), "TILE_SETUP_ROWS", "acmix", (1, 4, 16)
+        ),
+        "windows.CACHE": Constant(
+            vars(windows), "CACHE", "asc", (2**20, 2**22, 2**24)
+        ),
+        "responses.RESPONSES": Constant(
+            responses.RESPONSES,
+            "cpu",
+            "full_attention_p4",
+            (2**18, 2**20, 2**22),
+        ),
+        "pairs.WRITTEN_OUT": Constant(
+            vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 8, 16)
+        ),
+    },
+    "jax": {
+        "windows.TOGETHER": Constant(
+            vars(windows), "TOGETHER", "sasa", (1, 5, 25)
+        ),
+        "windows.SHORT": Constant(vars(windows), "SHORT", "acmix", (4, 8, 16)),
+        "responses.RESPONSES": Constant(
+            responses.RESPONSES,
+            "cpu",
+            "full_attention_p4",
+            (2**18, 2**20, 2**22),
+        ),
+        "pairs.WRITTEN_OUT": Constant(
+            vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 8, 16)
+        ),
+    },
+}
+
+
+def with_value(
+    constant: Constant, value: int, step: Callable[[], Any]
+) -> Callable[[], Any]:
+    """A step that runs, and is compiled, with this value."""
+
+    def run() -> Any:
+        before = constant.holder[constant.name]
+        constant.holder[constant.name] = value
+        try:
+            return step()
+        finally:
+            constant.holder[constant.name] = before
+
+    return run
+
+
+def measure(constant: Constant, batch: int, repeats: int) -> dict[str, Any]:
+    """Seconds of a step with each of the values."""
+    make, shape = traffic.FAMILIES[constant.family]
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).normal(size=(batch, *shape))
+    layer = make()
+    steps = {
+        # A step of its own for each, since it is compiled once.
+        str(value): with_value(
+            constant, value, timing.training_step(layer, x.astype("float32"))
+        )
+        for value in constant.values
+    }
+    seconds = timing.alternate(steps, repeats, warm_up=1)
+    return {
+        "family": constant.family,
+        "value": constant.holder[constant.name],
+        "seconds": {
+            value: round(statistics.median(taken), 3)
+            for value, taken in seconds.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    backend = keras.backend.backend()
+    if backend not in CONSTANTS:
+        parser.error(f"KERAS_BACKEND must be one of {sorted(CONSTANTS)}")
+    constants = CONSTANTS[backend]
+    parser.add_argument(
+        "--constants", nargs="+", choices=constants, default=constants
+    )
+    options = parser.parse_args()
+    if options.batch < 1 or options.repeats < 1:
+        parser.error(
+            "--batch and --repeats must be positive. Received: "
+            f"--batch {options.batch} --repeats {options.repeats}"
+        )
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    results: dict[str, Any] = {}
+    for name in options.constants:
+        found = measure(constants[name], options.batch, options.repeats)
+        own = found["seconds"][str(found["value"])]
+        ratios = {n: round(s / own, 2) for n, s in found["seconds"].items()}
+        print(name, found["family"], f"{own} s", ratios, flush=True)
+        results[name] = found
+    results |= {
+        "settings": {**vars(options), "constants": list(options.constants)},
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    date = datetime.date.today().isoformat()
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"tuning-{backend}-{options.batch}-{date}.json"
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
