@@ -55,15 +55,20 @@ test-slow: test-floor $(SLOW)
 
 $(SLOW): .venv/.dev
 
-# TensorFlow keeps all that it compiles: about half a gigabyte for a large
-# network with attention, so no process runs the tests of all networks.
-networks = for some in resnet83 resnet29 acmix \
-  "not resnet83 and not resnet29 and not acmix"; do \
-  KERAS_BACKEND=tensorflow $(PYTEST) tests/applications -m "$(1)" \
-    -k "$$some" || test $$? -eq 5; done
+# TensorFlow keeps all that it compiles: half a gigabyte for a large network with
+# attention. So no process runs all tests of $(1) with the marks $(2), but those
+# whose names match one of the expressions, or none of them.
+define in_parts
+set -e; others=""; for some in $(3) ""; do \
+  KERAS_BACKEND=tensorflow $(PYTEST) $(1) -m "$(2)" \
+    -k "$${some:-$${others# and }}$${some:+$$others}" || test $$? -eq 5; \
+  others="$$others and not $$some"; \
+done
+endef
 
 slow-networks:
-	@set -e; $(users); $(call networks,slow and not sweep)
+	@$(users); $(call in_parts,tests/applications,slow and not sweep, \
+	  resnet83 resnet29 acmix)
 
 slow-tensorflow:
 	$(users); KERAS_BACKEND=tensorflow $(PYTEST) \
@@ -80,9 +85,8 @@ sweep-layers:
 	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m sweep
 
 sweep-tensorflow:
-	KERAS_BACKEND=tensorflow $(PYTEST) --ignore=tests/layers \
-	  --ignore=tests/applications -m sweep
-	@set -e; $(call networks,sweep)
+	@$(call in_parts,tests --ignore=tests/layers,sweep, \
+	  resnet83 resnet29 applications docstrings pairs windows)
 
 sweep-jax:
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
@@ -148,6 +152,9 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py networks
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/attentive_conv.py memory
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/short_runs.py
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/tuning.py
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/tuning.py
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/import_time.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/report.py
 
 .venv/bin/python:

@@ -306,6 +306,21 @@ def window_forms(results: Results) -> str:
     return block(header, rows, [file], command)
 
 
+def import_time(results: Results) -> str:
+    command = "python benchmarks/import_time.py"
+    file = results.latest("import_time", command)
+    rows = [
+        [
+            STEP_TIMES[backend],
+            f"{file[backend]['keras']:.2f}",
+            f"{file[backend]['keras_equiattn']:.2f}",
+        ]
+        for backend in ("tensorflow", "jax", "torch")
+    ]
+    header = ("backend", "Keras with the backend, s", "the package adds, s")
+    return block(header, rows, [file], command)
+
+
 TABLES = (
     acmix_memory,
     acmix_time,
@@ -315,6 +330,7 @@ TABLES = (
     group_conv,
     gsa_memory,
     gsa_time,
+    import_time,
     step_time,
     traffic,
     window_forms,

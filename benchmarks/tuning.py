@@ -70,7 +70,7 @@ CONSTANTS = {
     },
     "jax": {
         "windows.TOGETHER": Constant(
-            vars(windows), "TOGETHER", "sasa", (1, 5, 25)
+            vars(windows), "TOGETHER", "sasa", (1, 5, 10)
         ),
         "windows.SHORT": Constant(vars(windows), "SHORT", "acmix", (4, 8, 16)),
         "responses.RESPONSES": Constant(

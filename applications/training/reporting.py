@@ -18,9 +18,13 @@ _BACKENDS = {
 }
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, of Keras and its backend, and of this package."""
-    backend = keras.backend.backend()
+def versions(backend: str | None = None) -> dict[str, str]:
+    """Versions of Python, of Keras and its backend, and of this package.
+
+    Args:
+        backend: whose version is wanted; None is the one in use.
+    """
+    backend = backend or keras.backend.backend()
     found = {"python": platform.python_version(), "backend": backend}
     names = ("keras-equiattn", "keras", "numpy", *_BACKENDS.get(backend, ()))
     for name in names:
