@@ -86,7 +86,7 @@ sweep-layers:
 
 sweep-tensorflow:
 	@$(call in_parts,tests --ignore=tests/layers,sweep, \
-	  resnet83 resnet29 applications docstrings pairs windows)
+	  resnet83 resnet29 acmix_ gsanet applications docstrings pairs windows)
 
 sweep-jax:
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
