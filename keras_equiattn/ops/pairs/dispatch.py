@@ -31,7 +31,9 @@ UNROLLED_BLOCK = 5 * 2**26
 # time, took 220 ms an image with 64 in place of 75 with 576 beside each other.
 COMPILED_TOGETHER = 24
 EAGER_TOGETHER = 1024
-# Neighbours of a line of the whole image, at most: each is written out.
+# Neighbours of a line of the whole image, at most: each is written out. In
+# images of 13 x 13, lines of 7 took 0.35 of the time of lines of one under JAX,
+# and 0.81 under PyTorch (Intel Xeon, one core).
 WRITTEN_OUT = 8
 # Images of a batch whose size is not known before run time.
 UNKNOWN_BATCH = 32
