@@ -1,6 +1,6 @@
 """Networks by name, and the former places of modules."""
 
-import subprocess
+import runpy
 import sys
 
 import keras
@@ -58,15 +58,16 @@ def test_former_places_of_modules():
     assert former_recipes is recipes
 
 
-def test_former_command_line_of_the_datasets():
-    found = [
-        subprocess.run(
-            [sys.executable, "-m", f"keras_equiattn.applications.{module}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for module in ("datasets", "data")
-    ]
-    assert found[0].returncode == found[1].returncode
-    assert "prepare" in found[0].stdout + found[0].stderr
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_former_command_line_of_the_datasets(monkeypatch, capsys):
+    """The same as the new one, with the same exit status."""
+    found = []
+    for module in ("datasets", "data"):
+        name = f"keras_equiattn.applications.{module}"
+        monkeypatch.setattr(sys, "argv", [module])
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(name, run_name="__main__")
+        found.append((ended.value.code, capsys.readouterr()))
+    assert found[0] == found[1]
+    assert "prepare" in found[0][1].out + found[0][1].err

@@ -146,7 +146,8 @@ def test_network_step_by_step(small):
     assert_agrees(model, levels, x, expected, maps)
 
 
-@pytest.mark.torch_first
+@pytest.mark.slow
+@pytest.mark.every_backend
 def test_file_in_another_process(small, tmp_path):
     x = images((2, 16, 24, 3))
     assert_another_process_loads(ACmixPVTTiny(**SMALL), x, tmp_path)
