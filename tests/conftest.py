@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
         if has("every_backend") and not has("slow"):
             continue
         # Whole networks compile longest under JAX; there a step of one does.
-        network = "/applications/" in item.nodeid and backend == "jax"
+        network = "/applications/networks/" in item.nodeid and backend == "jax"
         step = "test_resnet29" in item.nodeid and "fit" in item.name
         late = network and not step and "bad" not in item.name
         if has("torch_first") or (late and not has("slow") and not has("once")):

@@ -63,6 +63,7 @@ from keras import ops
 
 from keras_equiattn.layers import GroupConv2D, GroupSelfAttention2D
 from keras_equiattn.ops import backend
+from keras_equiattn.ops.geometry import reflected
 
 warnings.simplefilter("error")
 
@@ -98,6 +99,10 @@ double = backend.custom_vjp(lambda x: (2 * x, x), None, "recompute=False")
 assert list(ops.convert_to_numpy(double(three))) == [2, 2, 2]
 constant = backend.without_gradient(lambda x: 3 * x)
 assert list(ops.convert_to_numpy(constant(three))) == [3, 3, 3]
+
+# Its remainders have the sign of what is divided, those of others do not.
+mirrored = reflected(ops.arange(-1, 4, dtype="int32"), 3)
+assert list(ops.convert_to_numpy(mirrored)) == [1, 0, 1, 2, 1]
 """
 
 

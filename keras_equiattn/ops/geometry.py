@@ -339,7 +339,7 @@ class Window:
             size, self.strides, self.offsets.T, strict=True
         ):
             place = ops.arange(0, n, stride, dtype="int32")
-            place = place + backend.constant(offset[:, None], place)
+            place = place + backend.constant(offset[:, None], place, "int32")
             axes.append(ops.logical_and(place >= 0, place < n))
         rows, columns = axes
         return ops.logical_and(rows[:, :, None], columns[:, None])
@@ -377,5 +377,5 @@ def reflected(
 ) -> Shaped[Tensor, "*places"]:
     """Rows or columns that the mirror image shows at any whole numbers."""
     period = size - 1
-    index = index % larger(2 * period, 1)
+    index = backend.remainder(index, larger(2 * period, 1))
     return ops.minimum(index, 2 * period - index)

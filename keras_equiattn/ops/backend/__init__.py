@@ -35,6 +35,7 @@ from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
+from keras_equiattn.ops.backend.memory import remainder
 from keras_equiattn.ops.backend.memory import sum_at
 from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import with_an_image
@@ -76,6 +77,7 @@ __all__ = [
     "part_at",
     "prepared_seed",
     "product",
+    "remainder",
     "remember",
     "scan",
     "scan_groups",

@@ -75,8 +75,8 @@ def custom_vjp(
 
 
 def signature(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
-    """Shapes and dtypes of tensors, which the caches of compiled functions have
-    as a key: there is a function for each set of them."""
+    """Shapes and dtypes of tensors: the key under which a compiled function is
+    kept."""
     return tuple(
         None if x is None else (tuple(x.shape), dtype_name(x)) for x in tensors
     )

@@ -45,8 +45,8 @@ def scan(
 
     One step at a time on every backend: what a step allocates is free before
     the next. Not differentiable under TensorFlow; for use within `custom_vjp`.
-    `keras.ops.scan` wants outputs of the shapes and dtypes of the carry under
-    TensorFlow, and no None among the slices.
+    `keras.ops.scan` is no substitute: under TensorFlow its outputs must have
+    the shapes and dtypes of the carry, and no slice may be None.
 
     Args:
         function: takes the carry and a slice of `xs`, returns the next carry

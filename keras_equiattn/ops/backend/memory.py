@@ -17,6 +17,9 @@ from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
+# Tables up to this size are kept on the device: 512 of them at most.
+KEPT_BYTES = 2**20
+
 
 def with_an_image(
     x: Shaped[Tensor, "batch ..."],
@@ -36,11 +39,12 @@ def constant(
 ) -> Shaped[Tensor, "..."]:
     """A table as a tensor on the device of another one.
 
-    PyTorch would copy it there in each call, so it keeps what it has copied.
+    PyTorch would copy it there in each call, so what was copied is kept, unless
+    it is large.
     Compilers keep the constants of what they compile.
 
     Args:
-        table: small, the same in each call.
+        table: the same in each call.
         like: a tensor on that device.
         dtype: of the result, by name or as tensors have it; None for that of
             the table.
@@ -52,7 +56,8 @@ def constant(
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     traced = type(like) not in (torch.Tensor, torch.nn.Parameter)
-    if traced or torch.compiler.is_compiling():
+    large = table.nbytes > KEPT_BYTES
+    if traced or large or torch.compiler.is_compiling():
         return torch.as_tensor(table, dtype=dtype, device=like.device)
     shape, kind = table.shape, table.dtype.str
     return _on_device(table.tobytes(), shape, kind, dtype, like.device)
@@ -85,11 +90,18 @@ def masked(
     Args:
         x: a tensor.
         kept: where it stays as it is; has a shape that fits that of `x`.
-        value: a number that the dtype of `x` has.
+        value: a number that the dtype of `x` can represent.
     """
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         return x.masked_fill(ops.logical_not(kept), value)
     return ops.where(kept, x, ops.cast(value, x.dtype))
+
+
+def remainder(x: Shaped[Tensor, "*axes"], size: Any) -> Shaped[Tensor, "*axes"]:
+    """`ops.mod`, whose result has the sign of the size, see `masked`."""
+    if keras.backend.backend() == "torch" and ops.is_tensor(x):
+        return x % size
+    return ops.mod(x, size)
 
 
 def clamped(

@@ -53,7 +53,7 @@ def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
 
 
 def _bits(x: Shaped[Tensor, "*axes"], mask: int) -> Shaped[Tensor, "*axes"]:
-    """The bits of 32 that a mask has."""
+    """Bitwise and with a mask of 32 bits."""
     return ops.bitwise_and(x, constant(np.array(mask, "int32"), x))
 
 

@@ -212,7 +212,8 @@ class Neighbourhood:
         self, x: Float[Tensor, "batch height width *rest"]
     ) -> Float[Tensor, "batch pixels neighbours *rest"]:
         """`(batch, pixels, neighbours, ...)` of an image."""
-        return ops.take(_by_pixel(x), self.places, axis=1)
+        places = backend.constant(self.places, x, "int32")
+        return ops.take(_by_pixel(x), places, axis=1)
 
 
 def neighbourhood(
@@ -333,7 +334,8 @@ def _scores(
     Float[Tensor, "batch heads order pixels query_order neighbours"],
 ]:
     """Scores of content and group, and of positions."""
-    query = ops.take(_by_pixel(query), seen.queries, axis=1)
+    queries = backend.constant(seen.queries, query, "int32")
+    query = ops.take(_by_pixel(query), queries, axis=1)
     content = ops.einsum("bigtc,biomtc->btigmo", query, seen.of(keys))
     *_, order, encoded = ops.shape(encoding)
     if embedding is not None:
@@ -341,10 +343,13 @@ def _scores(
         group = ops.einsum("bigtc,gmc->btigm", rest, embedding)
         content = content + group[..., None]
     encoding = ops.reshape(encoding, (-1, order, encoded))
-    encoding = ops.take(encoding, seen.offsets, axis=0)
+    offsets = backend.constant(seen.offsets, query, "int32")
+    encoding = ops.take(encoding, offsets, axis=0)
     position = ops.einsum("bigtc,iovc->btvigo", query[..., :encoded], encoding)
-    inside = backend.constant(seen.inside, position)[:, None]
-    return content, backend.masked(position, inside, MASKED)
+    if not seen.inside.all():
+        inside = backend.constant(seen.inside, position)[:, None]
+        position = backend.masked(position, inside, MASKED)
+    return content, position
 
 
 def _full(*tensors: Float[Tensor, "..."] | None) -> list[Any]:

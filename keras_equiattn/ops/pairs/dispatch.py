@@ -33,7 +33,7 @@ COMPILED_TOGETHER = 24
 EAGER_TOGETHER = 1024
 # Neighbours of a line of the whole image, at most: each is written out. In
 # images of 13 x 13, lines of 7 took 0.35 of the time of lines of one under JAX,
-# and 0.81 under PyTorch (Intel Xeon, one core).
+# and 0.81 under PyTorch (steps of 8 images, Intel Xeon, one core).
 WRITTEN_OUT = 8
 # Images of a batch whose size is not known before run time.
 UNKNOWN_BATCH = 32
@@ -98,7 +98,9 @@ def blocks(
     enough = (n for n in divisors if n * images >= least)
     fitting = (n for n in divisors if n * row * height <= limit)
     together = max(next(enough, heads), max(fitting, default=1))
-    count = min(-(-together * row * height // limit), height)
+    # As many rows as the limit allows, but no block much smaller than others.
+    most = min(max(limit // (together * row), 1), height)
+    count = -(-height // most)
     lines = -(-width // WRITTEN_OUT)
     neighbours = size if local else -(-width // lines)
     return Blocks(together, -(-height // count), neighbours)
