@@ -83,7 +83,10 @@ def filled(shape: Any, value: float, dtype: Any) -> Shaped[Tensor, "..."]:
 
 
 def masked(
-    x: Shaped[Tensor, "..."], kept: Shaped[Tensor, "..."], value: float
+    x: Shaped[Tensor, "..."],
+    kept: Shaped[Tensor, "..."],
+    value: float,
+    owned: bool = False,
 ) -> Shaped[Tensor, "..."]:
     """`ops.where(kept, x, value)`, for which Keras sends a device the number.
 
@@ -91,9 +94,12 @@ def masked(
         x: a tensor.
         kept: where it stays as it is; has a shape that fits that of `x`.
         value: a number that the dtype of `x` can represent.
+        owned: whether `x` is ours alone. Its memory is then that of the result,
+            where operators run one by one.
     """
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
-        return x.masked_fill(ops.logical_not(kept), value)
+        fill = x.masked_fill_ if owned and _in_place(x) else x.masked_fill
+        return fill(ops.logical_not(kept), value)
     return ops.where(kept, x, ops.cast(value, x.dtype))
 
 

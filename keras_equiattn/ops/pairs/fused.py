@@ -487,7 +487,7 @@ def _scores(
         lowest = lowest_score(line.keys)
         inside = seen(line.inside, lines.keys(width))
         above = [
-            backend.masked(x, i, lowest)
+            backend.masked(x, i, lowest, owned=True)
             for i, x in zip(inside, above, strict=True)
         ]
     return Scores(found, kept, above)
