@@ -56,8 +56,8 @@ def dense_attention(
             scores = scores - ops.stop_gradient(top)
         scores = scores + ops.cast(bias, scores.dtype)
     if visible is not None:
-        of_heads = backend.constant(visible[..., None, :, :], scores)
-        scores = backend.masked(scores, of_heads, lowest_score(scores))
+        hidden = backend.constant(~visible[..., None, :, :], scores)
+        scores = backend.masked(scores, hidden, lowest_score(scores))
     weights = softmax_in_full_precision(scores)
     y = ops.einsum("...npq,...qnc->...pnc", dropout(weights), values)
     return ops.reshape(y, (*ops.shape(y)[:-2], channels)), weights

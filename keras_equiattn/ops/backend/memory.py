@@ -79,28 +79,30 @@ def _on_device(
 def filled(shape: Any, value: float, dtype: Any) -> Shaped[Tensor, "..."]:
     """`ops.full`, for which Keras sends PyTorch's device the number, and waits
     for it to come back."""
-    return ops.zeros(shape, dtype) + value
+    if keras.backend.backend() == "torch":
+        return ops.empty(shape, dtype).fill_(value)
+    return ops.full(shape, value, dtype)
 
 
 def masked(
     x: Shaped[Tensor, "..."],
-    kept: Shaped[Tensor, "..."],
+    hidden: Shaped[Tensor, "..."],
     value: float,
     owned: bool = False,
 ) -> Shaped[Tensor, "..."]:
-    """`ops.where(kept, x, value)`, for which Keras sends a device the number.
+    """`ops.where(hidden, value, x)`, for which Keras sends a device the number.
 
     Args:
         x: a tensor.
-        kept: where it stays as it is; has a shape that fits that of `x`.
+        hidden: where it gets the value; has a shape that fits that of `x`.
         value: a number that the dtype of `x` can represent.
         owned: whether `x` is ours alone. Its memory is then that of the result,
             where operators run one by one.
     """
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         fill = x.masked_fill_ if owned and _in_place(x) else x.masked_fill
-        return fill(ops.logical_not(kept), value)
-    return ops.where(kept, x, ops.cast(value, x.dtype))
+        return fill(hidden, value)
+    return ops.where(hidden, ops.cast(value, x.dtype), x)
 
 
 def remainder(x: Shaped[Tensor, "*axes"], size: Any) -> Shaped[Tensor, "*axes"]:

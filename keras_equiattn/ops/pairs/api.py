@@ -347,8 +347,8 @@ def _scores(
     encoding = ops.take(encoding, offsets, axis=0)
     position = ops.einsum("bigtc,iovc->btvigo", query[..., :encoded], encoding)
     if not seen.inside.all():
-        inside = backend.constant(seen.inside, position)[:, None]
-        position = backend.masked(position, inside, MASKED)
+        hidden = backend.constant(~seen.inside, position)[:, None]
+        position = backend.masked(position, hidden, MASKED)
     return content, position
 
 

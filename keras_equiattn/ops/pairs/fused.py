@@ -482,13 +482,13 @@ def _scores(
     first = query[: line.encoding.shape[0]]
     positions = products("cv,cg->vg", [(e, first) for e in encodings], dtype)
     above = [p + x for p, x in zip(positions, tops, strict=True)]
-    if line.inside is not None:
+    if line.hidden is not None:
         # Last of all: what is added to the lowest score may not be finite.
         lowest = lowest_score(line.keys)
-        inside = seen(line.inside, lines.keys(width))
+        hidden = seen(line.hidden, lines.keys(width))
         above = [
-            backend.masked(x, i, lowest, owned=True)
-            for i, x in zip(inside, above, strict=True)
+            backend.masked(x, h, lowest, owned=True)
+            for h, x in zip(hidden, above, strict=True)
         ]
     return Scores(found, kept, above)
 

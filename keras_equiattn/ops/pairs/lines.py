@@ -50,14 +50,14 @@ class Line(NamedTuple):
     Attributes:
         keys, values: in rows of the line.
         encoding: of the line.
-        inside: whether keys lie in the image, and in no line before; None if
-            all of them do.
+        hidden: whether keys lie outside of the image, or in the line before;
+            None if none of them does.
     """
 
     keys: Float[Tensor, "channels elements seen_rows seen_columns images"]
     values: Float[Tensor, "channels elements seen_rows seen_columns images"]
     encoding: Float[Tensor, "encoded order seen_rows line_columns 1"]
-    inside: Shaped[Tensor, "1 1 seen_rows seen_columns 1"] | None
+    hidden: Shaped[Tensor, "1 1 seen_rows seen_columns 1"] | None
 
 
 class Lines(NamedTuple):
@@ -115,29 +115,29 @@ class Lines(NamedTuple):
             number: of the line.
         """
         (_, width), n = place.size, self.neighbours
-        inside = None
+        hidden = None
         if self.size is None:
             shape, of_line = (1, n), (place.rows, width + n - 1)
             if n > 1 and width % n:
                 _, first, column = self._in_image(width, number)
                 columns = ops.arange(n, dtype="int32") + column
-                inside = (columns >= first)[None, None, None, :, None]
+                hidden = (columns < first)[None, None, None, :, None]
         else:
             shape, of_line = (place.rows, width + n - 1), (1, n)
             rows, columns = (
                 ops.arange(count, dtype="int32") - n // 2 for count in shape
             )
             rows = rows + (place.first + number)
-            inside = ops.logical_and(
-                _within(rows, place.size[0])[:, None, None],
-                _within(columns, width)[:, None],
+            hidden = ops.logical_or(
+                _beyond(rows, place.size[0])[:, None, None],
+                _beyond(columns, width)[:, None],
             )[None, None]
         at_keys, at_offsets = self.starts(place, number)
         return Line(
             _part(keys, at_keys, shape),
             _part(values, at_keys, shape),
             _part(encoding, at_offsets, of_line),
-            inside,
+            hidden,
         )
 
     def keys(self, width: Any) -> list[slice]:
@@ -202,6 +202,6 @@ def _part(
     return backend.part_at(x, start, (*outer, *size, images))
 
 
-def _within(place: Shaped[Tensor, " places"], limit: Any) -> Tensor:
-    """Whether places along an axis lie from zero to below a limit."""
-    return ops.logical_and(place >= 0, place < limit)
+def _beyond(place: Shaped[Tensor, " places"], limit: Any) -> Tensor:
+    """Whether places along an axis lie below zero, or not below a limit."""
+    return ops.logical_or(place < 0, place >= limit)

@@ -239,8 +239,8 @@ def through_attention(
         values = responses(window, planes, kernel, None, schedule.written_out)
         terms = [_hits(values, floor)]
         if of_maxima is not None:
-            kept = _is_at(index, number)
-            terms.append(backend.masked(of_maxima, kept, 0.0))
+            hidden = ops.not_equal(index, _along_channels(number))
+            terms.append(backend.masked(of_maxima, hidden, 0.0))
         shape = (*ops.shape(found)[:2], -1, filters)
         terms = [ops.reshape(x, shape) for x in terms]
         count, *own = backend.sums_together(terms, 2)
@@ -388,4 +388,11 @@ def _is_at(
     index: Places, number: Shaped[Tensor, " channels"]
 ) -> Shaped[Tensor, "channels batch height width filters"]:
     """Whether the maximum at each position is that of a channel."""
-    return ops.equal(index, number[:, None, None, None, None])
+    return ops.equal(index, _along_channels(number))
+
+
+def _along_channels(
+    number: Shaped[Tensor, " channels"],
+) -> Shaped[Tensor, "channels 1 1 1 1"]:
+    """Numbers of channels beside the maxima at all positions."""
+    return number[:, None, None, None, None]

@@ -135,8 +135,8 @@ def window_softmax(
             )
         pairs = scores.shape[0] // len(window.offsets)
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
-        inside = inside[:, None, None, None]
-        scores = backend.masked(scores, inside, MASKED)
+        hidden = ops.logical_not(inside)[:, None, None, None]
+        scores = backend.masked(scores, hidden, MASKED)
     return softmax(scores, (0,))
 
 
@@ -218,9 +218,9 @@ def window_attention(
     mask = None
     if window.border == "mask":
         inside = window.inside(tuple(ops.shape(keys)[1:3]))
-        inside = inside[:, None, None, None]
-        nothing = ops.zeros(ops.shape(inside), dtype_of_sums(tensors[0]))
-        mask = backend.masked(nothing, inside, MASKED)
+        hidden = ops.logical_not(inside)[:, None, None, None]
+        nothing = ops.zeros(ops.shape(hidden), dtype_of_sums(tensors[0]))
+        mask = backend.masked(nothing, hidden, MASKED)
     found = _run(
         gradients.ATTENTION,
         (*tensors, mask),
