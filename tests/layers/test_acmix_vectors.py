@@ -79,12 +79,13 @@ def test_vectors_with_gradients(name):
         return
     of_x, *found = gradients(layer, x, last(v["cotangent"]))
     assert relative_difference(of_x, last(v["g/x"])) < LIMIT
+    largest = max(np.abs(gradient).max() for gradient in found)
     for variable, gradient in zip(
         layer.trainable_variables, found, strict=True
     ):
         theirs = v[f"g/{THEIRS[variable.name]}"]
         if variable.name == "position_bias":  # no output depends on it
-            assert np.abs(gradient).max() < LIMIT
+            assert np.abs(gradient).max() < LIMIT * largest
             continue
         wanted = ours(theirs, variable.shape)
         assert relative_difference(gradient, wanted) < LIMIT, variable.name
