@@ -50,6 +50,14 @@ class Constant(NamedTuple):
     values: tuple[int, ...]
 
 
+EVERYWHERE = {
+    "responses.RESPONSES": Constant(
+        responses.RESPONSES, "cpu", "full_attention_p4", (2**18, 2**20, 2**22)
+    ),
+    "pairs.WRITTEN_OUT": Constant(
+        vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 4, 8)
+    ),
+}
 CONSTANTS = {
     "torch": {
         "windows.TILE_SETUP_ROWS": Constant(
@@ -58,30 +66,14 @@ CONSTANTS = {
         "windows.CACHE": Constant(
             vars(windows), "CACHE", "asc", (2**20, 2**22, 2**24)
         ),
-        "responses.RESPONSES": Constant(
-            responses.RESPONSES,
-            "cpu",
-            "full_attention_p4",
-            (2**18, 2**20, 2**22),
-        ),
-        "pairs.WRITTEN_OUT": Constant(
-            vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 8, 16)
-        ),
+        **EVERYWHERE,
     },
     "jax": {
         "windows.TOGETHER": Constant(
             vars(windows), "TOGETHER", "sasa", (1, 5, 10)
         ),
         "windows.SHORT": Constant(vars(windows), "SHORT", "acmix", (4, 8, 16)),
-        "responses.RESPONSES": Constant(
-            responses.RESPONSES,
-            "cpu",
-            "full_attention_p4",
-            (2**18, 2**20, 2**22),
-        ),
-        "pairs.WRITTEN_OUT": Constant(
-            vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 8, 16)
-        ),
+        **EVERYWHERE,
     },
 }
 
