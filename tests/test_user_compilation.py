@@ -204,23 +204,30 @@ def test_torch_compile_of_several_layers():
         )
 
 
+def loss_of(name):
+    """A layer of the family as JAX has it: a loss, and weights to give it."""
+    layer = build(name)
+    others = [v.value for v in layer.non_trainable_variables]
+
+    def loss(values, x):
+        y, _ = layer.stateless_call(values, others, x)
+        return (y**2).sum()
+
+    return loss, [v.value for v in layer.trainable_variables]
+
+
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_by_jax(name):
     """Forward over reverse, as in `jax.hessian`, and reverse over reverse."""
     import jax
 
-    layer = build(name)
-    values = [v.value for v in layer.trainable_variables]
-    others = [v.value for v in layer.non_trainable_variables]
+    loss, values = loss_of(name)
     x = jax.numpy.asarray(images(name, 2))
     direction = jax.numpy.asarray(np.random.default_rng(2).normal(size=x.shape))
 
     def gradient(x):
-        def loss(x):
-            return (layer.stateless_call(values, others, x)[0] ** 2).sum()
-
-        return jax.grad(loss)(x)
+        return jax.grad(loss, argnums=1)(values, x)
 
     def forward(x):
         return jax.jvp(gradient, (x,), (direction,))[1]
@@ -239,15 +246,8 @@ def test_gradients_of_each_image_by_jax(name):
     """`jax.vmap` of `jax.grad`, compiled, against one image at a time."""
     import jax
 
-    layer = build(name)
-    values = [v.value for v in layer.trainable_variables]
-    others = [v.value for v in layer.non_trainable_variables]
-    x = jax.numpy.asarray(images(name, 3))
-
-    def loss(values, image):
-        y, _ = layer.stateless_call(values, others, image[None])
-        return (y**2).sum()
-
+    loss, values = loss_of(name)
+    x = jax.numpy.asarray(images(name, 3))[:, None]
     each = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(values, x)
     for n, image in enumerate(x):
         alone = jax.grad(loss)(values, image)
