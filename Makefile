@@ -35,12 +35,13 @@ demo: .venv/.demo
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
 
 # Tests that use no tensor, or choose a backend themselves, run once: under
-# PyTorch, which builds networks soonest.
+# PyTorch, which builds networks soonest. A process gets the tests of a whole
+# class or module, which share what they compile.
 test: .venv/.dev
 	@set -e; which="not slow"; \
 	for backend in $(BACKENDS); do \
 	  echo "== $$backend"; \
-	  KERAS_BACKEND=$$backend $(PYTEST) --durations=20 -m "$$which" \
+	  KERAS_BACKEND=$$backend $(PYTEST) --dist loadscope --durations=20 -m "$$which" \
 	    $(some); \
 	  which="not slow and not once"; \
 	done
@@ -82,10 +83,10 @@ slow-torch:
 	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
 
 sweep-layers:
-	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m sweep
+	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m "sweep and not once"
 
 sweep-tensorflow:
-	@$(call in_parts,tests --ignore=tests/layers,sweep, \
+	@$(call in_parts,tests --ignore=tests/layers,sweep and not once, \
 	  resnet29 acmix_ gsanet applications docstrings pairs windows)
 
 sweep-jax:

@@ -1,6 +1,7 @@
 """Set-up of all tests."""
 
 import os
+import pathlib
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -23,26 +24,32 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# PyTorch before TensorFlow, which Keras may import: the other way round can
-# crash the process.
-import torch  # isort: skip
-import hypothesis
-import keras
 import pytest
-
-# Time says nothing on a machine that is shared.
-hypothesis.settings.register_profile("suite", deadline=None)
-hypothesis.settings.load_profile("suite")
 
 # Assertions in the contract explain themselves as those in tests do.
 pytest.register_assert_rewrite("layer_contract")
 
-torch.set_num_threads(1)
+
+def pytest_configure(config):
+    """Prepares the libraries, but in a process whose workers run the tests."""
+    if config.getoption("numprocesses", None):
+        return
+    # PyTorch before TensorFlow, which Keras may import: the other way round can
+    # crash the process.
+    import torch  # isort: skip
+    import hypothesis
+
+    torch.set_num_threads(1)
+    # Time says nothing on a machine that is shared.
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)
 def fresh_keras():
     """Every test starts from the same seed and leaves no global settings."""
+    import keras
+
     keras.utils.set_random_seed(0)
     image_data_format = keras.config.image_data_format()
     policy = keras.config.dtype_policy()
@@ -59,27 +66,43 @@ def pytest_addoption(parser):
     )
 
 
+# What is built of layers, by Keras: PyTorch runs all tests of it, the others in
+# their sweeps, but for those that are marked `every_backend`.
+BUILT_OF_LAYERS = (
+    "applications/data",
+    "applications/networks",
+    "benchmarks",
+    "convert",
+    "examples",
+    "visualization",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What takes seconds to compile for each shape goes to the sweeps."""
-    backend = keras.backend.backend()
-    if backend == "torch":
-        return
+    import keras
+
+    tests = pathlib.Path(__file__).parent
     for item in items:
-        has = item.get_closest_marker
-        if has("every_backend") and not has("slow"):
-            continue
-        # Whole networks compile longest under JAX; there a step of one does.
-        network = "/applications/networks/" in item.nodeid and backend == "jax"
-        step = "test_resnet29" in item.nodeid and "fit" in item.name
-        late = network and not step and "bad" not in item.name
-        if has("torch_first") or (late and not has("slow") and not has("once")):
-            for marker in ("slow", "every_backend", "sweep"):
-                item.add_marker(marker)
+        marked = {mark.name for mark in item.iter_markers()}
+        slow = "slow" in marked
+        path = item.path.relative_to(tests).as_posix()
+        late = path.startswith(BUILT_OF_LAYERS) and not slow
+        late = late or "torch_first" in marked
+        if ("every_backend" in marked and not slow) or "once" in marked:
+            late = False
+        if late and keras.backend.backend() != "torch":
+            item.add_marker("sweep")
+        if item.get_closest_marker("sweep"):
+            item.add_marker("slow")
+            item.add_marker("every_backend")
 
 
 def pytest_generate_tests(metafunc):
     """Runs the checks of a `LayerContract` on each of its cases."""
+    import keras
+
     if "case" in metafunc.fixturenames and metafunc.cls is not None:
         first, *others = metafunc.cls.cases
         conduct = metafunc.definition.get_closest_marker("conduct")

@@ -5,6 +5,7 @@ A test module describes its layers as `LayerCase`s and subclasses
 """
 
 import dataclasses
+import functools
 import inspect
 import pathlib
 from typing import Any
@@ -119,11 +120,17 @@ class LayerContract:
     cases: tuple[LayerCase, ...] = ()
     without: tuple[str, ...] = ()
 
+    # A step of training takes longest to compile: the fast tests of user
+    # compilation have one for each kind of attention. Mixed precision has a
+    # check of its own.
     @pytest.mark.conduct
-    def test_keras_own_contract(self, case):
+    @pytest.mark.parametrize(
+        "train", [False, pytest.param(True, marks=pytest.mark.torch_first)]
+    )
+    def test_keras_own_contract(self, case, train):
         if KerasTestCase is None:
             pytest.skip("this version of Keras has no layer test")
-        check_keras_contract(case)
+        check_keras_contract(case, train)
 
     def test_config_holds_every_argument_with_its_value(self):
         check_config(self.layer, self.arguments, self.without)
@@ -133,6 +140,7 @@ class LayerContract:
         check_file_round_trip(case, tmp_path)
 
     @pytest.mark.conduct
+    @pytest.mark.torch_first
     def test_file_round_trip_with_a_query(self, case, tmp_path):
         if not getattr(case.make(), "attends", False):
             pytest.skip("the layer has no attention to show")
@@ -173,7 +181,14 @@ class LayerContract:
     def test_empty_batch(self, case):
         check_empty_batch(case)
 
-    @pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
+    @pytest.mark.parametrize(
+        "dtype",
+        [
+            "uint8",
+            pytest.param("int32", marks=pytest.mark.torch_first),
+            pytest.param("bool", marks=pytest.mark.torch_first),
+        ],
+    )
     def test_integers(self, dtype):
         check_integers(self.cases[0], dtype)
 
@@ -188,12 +203,11 @@ class LayerContract:
         else:
             check_unknown_size_is_refused(case)
 
-    # Keras' own contract has mixed precision on every backend.
     @pytest.mark.parametrize(
         "policy",
         [
             "float32",
-            "float16",
+            pytest.param("float16", marks=pytest.mark.torch_first),
             pytest.param("bfloat16", marks=pytest.mark.torch_first),
             "mixed_bfloat16",
         ],
@@ -207,7 +221,7 @@ def skip_without_symmetry(case):
         pytest.skip("the group has no element that moves anything")
 
 
-def check_keras_contract(case):
+def check_keras_contract(case, train=True):
     keras_case = KerasTestCase()
     keras_case.setUp()
     keras_case.run_layer_test(
@@ -220,6 +234,8 @@ def check_keras_contract(case):
         expected_num_seed_generators=case.seed_generators,
         expected_num_losses=None,
         supports_masking=False,
+        run_training_check=train,
+        run_mixed_precision_check=train,
     )
 
 
@@ -251,11 +267,11 @@ def check_file_round_trip(case, folder):
     layer = case.make()
     model = keras.Sequential([keras.Input(case.input_shape[1:]), layer])
     x = case.sample()
-    expected = model.predict(x, verbose=0)
+    expected = as_array(model(x))
     path = folder / "model.keras"
     model.save(path)
     revived = keras.saving.load_model(path, safe_mode=True)
-    np.testing.assert_array_equal(revived.predict(x, verbose=0), expected)
+    np.testing.assert_array_equal(as_array(revived(x)), expected)
 
 
 def check_file_round_trip_with_a_query(case, folder):
@@ -265,14 +281,13 @@ def check_file_round_trip_with_a_query(case, folder):
     outputs = layer(inputs, return_attention_maps=True, query=(1, 0))
     model = keras.Model(inputs, outputs)
     x = case.sample()
-    expected = model.predict(x, verbose=0)
+    expected = keras.tree.flatten(model(x))
     path = folder / "model.keras"
     model.save(path)
     revived = keras.saving.load_model(path, safe_mode=True)
-    found = revived.predict(x, verbose=0)
-    pairs = map(keras.tree.flatten, (found, expected))
-    for one, other in zip(*pairs, strict=True):
-        np.testing.assert_array_equal(one, other)
+    found = keras.tree.flatten(revived.predict(x, verbose=0))
+    for one, other in zip(found, expected, strict=True):
+        assert relative_difference(one, as_array(other)) < 1e-5
 
 
 def check_golden(case, update=False):
@@ -295,13 +310,10 @@ def check_golden(case, update=False):
 
 def check_equivariance(case, training=False, dtype="float32", rtol=1e-5):
     layer = case.make(data_format="channels_last", dtype=dtype)
+    options = {"training": training} if takes_training(layer) else {}
     for shape in shapes(case):
         assert_equivariant(
-            lambda x: (
-                layer(x, training=training)
-                if takes_training(layer)
-                else layer(x)
-            ),
+            call_of(layer, **options),
             case.group,
             case.sample(shape, dtype),
             rtol=rtol,
@@ -316,8 +328,9 @@ def check_translation(case):
     strides = getattr(layer, "strides", (1, 1))
     rest = case.input_shape[3:]
     large = case.sample((2, height + strides[0], width + strides[1], *rest))
-    first = as_array(layer(large[:, :height, :width]))
-    second = as_array(layer(large[:, strides[0] :, strides[1] :]))
+    call = call_of(layer)
+    first = as_array(call(large[:, :height, :width]))
+    second = as_array(call(large[:, strides[0] :, strides[1] :]))
     near, far = case.reach, -case.reach or None
     expected = first[:, near + 1 : far, near + 1 : far]
     assert expected.size, "the case is too small for its reach"
@@ -330,9 +343,9 @@ def check_data_formats(case):
     last = case.make(data_format="channels_last")
     first = case.make(data_format="channels_first")
     x = case.sample()
-    expected = np.moveaxis(as_array(last(x)), -1, 1)
+    expected = np.moveaxis(as_array(call_of(last)(x)), -1, 1)
     moved = np.ascontiguousarray(np.moveaxis(x, -1, 1))
-    actual = as_array(first(moved))
+    actual = as_array(call_of(first)(moved))
     assert relative_difference(actual, expected) < 1e-6
     spec = first.compute_output_shape(moved.shape)
     assert tuple(spec) == expected.shape
@@ -341,8 +354,9 @@ def check_data_formats(case):
 def check_dynamic_batch(case):
     layer = case.make(data_format="channels_last")
     x = case.sample((3, *case.input_shape[1:]))
-    expected = as_array(layer(x[:2]))
-    alone = as_array(layer(x[:1]))
+    call = call_of(layer)
+    expected = as_array(call(x[:2]))
+    alone = as_array(call(x[:1]))
     assert alone.shape == (1, *expected.shape[1:])
     assert relative_difference(alone, expected[:1]) < 1e-5
     model = keras.Sequential([keras.Input(case.input_shape[1:]), layer])
@@ -350,7 +364,7 @@ def check_dynamic_batch(case):
     actual = model.predict(x, batch_size=2, verbose=0)
     assert actual.shape == (3, *expected.shape[1:])
     assert relative_difference(actual[:2], expected) < 1e-5
-    alone = as_array(layer(x[2:]))
+    alone = as_array(call(x[2:]))
     assert relative_difference(actual[2:], alone) < 1e-5
 
 
@@ -400,7 +414,7 @@ def check_unknown_size(case):
     model = keras.Sequential([keras.Input(unknown), layer])
     for shape in shapes(case):
         x = case.sample(shape)
-        expected = as_array(layer(x))
+        expected = as_array(call_of(layer)(x))
         actual = model.predict(x, verbose=0)
         assert relative_difference(actual, expected) < 1e-5
 
@@ -414,13 +428,13 @@ def check_unknown_size_is_refused(case):
 def check_dtype_policy(case, policy):
     layer = case.make(dtype=policy, data_format="channels_last")
     compute = keras.DTypePolicy(policy).compute_dtype
-    y = layer(case.sample())
+    y = call_of(layer)(case.sample())
     assert keras.backend.standardize_dtype(y.dtype) == compute
     values = as_array(ops.cast(y, "float32"))
     assert np.isfinite(values).all()
     reference = case.make(dtype="float32", data_format="channels_last")
     tolerance = {"float32": 1e-6, "float16": 1e-2, "bfloat16": 5e-2}[compute]
-    expected = as_array(reference(case.sample()))
+    expected = as_array(call_of(reference)(case.sample()))
     assert relative_difference(values, expected) < tolerance
 
 
@@ -457,6 +471,20 @@ def shapes(case):
 
 def takes_training(layer):
     return "training" in inspect.signature(layer.call).parameters
+
+
+def call_of(layer, **options):
+    """The call of a layer with these options.
+
+    JAX compiles the layer as a whole, unless training changes its variables:
+    that takes half as long as to compile operator after operator.
+    """
+    call = functools.partial(layer, **options)
+    if keras.backend.backend() != "jax" or options.get("training"):
+        return call
+    import jax
+
+    return jax.jit(call)
 
 
 def as_array(x):

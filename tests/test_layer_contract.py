@@ -192,11 +192,13 @@ def run(check, layer, folder):
     return function(case)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize("check", sorted({check for check, _, _ in FAULTS}))
 def test_sound_layer_passes(check, tmp_path):
     run(check, Sound, tmp_path)
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(("check", "layer", "words"), FAULTS)
 def test_fault_is_caught(check, layer, words, tmp_path):
     # Backends have errors of their own for shapes that do not fit.

@@ -29,6 +29,7 @@ def network(group="p4"):
     )
 
 
+@pytest.mark.torch_first
 def test_one_error_per_element():
     errors = equivariance_error(network("p4m"), "p4m", (2, 6, 6, 2))
     assert errors.shape == (8,)

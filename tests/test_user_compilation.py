@@ -12,12 +12,15 @@ from keras_equiattn import layers
 from keras_equiattn.testing import relative_difference
 
 BACKEND = keras.backend.backend()
-# Compiled for some seconds: the rest is swept. With Inductor all are.
-FAST = "asc"
 SWEPT = (pytest.mark.slow, pytest.mark.every_backend)
-NAMES = [
-    pytest.param(name, marks=() if name == FAST else SWEPT) for name in FAMILIES
-]
+
+
+def families(*fast):
+    """All of them; the tests of others than these are slow."""
+    return [
+        pytest.param(name, marks=() if name in fast else SWEPT)
+        for name in FAMILIES
+    ]
 
 
 def network(name, **options):
@@ -39,6 +42,12 @@ def trained(model, x, y, **options):
     return history.history["loss"], model.predict(x, verbose=0)
 
 
+def examples(name):
+    """Images of the family, and what the network shall say of them."""
+    y = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
+    return images(name, 4), y
+
+
 @pytest.fixture
 def with_dynamo():
     """All other tests have it turned off."""
@@ -54,43 +63,40 @@ def with_dynamo():
         yield
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(
-            {"jit_compile": True}, marks=SWEPT if BACKEND == "torch" else ()
-        ),
-        pytest.param(
-            {"steps_per_execution": 2},
-            marks=pytest.mark.skipif(
-                BACKEND == "torch", reason="Keras has no such steps there."
-            ),
-        ),
-    ],
-    ids=str,
-)
+FAST = {
+    "torch": (),
+    # Windows of pixels, and pairs of group elements.
+    "tensorflow": ("asc", "gsa"),
+    # Keras compiles by default; what takes long there is not to do it.
+    "jax": ("asc",),
+}
+
+
+@pytest.mark.parametrize("name", families(*FAST[BACKEND]))
 @pytest.mark.usefixtures("with_dynamo")
-def test_training_is_the_same(name, options):
-    """Under PyTorch `jit_compile` is `torch.compile`, which takes a minute."""
-    x = images(name, 4)
-    y = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
-    alone = trained(network(name, jit_compile=False), x, y)
-    together = trained(network(name, **{"jit_compile": False, **options}), x, y)
-    np.testing.assert_allclose(together[1], alone[1], rtol=1e-4, atol=1e-5)
-    # With several steps in one Keras reports the loss of the last of them.
-    if "jit_compile" in options:
-        np.testing.assert_allclose(together[0], alone[0], rtol=1e-4)
+def test_training_with_jit_compile(name):
+    """Under PyTorch it is `torch.compile`, which takes a minute."""
+    x, y = examples(name)
+    losses, predictions = trained(network(name, jit_compile=True), x, y)
+    expected = trained(network(name, jit_compile=False), x, y)
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-4)
+    np.testing.assert_allclose(predictions, expected[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras has no such steps there.")
+@pytest.mark.parametrize("name", families("asc"))
+def test_training_with_several_steps_in_one(name):
+    x, y = examples(name)
+    # Keras reports the loss of the last of them.
+    _, predictions = trained(
+        network(name, steps_per_execution=2, jit_compile=False), x, y
+    )
+    _, expected = trained(network(name, jit_compile=False), x, y)
+    np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=() if name == "gsa" and BACKEND != "jax" else SWEPT
-        )
-        for name in FAMILIES
-    ],
+    "name", families() if BACKEND == "jax" else families("gsa")
 )
 def test_rematerialized_layers(name):
     """`keras.RematScope`; TensorFlow takes no keywords such as `training`."""
@@ -108,13 +114,7 @@ def test_rematerialized_layers(name):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=SWEPT if name == "gsa_global" else ())
-        for name in FAMILIES
-    ],
-)
+@pytest.mark.parametrize("name", families("asc", "full"))
 @pytest.mark.usefixtures("with_dynamo")
 def test_torch_compile(name):
     """The model is one graph, with the same output and gradients.
@@ -164,6 +164,9 @@ def test_torch_compile_with_dropout_of_attention():
     assert abs(outputs[1] - outputs[0]).max() > 0.01
 
 
+# All layers beside this one are traced, and those of Keras: it takes longest.
+@pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
 @pytest.mark.usefixtures("with_dynamo")
 def test_torch_compile_with_dropout_of_keras():
@@ -217,7 +220,7 @@ def loss_of(name):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", families("asc"))
 def test_second_derivatives_by_jax(name):
     """Forward over reverse, as in `jax.hessian`, and reverse over reverse."""
     import jax
@@ -241,7 +244,7 @@ def test_second_derivatives_by_jax(name):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", families("asc"))
 def test_gradients_of_each_image_by_jax(name):
     """`jax.vmap` of `jax.grad`, compiled, against one image at a time."""
     import jax

@@ -26,7 +26,6 @@ def counts(folder):
     return acmix_counts
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("part", ["convolved_maps", "attend_to"])
 def test_forms_differ_in_cost_alone(part, acmix, monkeypatch):
     acmix.check_same(8, 5)

@@ -10,7 +10,6 @@ from keras_equiattn import layers
 from keras_equiattn.testing import relative_difference
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
 @pytest.mark.parametrize(
     "layer", [layers.AttentiveLiftingConv2D, layers.AttentiveGroupConv2D]

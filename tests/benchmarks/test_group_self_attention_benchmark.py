@@ -18,7 +18,6 @@ def benchmark(monkeypatch):
     return group_self_attention
 
 
-@pytest.mark.torch_first
 def test_both_forms_agree(benchmark):
     x = np.random.default_rng(0).random((1, 28, 28, 1)).astype("float32")
     first, second = (

@@ -31,7 +31,6 @@ def test_both_forms_agree(kind, windows):
     assert relative_difference(first, second) < 1e-5
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "name", ["AffineSelfConv2D", "StandAloneSelfAttention2D", "GroupConv2D"]
 )
@@ -43,7 +42,6 @@ def test_quarter_turns_leave_no_error(name, windows):
     assert error > 1e-2 * size
 
 
-@pytest.mark.torch_first
 def test_a_window_of_one_pixel_leaves_no_error(windows):
     """There is nothing to turn but the group."""
     error, size, _ = windows.turn("AffineSelfConv2D", 1, 1, 0)

@@ -64,7 +64,6 @@ def state_dict(model):
     return state
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("block", [1, 2])
 def test_blocks_of_the_authors(block):
     """The second block of a stage has its windows shifted."""

@@ -202,7 +202,6 @@ def random_state(model):
     return state
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("group", "norm"), [("p4m", "layer"), ("p8", "layer"), ("p4", "batch")]
 )

@@ -87,7 +87,6 @@ def test_trains_prints_and_draws(example, npz, tmp_path, capsys):
     assert (out / "tiny.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.torch_first
 def test_strided_beside_exact(example, npz, weights, tmp_path, capsys):
     more = (f"--weights={weights}", "--downsampling=strided", "--images=2")
     example.main(arguments(npz, tmp_path / "a", *more))
@@ -218,7 +217,6 @@ def windowed_network(input_shape, classes, normalization, weights=None):
     return keras.Model(inputs, keras.layers.Dense(classes)(x), name="windowed")
 
 
-@pytest.mark.torch_first
 def test_draws_the_window_of_a_pixel(example, npz, tmp_path, monkeypatch):
     monkeypatch.setattr(
         applications, "get_model", lambda name, **kw: windowed_network(**kw)
@@ -238,8 +236,9 @@ def attending_network(input_shape, classes, normalization):
     return keras.Model(inputs, keras.layers.Dense(classes)(x), name="attending")
 
 
-@pytest.mark.torch_first
-@pytest.mark.parametrize("layer", ["lift", "far"])
+@pytest.mark.parametrize(
+    "layer", ["lift", pytest.param("far", marks=pytest.mark.sweep)]
+)
 def test_draws_what_a_pixel_of_a_group_attends_to(
     layer, example, npz, tmp_path, monkeypatch, capsys
 ):
@@ -265,7 +264,6 @@ def test_draws_what_a_pixel_of_a_group_attends_to(
             example.main(arguments(npz, tmp_path, *more, "--key-element=1"))
 
 
-@pytest.mark.torch_first
 def test_the_turned_picture_shows_turned_windows(example):
     """The panel of `(g, g h)` is that of `(identity, h)`, turned."""
     model = attending_network((28, 28, 1), 10, None)

@@ -26,6 +26,7 @@ from keras_equiattn.applications.training import callbacks
 from keras_equiattn.applications.training import reporting
 
 
+@pytest.mark.every_backend
 def test_run_leaves_a_record(whole_run, npz):
     assert sorted(path.name for path in whole_run.iterdir()) == [
         "best.keras",
@@ -241,6 +242,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.once
 def test_npz_trains_without_tensorflow(npz, tmp_path):
     """On JAX, TensorFlow's import being blocked."""

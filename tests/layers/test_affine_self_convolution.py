@@ -100,8 +100,6 @@ class TestStandAloneSelfAttention2D(LayerContract):
     arguments = (ARGUMENTS,)
 
 
-@pytest.mark.slow
-@pytest.mark.every_backend
 @pytest.mark.sweep
 class TestEveryWindowAttention(LayerContract):
     """The same on all groups, borders, heads, even and odd sizes."""

@@ -62,8 +62,6 @@ class TestGroupSelfAttention2D(LayerContract):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.every_backend
 @pytest.mark.sweep
 class TestEveryGroupSelfAttention(LayerContract):
     """The same on all groups, windows, heads, even and odd sizes."""
@@ -232,6 +230,7 @@ def test_empty_batches(layer, window, recompute):
     assert model.predict_on_batch(x).shape == y.shape
 
 
+@pytest.mark.torch_first
 def test_offsets_of_images_turn():
     """The unit is that of the longer side, or a rectangle would not turn."""
     layer = random_layer(LiftingSelfAttention2D, "p4", None)

@@ -244,7 +244,9 @@ def test_sizes_known_only_at_run_time_are_one_block():
     reason="the other backends know sizes whenever they compute",
 )
 @pytest.mark.every_backend
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "compiled", [True, pytest.param(False, marks=pytest.mark.sweep)]
+)
 @pytest.mark.parametrize("local", [True, False])
 def test_sizes_known_only_at_run_time(local, compiled):
     import tensorflow as tf

@@ -145,7 +145,10 @@ def group_attention(window, recompute):
     return attend, tensors, neighbours * order**2 * math.prod(SIZE)
 
 
-@pytest.mark.parametrize("window", [3, 7, None])
+@pytest.mark.parametrize(
+    "window",
+    [3, *(pytest.param(n, marks=pytest.mark.sweep) for n in (7, None))],
+)
 def test_pairs_of_group_elements_are_held_a_block_at_a_time(
     window, monkeypatch
 ):

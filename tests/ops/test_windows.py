@@ -375,7 +375,9 @@ def test_half_precision_comes_out_in_the_dtypes_that_went_in(dtype):
     assert relative_difference(y, expected) < 1e-2
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "weighted", [False, pytest.param(True, marks=pytest.mark.torch_first)]
+)
 def test_sums_of_half_precision_are_in_float32(weighted):
     """In bfloat16, 256 and one is 256."""
     window = Window((3, 3))
@@ -412,8 +414,6 @@ def test_number_of_heads_is_checked_first():
             window_scores(x, x, window, heads)
 
 
-@pytest.mark.slow
-@pytest.mark.every_backend
 @pytest.mark.sweep
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)

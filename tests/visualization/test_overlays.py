@@ -42,9 +42,7 @@ def poses(image, order):
 
 
 @pytest.mark.parametrize("class_index", [None, 2])
-@pytest.mark.parametrize(
-    "group", ["p4", pytest.param("p4m", marks=pytest.mark.torch_first)]
-)
+@pytest.mark.parametrize("group", ["p4", "p4m"])
 def test_overlays_turn_with_the_image(group, class_index):
     model, (image,) = classifier(group), images(1, (16, 16, 2))
     order = 8 if group == "p4m" else 4
@@ -75,6 +73,7 @@ def test_attention_is_pooled_over_poses():
     np.testing.assert_allclose(found[:, 8, 12], expected, rtol=1e-5)
 
 
+@pytest.mark.every_backend
 def test_evidence_is_the_gradient_times_the_features():
     """Of a score that is linear in the features it is their share in it."""
     inputs = keras.Input((6, 6, 2))
@@ -93,7 +92,6 @@ def test_evidence_is_the_gradient_times_the_features():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.torch_first
 def test_evidence_for_the_only_class():
     """A score alone, as before a sigmoid, is not compared with any other."""
     model = classifier()
@@ -104,7 +102,6 @@ def test_evidence_for_the_only_class():
     assert np.nanmax(np.abs(found)) > 0
 
 
-@pytest.mark.torch_first
 def test_evidence_in_a_nested_model():
     inner = classifier()
     inputs = keras.Input((16, 16, 2))

@@ -64,9 +64,7 @@ def test_maps_of_a_network_transform(group, attention):
     check_maps_transform(model, names, group, attention)
 
 
-@pytest.mark.parametrize(
-    "group", ["p4", pytest.param("p4m", marks=pytest.mark.torch_first)]
-)
+@pytest.mark.parametrize("group", ["p4", "p4m"])
 def test_maps_on_responses_transform(group):
     """As in a network, with fewer layers."""
     inputs = keras.Input((6, 6, 1))
@@ -132,7 +130,6 @@ def assert_same_maps(actual, expected):
             )
 
 
-@pytest.mark.torch_first
 def test_maps_are_those_of_the_layers_in_inference_mode():
     model, x = small_network(), images(3, (8, 8, 2))
     assert_same_maps(attention_maps(model, x), by_hand(model, x))
@@ -196,6 +193,7 @@ def test_nested_models():
         assert_same_maps(found, {name: expected[name]})
 
 
+@pytest.mark.every_backend
 def test_sequential_model():
     lift, inner, conv = small_layers()
     model = keras.Sequential(
@@ -237,7 +235,6 @@ def test_half_precision_is_returned_as_float32():
         }
 
 
-@pytest.mark.torch_first
 def test_layers_without_a_path_of_attention_are_left_out():
     inputs = keras.Input((4, 4, 3))
     x = layers.ACmix2D(4, paths="convolution", name="shift")(inputs)

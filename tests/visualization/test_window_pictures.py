@@ -31,7 +31,6 @@ def panels(figure, rows, columns):
     return np.array(figure.axes[: rows * columns]).reshape(rows, columns)
 
 
-@pytest.mark.torch_first
 def test_panels_show_the_window_of_the_pixel():
     model, (image,) = network(), images(1, (8, 8, 2))
     figure = plot_window_attention(model, image, (2, 5))
@@ -185,7 +184,6 @@ def group_network():
     return model
 
 
-@pytest.mark.torch_first
 def test_maps_of_a_network():
     model, batch = group_network(), images(2, (6, 6, 2))
     maps = attention_maps(model, batch, layers=["lift", "far"])

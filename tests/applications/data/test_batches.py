@@ -219,6 +219,7 @@ def test_fit_begins_with_initial_epoch_without_a_counter(pipeline):
 
 
 @pytest.mark.parametrize("pipeline", LOADERS)
+@pytest.mark.every_backend
 def test_evaluation_and_prediction_keep_the_order(pipeline):
     data = get_loader(pipeline)("digits_upright", "test", 100)
     labels = datasets.load_pydataset("digits_upright", "test").batches.labels

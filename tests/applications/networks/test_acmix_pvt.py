@@ -34,7 +34,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize(
     "mixer",
-    ["acmix", pytest.param("attention", marks=pytest.mark.torch_first)],
+    ["acmix", "attention"],
 )
 def test_one_step_of_fit(mixer, small):
     model = ACmixPVTTiny(mixer=mixer, **SMALL)
@@ -135,7 +135,6 @@ def pvt(x, model, depths):
     return dense(norm(token, "norm")[:, 0], "logits"), maps
 
 
-@pytest.mark.torch_first
 def test_network_step_by_step(small):
     model = ACmixPVTTiny(**SMALL)
     # Or embeddings are all that matters.
@@ -153,18 +152,15 @@ def test_file_in_another_process(small, tmp_path):
     assert_another_process_loads(ACmixPVTTiny(**SMALL), x, tmp_path)
 
 
-@pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
     build = functools.partial(ACmixPVTTiny, **SMALL)
     assert_files_load(build, build(), images((2, 16, 24, 3)), tmp_path)
 
 
-@pytest.mark.torch_first
 def test_weights_of_a_classifier(small, tmp_path):
     assert_weights_of_a_classifier_load(ACmixPVTTiny, tmp_path, **SMALL)
 
 
-@pytest.mark.torch_first
 def test_attention_maps(small):
     model = ACmixPVTTiny(**SMALL)
     x = images((2, 16, 24, 3))
@@ -185,7 +181,6 @@ def test_attention_maps(small):
     np.testing.assert_allclose(seen, wanted, rtol=1e-5)
 
 
-@pytest.mark.torch_first
 def test_half_precision(small):
     build = functools.partial(ACmixPVTTiny, **SMALL)
     assert_half_precision(build, images((2, 16, 24, 3)), "stage1_block1_mixer")

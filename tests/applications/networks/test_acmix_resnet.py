@@ -36,9 +36,7 @@ def small(monkeypatch):
     monkeypatch.setattr(acmix_resnet, "BLOCKS", {26: (1, 1, 1, 1)})
 
 
-@pytest.mark.parametrize(
-    "mixer", ["acmix", pytest.param("conv", marks=pytest.mark.torch_first)]
-)
+@pytest.mark.parametrize("mixer", ["acmix", "conv"])
 def test_one_step_of_fit(mixer, small):
     model = ACmixResNet26(mixer=mixer, **SMALL)
     still = unmoved_by_a_step(model, images((2, 9, 10, 3)), np.array([0, 2]))
@@ -100,7 +98,6 @@ def resnet(x, model, depths, mixer, stem):
     return x.mean((1, 2)) @ w["logits/kernel"] + w["logits/bias"], maps
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("mixer", "stem", "size"),
     [("acmix", "cifar", (9, 10)), ("conv", "imagenet", (38, 35))],
@@ -117,7 +114,6 @@ def test_network_step_by_step(mixer, stem, size, small, monkeypatch):
     assert_agrees(model, levels, x, logits, maps)
 
 
-@pytest.mark.torch_first
 def test_normalization_and_pooling(small):
     options = {"include_top": False, "stem": "cifar", "input_shape": (9, 10, 3)}
     statistics = ((0.1, 0.2, 0.3), (0.5, 1.0, 2.0))
@@ -139,7 +135,6 @@ def test_normalization_and_pooling(small):
         assert relative_difference(found, expected) < 1e-5
 
 
-@pytest.mark.torch_first
 def test_weights_of_a_classifier(small, tmp_path):
     assert_weights_of_a_classifier_load(ACmixResNet26, tmp_path, **SMALL)
 
@@ -156,19 +151,16 @@ def test_windows_and_heads(monkeypatch):
         assert mixer.num_heads == 2
 
 
-@pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
     build = functools.partial(ACmixResNet26, **SMALL)
     assert_files_load(build, build(), images((2, 9, 10, 3)), tmp_path)
 
 
-@pytest.mark.torch_first
 def test_half_precision(small):
     build = functools.partial(ACmixResNet26, **SMALL)
     assert_half_precision(build, images((2, 9, 10, 3)), "stage1_block1_acmix")
 
 
-@pytest.mark.torch_first
 def test_folded_as_in_the_guide(small):
     model = ACmixResNet26(normalization=(0.5, 0.2), **SMALL)
     rng = np.random.default_rng(0)
@@ -224,7 +216,6 @@ def test_ends(stem, scales, small):
     np.testing.assert_allclose(y.sum(), 1, rtol=1e-5)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("stem", imagenet.STEMS)
 def test_images_of_any_size(stem, small):
     def build(input_shape):

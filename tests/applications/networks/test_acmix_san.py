@@ -36,7 +36,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize(
     "mixer",
-    ["acmix", pytest.param("attention", marks=pytest.mark.torch_first)],
+    ["acmix", "attention"],
 )
 def test_one_step_of_fit(mixer, small):
     model = ACmixSAN10(mixer=mixer, **SMALL)
@@ -89,7 +89,6 @@ def san(x, model, depths, stem):
     return x.mean((1, 2)) @ w["logits/kernel"] + w["logits/bias"], maps
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("stem", "size"), [("cifar", (6, 5)), ("imagenet", (11, 14))]
 )
@@ -105,19 +104,16 @@ def test_network_step_by_step(stem, size, small, monkeypatch):
     assert_agrees(model, levels, x, logits, maps)
 
 
-@pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
     build = functools.partial(ACmixSAN10, **SMALL)
     assert_files_load(build, build(), images((2, 9, 10, 3)), tmp_path)
 
 
-@pytest.mark.torch_first
 def test_half_precision(small):
     build = functools.partial(ACmixSAN10, **SMALL)
     assert_half_precision(build, images((2, 9, 10, 3)), "stage1_block1_mixer")
 
 
-@pytest.mark.torch_first
 def test_weights_of_a_classifier(small, tmp_path):
     assert_weights_of_a_classifier_load(ACmixSAN10, tmp_path, **SMALL)
 
@@ -145,7 +141,6 @@ def test_ends(stem, scales, small):
     np.testing.assert_allclose(y.sum(), 1, rtol=1e-5)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("stem", imagenet.STEMS)
 def test_images_of_any_size(stem, small):
     def build(input_shape):

@@ -40,7 +40,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize(
     "mixer",
-    ["acmix", pytest.param("attention", marks=pytest.mark.torch_first)],
+    ["acmix", "attention"],
 )
 def test_one_step_of_fit(mixer, small):
     model = ACmixSwinTiny(mixer=mixer, **SMALL)
@@ -60,24 +60,21 @@ def test_one_step_of_fit(mixer, small):
     assert set(still) <= without_gradient[mixer]
 
 
-@pytest.mark.torch_first
+@pytest.mark.sweep
 def test_file_in_another_process(small, tmp_path):
     x = images((2, 16, 16, 3))
     assert_another_process_loads(ACmixSwinTiny(**SMALL), x, tmp_path)
 
 
-@pytest.mark.torch_first
 def test_weights_files(small, tmp_path):
     build = functools.partial(ACmixSwinTiny, **SMALL)
     assert_files_load(build, build(), images((2, 16, 16, 3)), tmp_path)
 
 
-@pytest.mark.torch_first
 def test_weights_of_a_classifier(small, tmp_path):
     assert_weights_of_a_classifier_load(ACmixSwinTiny, tmp_path, **SMALL)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("shape", [(2, 3, 4), (5, 4)])
 @pytest.mark.parametrize("path", ["mixer", "dense"])
 def test_drop_path_leaves_out_what_is_added_to_an_image(path, shape):
@@ -101,7 +98,6 @@ def test_drop_path_leaves_out_what_is_added_to_an_image(path, shape):
     assert 0.6 < kept.mean() < 0.9
 
 
-@pytest.mark.torch_first
 def test_levels_are_what_stages_end_with(small):
     model = ACmixSwinTiny(
         False, features_only=True, **{**SMALL, "classes": 1000}
@@ -135,7 +131,6 @@ def test_windows_of_maps_with_one_along_a_side(size, small, monkeypatch):
     assert windows == [(4, 4), (4, 4), (4, 4), (2, 2)]
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("shift", [0, 2])
 def test_block_of_the_authors(shift):
     keras.config.set_dtype_policy(DTYPE)
@@ -171,7 +166,6 @@ def test_patches_merge_as_those_of_the_authors():
     assert as_array(acmix_swin.PatchMerging()(x[:0])).shape == (0, 2, 2, 8)
 
 
-@pytest.mark.torch_first
 def test_attention_maps(small):
     """Of each stage, whose pixels are twice as wide as those before."""
     model = ACmixSwinTiny(**SMALL)

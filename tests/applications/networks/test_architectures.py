@@ -150,6 +150,13 @@ def test_registry_is_complete():
     assert applications.list_models() == sorted(PARAMETERS)
 
 
+# The same code makes them as networks of fewer layers.
+DEEP = (
+    *("acmix_resnet38", "acmix_resnet50", "acmix_san15", "acmix_san19"),
+    *("acmix_swin_small", "resnet83"),
+)
+
+
 def without_values():
     """Weights within have shapes alone, where the backend has such weights.
 
@@ -161,7 +168,15 @@ def without_values():
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.sweep if name.startswith(DEEP) else ()
+        )
+        for name in PARAMETERS
+    ],
+)
 def test_parameters(name):
     with without_values():
         model = applications.get_model(name)

@@ -19,7 +19,6 @@ from keras_equiattn.applications.networks import gsanet_blocks
 from keras_equiattn.visualization import attention_maps
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("group", "options"),
     [
@@ -49,7 +48,6 @@ def test_invariance_with_strong_attention(group, options):
         assert invariance_error(model, "p4m", elements=[4]) > 1e-4
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize("group", ["z2m", "p8", "p12", "p16", "p8m"])
 def test_invariance_of_every_registered_group(group):
     """Under what maps the grid onto itself; p4 and p4m are above."""
@@ -123,7 +121,6 @@ def test_every_group(group):
     assert found == {group}
 
 
-@pytest.mark.torch_first
 def test_attention_maps():
     model = GSANet("p4", **TINY)
     found = attention_maps(model, images((2, 6, 6, 2)))

@@ -24,13 +24,12 @@ from keras_equiattn.applications import GSANetRotMNIST
 
 # With the least size that its crops and pooling leave something of, or nearly.
 PRESETS = (
-    (GSANetRotMNIST, (24, 24, 1)),
     (GSANetCIFAR10, (8, 8, 3)),
     (GSANetPCam, (80, 80, 3)),
+    (GSANetRotMNIST, (24, 24, 1)),
 )
 
 
-@pytest.mark.torch_first
 def test_one_step_of_fit():
     model = GSANet(
         "p4",
@@ -62,7 +61,6 @@ def test_one_step_of_fit():
         assert changed[name]
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(("network", "shape"), PRESETS)
 def test_one_step_of_fit_of_each_preset(network, shape):
     model = network(**NARROW, input_shape=shape)
@@ -73,7 +71,6 @@ def test_one_step_of_fit_of_each_preset(network, shape):
     assert {path.rsplit("/", 1)[-1] for path in still} <= blind
 
 
-@pytest.mark.torch_first
 def test_mixed_precision_returns_float32():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = GSANet("p4", **TINY)
@@ -86,7 +83,6 @@ def test_mixed_precision_returns_float32():
         assert model.get_layer(name).compute_dtype == "float32"
 
 
-@pytest.mark.torch_first
 def test_files(tmp_path):
     options = {**TINY, "norm_between": True, "input_dropout": 0.1}
     model = GSANet("p4", **options)
@@ -96,8 +92,13 @@ def test_files(tmp_path):
     assert_files_load(build, model, x, tmp_path)
 
 
-@pytest.mark.torch_first
-@pytest.mark.parametrize(("network", "shape"), PRESETS)
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        PRESETS[0],
+        *(pytest.param(*x, marks=pytest.mark.sweep) for x in PRESETS[1:]),
+    ],
+)
 def test_files_of_each_preset(network, shape, tmp_path):
     build = functools.partial(network, **NARROW, input_shape=shape)
     model = build()

@@ -60,7 +60,6 @@ def test_invariance_at_full_size(name):
     assert_images_matter(model)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "name",
     [
@@ -80,7 +79,6 @@ def test_invariance_with_attention(name, short_resnet):
     assert_images_matter(model)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("name", "size", "exact"),
     [
@@ -126,14 +124,22 @@ def test_invariance_of_all(name):
 
 
 @pytest.mark.parametrize(
-    ("attention", "policy"),
+    ("attention", "policy", "network"),
     [
-        # Takes long to compile; the layers are tested on every backend.
-        pytest.param("full", "float32", marks=pytest.mark.torch_first),
-        ("input", "mixed_bfloat16"),
+        # The one network that the fast tests of every backend train.
+        pytest.param(
+            *("input", "mixed_bfloat16", RotMNISTCNN),
+            marks=pytest.mark.every_backend,
+        ),
+        ("input", "mixed_bfloat16", AllCNNC),
+        ("input", "mixed_bfloat16", PCamDenseNet),
+        ("input", "mixed_bfloat16", ResNet44),
+        ("full", "float32", RotMNISTCNN),
+        pytest.param("full", "float32", AllCNNC, marks=pytest.mark.sweep),
+        pytest.param("full", "float32", PCamDenseNet, marks=pytest.mark.sweep),
+        pytest.param("full", "float32", ResNet44, marks=pytest.mark.sweep),
     ],
 )
-@NETWORKS
 def test_one_step_of_fit_with_attention(network, attention, policy, short):
     keras.config.set_dtype_policy(policy)
     shape = SMALL[network]
@@ -209,7 +215,16 @@ def test_normalization_is_the_first_layer():
 
 @pytest.mark.once
 @pytest.mark.parametrize("attention", convolution.ATTENTION)
-@pytest.mark.parametrize("group", ["z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        *("z2", "p4", "p4m", "p8"),
+        *(
+            pytest.param(g, marks=pytest.mark.sweep)
+            for g in ("z2m", "p2", "p2m")
+        ),
+    ],
+)
 @NETWORKS
 def test_every_group_and_attention(network, group, attention, short):
     model = network(group, attention, 2, SMALL[network])

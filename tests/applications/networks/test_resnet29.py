@@ -171,9 +171,9 @@ def test_hidden_units_of_squeeze_and_excitation(group, hidden, short_resnet):
     ("group", "mixer"),
     [
         ("p4", "asc"),
-        pytest.param("p4", "sasa", marks=pytest.mark.torch_first),
-        pytest.param("p4", "simple_asc", marks=pytest.mark.torch_first),
-        pytest.param("p4", "acmix", marks=pytest.mark.torch_first),
+        ("p4", "sasa"),
+        ("p4", "simple_asc"),
+        ("p4", "acmix"),
         ("p4m", "conv"),
         pytest.param(
             "p4m",
@@ -192,7 +192,6 @@ def test_invariance_at_full_size(group, mixer, small):
     assert_images_matter(model)
 
 
-@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("group", "mixer", "heads"),
     [
@@ -220,7 +219,7 @@ def test_invariance_under_groups_that_the_paper_lacks(
     [
         ("conv", 32, False),
         ("conv", 33, True),  # where windows with strides of 2 fit
-        pytest.param("asc", 32, False, marks=pytest.mark.torch_first),
+        ("asc", 32, False),
     ],
 )
 def test_strided_downsampling(mixer, size, exact, small):
@@ -239,11 +238,11 @@ def test_strided_downsampling(mixer, size, exact, small):
     ("mixer", "policy"),
     [
         ("asc", "float32"),
-        pytest.param("acmix", "float32", marks=pytest.mark.torch_first),
+        ("acmix", "float32"),
         # The layers are tested on every backend.
-        pytest.param("sasa", "mixed_bfloat16", marks=pytest.mark.torch_first),
-        pytest.param("simple_asc", "float32", marks=pytest.mark.torch_first),
-        pytest.param("acmix", "mixed_bfloat16", marks=pytest.mark.torch_first),
+        ("sasa", "mixed_bfloat16"),
+        ("simple_asc", "float32"),
+        ("acmix", "mixed_bfloat16"),
     ],
 )
 def test_one_step_of_fit(mixer, policy, small):
