@@ -58,6 +58,20 @@ def fresh_keras():
     keras.config.set_dtype_policy(policy)
 
 
+@pytest.fixture(autouse=True)
+def checked_shapes(request):
+    """Shapes are checked at run time but in what is built of layers.
+
+    A small network spends a third of its time there, and the layers have tests
+    of their own.
+    """
+    from jaxtyping import config
+
+    config.update("jaxtyping_disable", is_built_of_layers(request.path))
+    yield
+    config.update("jaxtyping_disable", False)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--update-golden",
@@ -78,17 +92,20 @@ BUILT_OF_LAYERS = (
 )
 
 
+def is_built_of_layers(path):
+    tests = pathlib.Path(__file__).parent
+    return path.relative_to(tests).as_posix().startswith(BUILT_OF_LAYERS)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What takes seconds to compile for each shape goes to the sweeps."""
     import keras
 
-    tests = pathlib.Path(__file__).parent
     for item in items:
         marked = {mark.name for mark in item.iter_markers()}
         slow = "slow" in marked
-        path = item.path.relative_to(tests).as_posix()
-        late = path.startswith(BUILT_OF_LAYERS) and not slow
+        late = is_built_of_layers(item.path) and not slow
         late = late or "torch_first" in marked
         if ("every_backend" in marked and not slow) or "once" in marked:
             late = False

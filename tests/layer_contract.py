@@ -120,17 +120,12 @@ class LayerContract:
     cases: tuple[LayerCase, ...] = ()
     without: tuple[str, ...] = ()
 
-    # A step of training takes longest to compile: the fast tests of user
-    # compilation have one for each kind of attention. Mixed precision has a
-    # check of its own.
     @pytest.mark.conduct
-    @pytest.mark.parametrize(
-        "train", [False, pytest.param(True, marks=pytest.mark.torch_first)]
-    )
-    def test_keras_own_contract(self, case, train):
+    @pytest.mark.torch_first
+    def test_keras_own_contract(self, case):
         if KerasTestCase is None:
             pytest.skip("this version of Keras has no layer test")
-        check_keras_contract(case, train)
+        check_keras_contract(case)
 
     def test_config_holds_every_argument_with_its_value(self):
         check_config(self.layer, self.arguments, self.without)
@@ -206,7 +201,7 @@ class LayerContract:
     @pytest.mark.parametrize(
         "policy",
         [
-            "float32",
+            pytest.param("float32", marks=pytest.mark.torch_first),
             pytest.param("float16", marks=pytest.mark.torch_first),
             pytest.param("bfloat16", marks=pytest.mark.torch_first),
             "mixed_bfloat16",
@@ -221,7 +216,7 @@ def skip_without_symmetry(case):
         pytest.skip("the group has no element that moves anything")
 
 
-def check_keras_contract(case, train=True):
+def check_keras_contract(case):
     keras_case = KerasTestCase()
     keras_case.setUp()
     keras_case.run_layer_test(
@@ -234,8 +229,6 @@ def check_keras_contract(case, train=True):
         expected_num_seed_generators=case.seed_generators,
         expected_num_losses=None,
         supports_masking=False,
-        run_training_check=train,
-        run_mixed_precision_check=train,
     )
 
 

@@ -63,16 +63,9 @@ def with_dynamo():
         yield
 
 
-FAST = {
-    "torch": (),
-    # Windows of pixels, and pairs of group elements.
-    "tensorflow": ("asc", "gsa"),
-    # Keras compiles by default; what takes long there is not to do it.
-    "jax": ("asc",),
-}
-
-
-@pytest.mark.parametrize("name", families(*FAST[BACKEND]))
+@pytest.mark.parametrize(
+    "name", families() if BACKEND == "torch" else families("asc")
+)
 @pytest.mark.usefixtures("with_dynamo")
 def test_training_with_jit_compile(name):
     """Under PyTorch it is `torch.compile`, which takes a minute."""
@@ -114,7 +107,7 @@ def test_rematerialized_layers(name):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
-@pytest.mark.parametrize("name", families("asc", "full"))
+@pytest.mark.parametrize("name", families("asc"))
 @pytest.mark.usefixtures("with_dynamo")
 def test_torch_compile(name):
     """The model is one graph, with the same output and gradients.
