@@ -60,14 +60,15 @@ def fresh_keras():
 
 @pytest.fixture(autouse=True)
 def checked_shapes(request):
-    """Shapes are checked at run time but in what is built of layers.
+    """Shapes are checked at run time, but not within networks.
 
-    A small network spends a third of its time there, and the layers have tests
-    of their own.
+    A small network spends a third of its time on that, and the layers have
+    tests of their own.
     """
     from jaxtyping import config
 
-    config.update("jaxtyping_disable", is_built_of_layers(request.path))
+    networks = is_below(request.path, "applications/networks")
+    config.update("jaxtyping_disable", networks)
     yield
     config.update("jaxtyping_disable", False)
 
@@ -92,9 +93,9 @@ BUILT_OF_LAYERS = (
 )
 
 
-def is_built_of_layers(path):
+def is_below(path, *folders):
     tests = pathlib.Path(__file__).parent
-    return path.relative_to(tests).as_posix().startswith(BUILT_OF_LAYERS)
+    return path.relative_to(tests).as_posix().startswith(folders)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,7 +106,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         marked = {mark.name for mark in item.iter_markers()}
         slow = "slow" in marked
-        late = is_built_of_layers(item.path) and not slow
+        late = is_below(item.path, *BUILT_OF_LAYERS) and not slow
         late = late or "torch_first" in marked
         if ("every_backend" in marked and not slow) or "once" in marked:
             late = False
