@@ -6,9 +6,11 @@ from keras_equiattn import config
 from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
+from keras_equiattn import losses
 from keras_equiattn import ops
 from keras_equiattn import testing
 from keras_equiattn import visualization
+from keras_equiattn.symmetrization import symmetrize
 
 __version__ = version("keras-equiattn")
 __all__ = [
@@ -16,7 +18,9 @@ __all__ = [
     "convert",
     "groups",
     "layers",
+    "losses",
     "ops",
+    "symmetrize",
     "testing",
     "visualization",
 ]

@@ -20,11 +20,14 @@ import numpy as np
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.ops.group.action import group_action
+from keras_equiattn.ops.group.directions import vector_action
 
 __all__ = ["assert_equivariant", "equivariance_error", "relative_difference"]
 
 Function = Callable[[Any], Any]
 Outputs = dict[str, np.ndarray]
+# What an element of a group, by its index, does to an output.
+Action = Callable[[Any, int], np.ndarray]
 
 
 def equivariance_error(
@@ -35,13 +38,15 @@ def equivariance_error(
     elements: Iterable[int] | None = None,
     dtype: str | None = None,
     data_format: str = "channels_last",
+    outputs: str = "images",
     seed: int = 0,
 ) -> np.ndarray:
     """Worst relative error of `F(L_g x) = L_g F(x)`, for every element.
 
     `max |F(L_g x) - L_g F(x)| / max |F(x)|`, worst over the outputs of `F`.
-    Outputs of rank 4 are taken as images and of rank 5 as feature maps on the
-    group, on which `L_g` acts; outputs of a lower rank must be invariant.
+    Outputs of rank 4 are taken as images or, on request, as fields of vectors,
+    and those of rank 5 as feature maps on the group, on which `L_g` acts;
+    outputs of a lower rank must be invariant.
 
     Args:
         function: a layer, a model or any callable on a tensor that returns a
@@ -58,6 +63,8 @@ def equivariance_error(
             shape.
         data_format: layout of input and outputs, "channels_last" (default,
             whatever Keras is configured to) or "channels_first".
+        outputs: what outputs of rank 4 are: "images", or the "vectors" or
+            "axes" of `GroupToVector2D`, which turn with the image.
         seed: of the drawn values.
 
     Returns:
@@ -69,13 +76,14 @@ def equivariance_error(
     """
     group = groups.get(group)
     data_format = _data_format(data_format)
+    act = _action(group, data_format, outputs)
     x = _sample(sample, dtype, seed)
     tried = _elements(group, elements)
     expected = _outputs_of(function(x))
     errors = []
     for element in tried:
         actual = _outputs_of(function(_act(x, group, element, data_format)))
-        errors.append(_error(actual, expected, group, element, data_format))
+        errors.append(_error(actual, expected, group, element, act))
     return np.array(errors)
 
 
@@ -88,6 +96,7 @@ def assert_equivariant(
     elements: Iterable[int] | None = None,
     dtype: str | None = None,
     data_format: str = "channels_last",
+    outputs: str = "images",
     seed: int = 0,
 ) -> None:
     """Asserts that `F(L_g x) = L_g F(x)`, and that this says something.
@@ -98,8 +107,8 @@ def assert_equivariant(
     with a wrong element gives an error above 1e-2.
 
     Args:
-        function, group, sample, elements, dtype, data_format, seed: see
-            `equivariance_error`; the sample must hold two images or more.
+        function, group, sample, elements, dtype, data_format, outputs, seed:
+            see `equivariance_error`; the sample must hold two images or more.
         rtol: largest relative error allowed.
 
     Raises:
@@ -108,6 +117,7 @@ def assert_equivariant(
     """
     group = groups.get(group)
     data_format = _data_format(data_format)
+    act = _action(group, data_format, outputs)
     x = _sample(sample, dtype, seed)
     tried = _elements(group, elements)
     if x.shape[0] < 2:
@@ -123,7 +133,7 @@ def assert_equivariant(
     expected = _outputs_of(function(x))
     for element in tried:
         actual = _outputs_of(function(_act(x, group, element, data_format)))
-        error = _error(actual, expected, group, element, data_format)
+        error = _error(actual, expected, group, element, act)
         _require(
             error <= rtol,
             f"Not equivariant under '{group.name}': relative error "
@@ -132,9 +142,7 @@ def assert_equivariant(
     for name, output in expected.items():
         _require_variation(name, _to_last(output, data_format))
         # `actual` is what the last element gave.
-        _require_discernment(
-            name, output, actual[name], group, tried[-1], data_format
-        )
+        _require_discernment(name, output, actual[name], group, tried[-1], act)
 
 
 def relative_difference(
@@ -169,27 +177,49 @@ def _error(
     expected: Outputs,
     group: groups.Group,
     element: int,
-    data_format: str,
+    act: Action,
 ) -> float:
     """Worst over the outputs, `actual` being `F(L_g x)`, `expected` `F(x)`."""
     return max(
         relative_difference(
             actual[name],
-            _act(expected[name], group, element, data_format),
+            act(expected[name], element),
             f"{name}, element {element} of '{group.name}'",
         )
         for name in expected
     )
 
 
+def _action(group: groups.Group, data_format: str, outputs: str) -> Action:
+    """What elements of the group do to outputs of this kind."""
+    frequencies = {"images": 0, "vectors": 1, "axes": 2}
+    frequency = frequencies[_checks.choice(outputs, "outputs", frequencies)]
+
+    def act(x: Any, element: int) -> np.ndarray:
+        return _act(x, group, element, data_format, frequency)
+
+    return act
+
+
 def _act(
-    x: Any, group: groups.Group, element: int, data_format: str
+    x: Any,
+    group: groups.Group,
+    element: int,
+    data_format: str,
+    frequency: int = 0,
 ) -> np.ndarray:
-    """`L_g x` as an array; values of rank below 4 stay as they are."""
+    """`L_g x` as an array; values of rank below 4 stay as they are.
+
+    With a frequency other than 0 images are fields of directions.
+    """
     x = np.asarray(keras.ops.convert_to_numpy(x))
     if x.ndim < 4:
         return x
-    moved = group_action(_to_last(x, data_format), group, element)
+    if frequency and x.ndim == 4:
+        last = keras.ops.convert_to_tensor(_to_last(x, data_format))
+        moved = vector_action(last, group, element, frequency)
+    else:
+        moved = group_action(_to_last(x, data_format), group, element)
     moved = np.asarray(keras.ops.convert_to_numpy(moved))
     if data_format == "channels_first":
         moved = np.moveaxis(moved, -1, 1)
@@ -284,13 +314,13 @@ def _require_discernment(
     right: np.ndarray,
     group: groups.Group,
     element: int,
-    data_format: str,
+    act: Action,
 ) -> None:
     """Acting on the output with a wrong element must show."""
     if output.ndim < 4:
         return
     for wrong in group.grid_elements:
-        moved = _act(output, group, int(wrong), data_format)
+        moved = act(output, int(wrong))
         if wrong != element and moved.shape == right.shape:
             error = relative_difference(moved, right)
             _require(

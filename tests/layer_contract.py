@@ -50,6 +50,7 @@ class LayerCase:
         unknown_size: whether height and width may be None.
         seed_generators: number of seed generators that the layer owns.
         statistics: number of variables that are not trained.
+        outputs: what outputs of rank 4 are, see `equivariance_error`.
     """
 
     layer: type[keras.layers.Layer]
@@ -63,6 +64,7 @@ class LayerCase:
     unknown_size: bool = True
     seed_generators: int = 0
     statistics: int = 0
+    outputs: str = "images"
     no_shift: str = "statistics of the whole image see its border"
 
     @property
@@ -228,7 +230,8 @@ def check_keras_contract(case):
         expected_num_non_trainable_weights=case.statistics,
         expected_num_seed_generators=case.seed_generators,
         expected_num_losses=None,
-        supports_masking=False,
+        # Of our layers only what Keras' own one does.
+        supports_masking=issubclass(case.layer, keras.layers.Dropout),
     )
 
 
@@ -311,6 +314,7 @@ def check_equivariance(case, training=False, dtype="float32", rtol=1e-5):
             case.sample(shape, dtype),
             rtol=rtol,
             elements=groups.get(case.group).grid_elements,
+            outputs=case.outputs,
         )
 
 

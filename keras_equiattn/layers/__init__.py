@@ -17,12 +17,21 @@ from keras_equiattn.layers.attentive.input_attention import (
 )
 from keras_equiattn.layers.attentive.input_attention import InputAttention
 from keras_equiattn.layers.convolution import GroupConv2D
+from keras_equiattn.layers.convolution import GroupConv2DTranspose
 from keras_equiattn.layers.convolution import LiftingConv2D
+from keras_equiattn.layers.depthwise import GroupDepthwiseConv2D
+from keras_equiattn.layers.depthwise import GroupSeparableConv2D
+from keras_equiattn.layers.dropout import GroupDropout
 from keras_equiattn.layers.group_self_attention import GroupSelfAttention2D
 from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
+from keras_equiattn.layers.projection import GroupProjection
+from keras_equiattn.layers.projection import GroupToAngle2D
+from keras_equiattn.layers.projection import GroupToVector2D
+from keras_equiattn.layers.resampling import SpatialPadding2D
+from keras_equiattn.layers.resampling import SpatialUpSampling2D
 from keras_equiattn.layers.squeeze_excite import SqueezeExcite
 from keras_equiattn.layers.window_attention import AffineSelfConv2D
 from keras_equiattn.layers.window_attention import SimpleAffineSelfConv2D
@@ -37,16 +46,25 @@ __all__ = [
     "CoAttentiveLiftingConv2D",
     "FoldedACmix2D",
     "GroupConv2D",
+    "GroupConv2DTranspose",
+    "GroupDepthwiseConv2D",
+    "GroupDropout",
     "GroupPooling",
+    "GroupProjection",
     "GroupSelfAttention2D",
+    "GroupSeparableConv2D",
+    "GroupToAngle2D",
+    "GroupToVector2D",
     "InputAttention",
     "LiftingConv2D",
     "LiftingSelfAttention2D",
     "PatchwiseACmix2D",
     "RelativePositionEncoding",
     "SimpleAffineSelfConv2D",
+    "SpatialPadding2D",
     "SpatialPooling2D",
     "SpatialReductionACmix2D",
+    "SpatialUpSampling2D",
     "SqueezeExcite",
     "StandAloneSelfAttention2D",
     "WindowACmix2D",

@@ -1,4 +1,4 @@
-"""Lifting and group convolution layers."""
+"""Lifting and group convolutions, and their transpose."""
 
 from typing import Any
 
@@ -9,17 +9,19 @@ from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.exactness import is_exact
 from keras_equiattn.ops.geometry import effective_window
 from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import group_conv_transpose
 from keras_equiattn.ops.group.convolution import lifting_conv
 
 
 class BaseGroupConv2D(GroupLayer):
-    """What `LiftingConv2D` and `GroupConv2D` share; see there.
+    """What the convolutions of this module share; see there.
 
-    Subclasses say which inputs they take, the shape of their kernel and the
-    operation.
+    Subclasses say which inputs they take and the operation, and where they
+    differ, the shape of their kernel, and size and exactness of the output.
     """
 
     def __init__(
@@ -78,12 +80,9 @@ class BaseGroupConv2D(GroupLayer):
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
         self.output_shape_channels_last(shape)
-        # (height, width, [order,] channels): the kernel covers all but height
-        # and width. On the group a fan-in counted over the leading axes of
-        # the kernel thus includes the input order.
         self.kernel = self.add_weight(
             name="kernel",
-            shape=(*self.kernel_size, *shape[3:], self.filters),
+            shape=self.kernel_shape(shape),
             initializer=self.kernel_initializer,
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
@@ -93,13 +92,25 @@ class BaseGroupConv2D(GroupLayer):
             # One value per filter, the same for every group element.
             self.bias = self.add_weight(
                 name="bias",
-                shape=(self.filters,),
+                shape=(self.output_filters(shape),),
                 initializer=self.bias_initializer,
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
         self.fix_input_channels(shape[-1])
         self.built = True
+
+    def kernel_shape(self, shape: Shape) -> Shape:
+        """The shape of the kernel for inputs of this shape, channels last.
+
+        It covers all axes but height and width. On the group a fan-in counted
+        over its leading axes thus includes the input order.
+        """
+        return (*self.kernel_size, *shape[3:], self.filters)
+
+    def output_filters(self, shape: Shape) -> int:
+        """The channels of the output for inputs of this shape."""
+        return int(self.filters)
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__}.convolve")
@@ -117,7 +128,12 @@ class BaseGroupConv2D(GroupLayer):
         return self.activation(y)
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
-        size = shape[1:3]
+        outputs = self.output_size(shape[1:3])
+        filters = self.output_filters(shape)
+        return (shape[0], *outputs, self.group.order, filters)
+
+    def output_size(self, size: Shape) -> Shape:
+        """Height and width of the output; raises where they are not exact."""
         outputs = []
         for n, k, s, d in zip(
             size,
@@ -134,7 +150,7 @@ class BaseGroupConv2D(GroupLayer):
                     f"of size {tuple(size)} with padding 'valid'."
                 )
         self.require_exact(size, **self._window)
-        return (shape[0], *outputs, self.group.order, self.filters)
+        return tuple(outputs)
 
     @property
     def _window(self) -> dict[str, Any]:
@@ -340,3 +356,127 @@ class GroupConv2D(BaseGroupConv2D):
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
         return group_conv(x, kernel, self.group, **options)
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class GroupConv2DTranspose(BaseGroupConv2D):
+    """Transposed group convolution: every pixel paints filters, further apart.
+
+    `y(x, h) = sum_j sum_d f(x', j) K(h^-1 d, h^-1 j) + b` over all pixels `x'`
+    and offsets `d` with `strides * x' + d = x`. It makes feature maps larger,
+    as `Conv2DTranspose` of Keras does images.
+
+    Args:
+        filters: number of filters; the output has `order * filters` values
+            per pixel.
+        kernel_size: rows and columns of the filters, an integer or a pair.
+            Groups with quarter turns need square filters.
+        strides: how many pixels of the output lie between what two neighbours
+            of the input paint, an integer or a pair.
+        padding: "valid" keeps all that is painted; "same" crops it to
+            `strides` times the size of the input.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        dilation_rate: must be 1.
+        activation: applied to the output; None is the identity.
+        use_bias: whether to add a bias, one value per filter.
+        kernel_initializer, bias_initializer: initialisers. Those that scale
+            with the fan-in see `rows * columns * order * channels`.
+        kernel_regularizer, bias_regularizer, activity_regularizer:
+            regularisers.
+        kernel_constraint, bias_constraint: constraints.
+        group: a group or its name, see `keras_equiattn.groups.get`.
+        exact: refuse filters and strides with which the layer would not be
+            exactly equivariant. False accepts them; "call" is the same as True,
+            since the size of the input does not matter.
+        **kwargs: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: feature maps on the group.
+
+    Input shape:
+        "channels_last": `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width, order)`. Height and
+        width may be None. With `"z2"` also images of rank 4, which give rank 4.
+
+    Output shape:
+        "channels_last": `(batch, new_height, new_width, order, filters)`;
+        "channels_first": `(batch, filters, new_height, new_width, order)`,
+        with `new_height = strides * height` for "same" and `strides * (height -
+        1) + kernel_size` for "valid", if the filters are no smaller than the
+        strides.
+
+    Symmetry:
+        `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
+        every element of the group, to rounding, with `exact=True`: filters no
+        smaller than the strides, and for "same" larger by an even number. For
+        groups that do not act on the grid (p8, p12, p16) this holds for the
+        turns by 90 degrees and the mirrors that go with them.
+
+    Variables:
+        `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.
+
+    Raises:
+        ValueError: for bad arguments and for what would not be exact, in
+            `__init__`; for shapes that do not fit, in `build` and in the call.
+
+    Example:
+        >>> x = keras.ops.ones((2, 7, 7, 4, 3))
+        >>> layer = GroupConv2DTranspose(5, 4, strides=2, padding="same")
+        >>> tuple(layer(x).shape)
+        (2, 14, 14, 4, 5)
+
+    References:
+        - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576), eq. 11,
+          of which it is the transpose
+    """
+
+    takes = "group"
+
+    def __init__(
+        self, filters: int, kernel_size: int | tuple[int, int], **kwargs: Any
+    ) -> None:
+        super().__init__(filters, kernel_size, **kwargs)
+        if self.dilation_rate != (1, 1):
+            raise ValueError(
+                "`dilation_rate` must be 1: not all backends dilate transposed "
+                f"convolutions. Received: dilation_rate={self.dilation_rate}"
+            )
+        # The layer turns with its image if the convolution does of which it is
+        # the transpose. That is the same for every size of the input.
+        twice = self._painted((2, 2))
+        if self.exact and not is_exact(self.group, twice, **self._window):
+            rule = "no smaller than the strides"
+            if self.padding == "same":
+                rule = "as large as the strides, or larger by an even number"
+            raise ValueError(
+                f"{self._label()} would not be exactly equivariant under "
+                f"'{self.group.name}'. With padding '{self.padding}' filters "
+                f"must be {rule}; quarter turns need equal ones along both "
+                f"axes. Received: kernel_size={self.kernel_size}, "
+                f"strides={self.strides}. Or pass `exact=False` to accept an "
+                "approximate layer."
+            )
+
+    def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        return group_conv_transpose(
+            x, kernel, self.group, self.strides, self.padding
+        )
+
+    def output_size(self, size: Shape) -> Shape:
+        return self._painted(size)
+
+    def _painted(self, size: Shape) -> Shape:
+        """Height and width of what is painted, None where it is unknown."""
+        more = [
+            max(k - s, 0) if self.padding == "valid" else 0
+            for k, s in zip(self.kernel_size, self.strides, strict=True)
+        ]
+        return tuple(
+            None if n is None else n * s + m
+            for n, s, m in zip(size, self.strides, more, strict=True)
+        )
+
+    @property
+    def _never_or_always_exact(self) -> bool:
+        return False  # it has a rule of its own

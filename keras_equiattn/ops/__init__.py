@@ -4,11 +4,17 @@ from keras_equiattn.ops.exactness import is_exact
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.action import group_action
 from keras_equiattn.ops.group.convolution import group_conv
+from keras_equiattn.ops.group.convolution import group_conv_transpose
+from keras_equiattn.ops.group.convolution import group_depthwise_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
+from keras_equiattn.ops.group.directions import group_vectors
+from keras_equiattn.ops.group.directions import vector_action
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.group.linear import group_linear
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import spatial_pool
+from keras_equiattn.ops.group.resampling import spatial_pad
+from keras_equiattn.ops.group.resampling import spatial_upsample
 from keras_equiattn.ops.pairs.api import group_attention_weights
 from keras_equiattn.ops.pairs.api import group_self_attention
 from keras_equiattn.ops.papers.affine import affine_map
@@ -37,17 +43,23 @@ __all__ = [
     "group_action",
     "group_attention_weights",
     "group_conv",
+    "group_conv_transpose",
+    "group_depthwise_conv",
     "group_linear",
     "group_pool",
     "group_self_attention",
+    "group_vectors",
     "input_attention",
     "is_exact",
     "kernel_orbit",
     "lifting_conv",
     "relative_positions",
     "response_attention",
+    "spatial_pad",
     "spatial_pool",
+    "spatial_upsample",
     "squeeze_excite",
+    "vector_action",
     "window_attention",
     "window_scores",
     "window_softmax",

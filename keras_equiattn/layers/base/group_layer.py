@@ -33,6 +33,9 @@ class GroupLayer(keras.layers.Layer):
     # rank 4) or "any" of the two. But for "image", what comes in with rank 4
     # is a feature map of order 1 inside and goes out with rank 4.
     takes = "group"
+    # What the layer makes of it: None for the same kind, or "image" where it
+    # leaves no axis of the group.
+    gives: str | None = None
     # The layer that makes feature maps of images, for messages.
     lifted_by = "LiftingConv2D"
     # Whether inexact sizes are refused. With "call" a size that is not known
@@ -64,7 +67,7 @@ class GroupLayer(keras.layers.Layer):
     def call_channels_last(self, x: Tensor) -> Any:
         """The output, `(batch, height, width, order, channels)`.
 
-        Layers that take images alone have no axis of the order.
+        Layers that take or give images alone have no axis of the order there.
 
         Args:
             x: the input with the same axes.
@@ -134,7 +137,7 @@ class GroupLayer(keras.layers.Layer):
             x = ops.expand_dims(x, axis=3)
         y = getattr(self, method)(x, **options)
         y, *others = y if isinstance(y, tuple) else (y,)
-        if planar:
+        if planar and self.gives is None:
             y = ops.squeeze(y, axis=3)
         y = _to_channels_first(y) if self._first else y
         return (y, *others) if others else y
@@ -142,7 +145,7 @@ class GroupLayer(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
         shape = self.check_shape(input_shape)
         output = list(self.output_shape_channels_last(shape))
-        if self._planar(input_shape):
+        if self._planar(input_shape) and self.gives is None:
             del output[3]
         if self._first:
             output = [output[0], output[-1], *output[1:-1]]

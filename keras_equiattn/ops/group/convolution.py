@@ -1,4 +1,4 @@
-"""Lifting and group convolution: one ordinary convolution each.
+"""Lifting and group convolutions: one ordinary convolution each.
 
 The orbit of the kernel is folded into the channel axes, so the cost is that of
 a plain convolution with `order` times the channels.
@@ -81,6 +81,89 @@ def group_conv(
     )
 
 
+@checked()
+def group_depthwise_conv(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "rows columns order channels multiplier"],
+    group: str | Group,
+    **options: Any,
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """Group convolution of each channel with filters of its own.
+
+    `y(x, h, c, m) = sum_j sum_d f(x + d, j, c) K(h^-1 d, h^-1 j, c, m)`: it
+    mixes pixels and group elements, but no channels.
+
+    Args:
+        x: feature maps on the group.
+        kernel: filters on the group, `multiplier` for each channel.
+        group: a group or its name.
+        **options: `strides`, `padding`, `dilation_rate` of `keras.ops.conv`.
+
+    Returns:
+        A feature map on the group with `channels * multiplier` channels, those
+        of one input channel beside each other.
+    """
+    group = groups.get(group)
+    orbit = kernel_orbit(kernel, group, group_axis=True)
+    *window, _, channels, multiplier = orbit.shape[1:]
+    # Backends convolve blocks of channels that lie beside each other: here the
+    # elements of one channel.
+    folded = ops.reshape(
+        ops.transpose(orbit, (1, 2, 3, 4, 0, 5)),
+        (*window, group.order, channels * group.order * multiplier),
+    )
+    y = conv(fold_channels(ops.swapaxes(x, 3, 4)), folded, **options)
+    size = ops.shape(y)[:3]
+    y = ops.reshape(y, (*size, channels, group.order, multiplier))
+    y = ops.swapaxes(y, 3, 4)
+    return ops.reshape(y, (*size, group.order, channels * multiplier))
+
+
+@checked()
+def group_conv_transpose(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "rows columns order channels filters"],
+    group: str | Group,
+    strides: int | tuple[int, int] = 1,
+    padding: str = "valid",
+) -> Float[Tensor, "batch new_height new_width order filters"]:
+    """Every value of a feature map on a group paints a transformed filter.
+
+    `y(x, h) = sum_j sum_d f(x', j) K(h^-1 d, h^-1 j)` over all pixels `x'` and
+    offsets `d` with `strides * x' + d = x`: the filters are painted `strides`
+    pixels apart, so the output is larger than the input.
+
+    Args:
+        x: feature maps on the group.
+        kernel: filters on the group.
+        group: a group or its name.
+        strides: an integer or a pair.
+        padding: "valid" keeps all that is painted; "same" crops it to
+            `strides` times the size of the input.
+
+    Returns:
+        A feature map on the group.
+    """
+    group = groups.get(group)
+    strides = _checks.pair(strides, "strides")
+    _checks.choice(padding, "padding", ("valid", "same"))
+    orbit = kernel_orbit(kernel, group, group_axis=True)
+    channels, filters = orbit.shape[-2:]
+    folded = ops.reshape(
+        ops.transpose(orbit, (1, 2, 0, 5, 3, 4)),
+        (*orbit.shape[1:3], group.order * filters, group.order * channels),
+    )
+    y = ops.conv_transpose(
+        with_an_image(fold_channels(x)),
+        folded,
+        strides=strides,
+        padding=padding,
+        data_format="channels_last",
+    )
+    y = y[:0] if x.shape[0] == 0 else y
+    return unfold_channels(y, group.order)
+
+
 def fold_channels(
     x: Float[Tensor, "batch height width order channels"],
 ) -> Float[Tensor, "batch height width folded"]:
@@ -99,12 +182,16 @@ def unfold_channels(
 
 def conv(
     x: Float[Tensor, "batch height width channels"],
-    kernel: Float[Tensor, "rows columns channels filters"],
+    kernel: Float[Tensor, "rows columns inputs filters"],
     strides: int | tuple[int, int] = 1,
     padding: str = "valid",
     dilation_rate: int | tuple[int, int] = 1,
 ) -> Float[Tensor, "batch new_height new_width filters"]:
-    """`keras.ops.conv` with channels last, also of an empty batch."""
+    """`keras.ops.conv` with channels last, also of an empty batch.
+
+    A kernel that takes fewer `inputs` than there are channels convolves blocks
+    of so many channels, each with its share of the filters.
+    """
     strides = _checks.pair(strides, "strides")
     dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
     _checks.strides_or_dilation(strides, dilation_rate)
