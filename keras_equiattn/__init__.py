@@ -10,12 +10,14 @@ from keras_equiattn import losses
 from keras_equiattn import ops
 from keras_equiattn import testing
 from keras_equiattn import visualization
+from keras_equiattn.report import equivariance_report
 from keras_equiattn.symmetrization import symmetrize
 
 __version__ = version("keras-equiattn")
 __all__ = [
     "config",
     "convert",
+    "equivariance_report",
     "groups",
     "layers",
     "losses",

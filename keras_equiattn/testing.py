@@ -77,7 +77,7 @@ def equivariance_error(
     group = groups.get(group)
     data_format = _data_format(data_format)
     act = _action(group, data_format, outputs)
-    x = _sample(sample, dtype, seed)
+    x = drawn_sample(sample, dtype, seed)
     tried = _elements(group, elements)
     expected = _outputs_of(function(x))
     errors = []
@@ -118,7 +118,7 @@ def assert_equivariant(
     group = groups.get(group)
     data_format = _data_format(data_format)
     act = _action(group, data_format, outputs)
-    x = _sample(sample, dtype, seed)
+    x = drawn_sample(sample, dtype, seed)
     tried = _elements(group, elements)
     if x.shape[0] < 2:
         raise ValueError(
@@ -242,7 +242,7 @@ def _outputs_of(outputs: Any) -> Outputs:
     }
 
 
-def _sample(sample: Any, dtype: str | None, seed: int) -> Any:
+def drawn_sample(sample: Any, dtype: str | None, seed: int) -> Any:
     """The input as a tensor; drawn if only its shape is given."""
     if isinstance(sample, Sequence) and all(
         n is None or isinstance(n, numbers.Integral) for n in sample

@@ -89,6 +89,7 @@ BUILT_OF_LAYERS = (
     "benchmarks",
     "convert",
     "examples",
+    "test_report",
     "test_symmetrization",
     "visualization",
 )

@@ -18,6 +18,7 @@ from keras_equiattn.visualization.overlays import attention_overlays
 from keras_equiattn.visualization.overlays import plot_overlays
 from keras_equiattn.visualization.rates import path_rates
 from keras_equiattn.visualization.rates import plot_path_rates
+from keras_equiattn.visualization.reports import plot_equivariance_report
 from keras_equiattn.visualization.window_pictures import pixel_attention
 from keras_equiattn.visualization.window_pictures import plot_window_attention
 
@@ -28,6 +29,7 @@ __all__ = [
     "path_rates",
     "pixel_attention",
     "plot_attention_maps",
+    "plot_equivariance_report",
     "plot_overlays",
     "plot_path_rates",
     "plot_window_attention",

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_equiattn.graphs import has_graph
+from keras_equiattn.graphs import nodes
 from keras_equiattn.layers.attentive.convolution import BaseAttentiveConv2D
 from keras_equiattn.layers.attentive.input_attention import InputAttention
 from keras_equiattn.ops.geometry import before_and_after
 from keras_equiattn.ops.geometry import effective_window
 from keras_equiattn.ops.geometry import same_padding
-from keras_equiattn.visualization import sites as attention_sites
 from keras_equiattn.visualization.sites import Site
 
 # For each row and for each column of a map whether it is inside: a position is
@@ -55,7 +56,7 @@ def _trace(model: Any, start: Inside) -> dict[int, Inside | None]:
     found: dict[int, Inside | None] = {
         id(tensor): start for tensor in model.inputs
     }
-    for node in attention_sites.nodes(model):
+    for node in nodes(model):
         if node.is_input:
             continue
         before = _known(node.input_tensors, found)
@@ -82,7 +83,7 @@ def _merged(operation: Any, values: list[Inside]) -> Inside:
 
 def _after(operation: Any, x: Inside) -> Inside:
     """What is inside of the output of an operation."""
-    if attention_sites.has_graph(operation):
+    if has_graph(operation):
         found = _trace(operation, x)
         return _merged(operation, _known(operation.outputs, found))
     if isinstance(operation, InputAttention):

@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.graphs import nodes
 from keras_equiattn.ops import backend
-from keras_equiattn.visualization import sites as attention_sites
 from keras_equiattn.visualization.sites import Site
 
 Change = Callable[[Any], Any]
@@ -69,7 +69,7 @@ def _run(model: Any, x: Any, chain: list[Site], change: Change) -> Any:
     """The output of a model when the output of one of its layers is changed."""
     site, *inner = chain
     values = {id(model.inputs[0]): x}
-    for node in attention_sites.nodes(model):
+    for node in nodes(model):
         if node.is_input:
             continue
         arguments, keywords = node.arguments.fill_in(values)

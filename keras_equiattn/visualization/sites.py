@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_equiattn import _checks
+from keras_equiattn.graphs import has_graph
+from keras_equiattn.graphs import nodes
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 
 Pitch = tuple[float, float]
@@ -143,12 +144,6 @@ def select(sites: Sites, layers: str | Iterable[str] | None) -> Sites:
     return _keep(sites, wanted)
 
 
-def has_graph(operation: Any) -> bool:
-    return isinstance(operation, keras.Model) and bool(
-        getattr(operation, "inputs", None)
-    )
-
-
 def _sites(
     model: keras.Model, pitch: Pitch = (1.0, 1.0)
 ) -> tuple[Sites, Pitch]:
@@ -191,23 +186,6 @@ def _sites(
             )
         pitches |= {id(tensor): after for tensor in node.outputs}
     return sites, max(pitches[id(tensor)] for tensor in model.outputs)
-
-
-def nodes(model: keras.Model) -> Iterator[Any]:
-    """The calls that make a graph, each after those that it depends on."""
-    histories = [tensor._keras_history for tensor in reversed(model.outputs)]
-    stack = [
-        (h.operation._inbound_nodes[h.node_index], False) for h in histories
-    ]
-    seen = set()
-    while stack:
-        node, complete = stack.pop()
-        if complete:
-            yield node
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((n, False) for n in reversed(node.parent_nodes))
 
 
 def _after(operation: Any, pitch: Pitch) -> Pitch:
