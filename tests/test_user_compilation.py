@@ -89,7 +89,7 @@ def test_training_with_several_steps_in_one(name):
 
 
 @pytest.mark.parametrize(
-    "name", families() if BACKEND == "jax" else families("gsa")
+    "name", families("gsa") if BACKEND == "torch" else families()
 )
 def test_rematerialized_layers(name):
     """`keras.RematScope`; TensorFlow takes no keywords such as `training`."""
