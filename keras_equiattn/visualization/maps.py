@@ -89,8 +89,10 @@ def attention_maps(
         >>> maps = attention_maps(model, images)
         >>> len(maps)
         7
-        >>> {name: found.shape for name, found in maps["conv2"].items()}
-        {'spatial': (1, 26, 26, 4), 'effective': (1, 26, 26, 4, 1)}
+        >>> sorted(maps["conv2"])
+        ['effective', 'spatial']
+        >>> maps["conv2"]["spatial"].shape
+        (1, 26, 26, 4)
     """
     sites = attention_sites.select(attention_sites.find(model), layers)
     found = attention_sites.read(model, images, sites, query)
