@@ -89,7 +89,7 @@ BUILT_OF_LAYERS = (
     "benchmarks",
     "convert",
     "examples",
-    "test_report",
+    "test_equivariance_report",
     "test_symmetrization",
     "visualization",
 )

@@ -45,6 +45,24 @@ def calls():
     return {
         "lifting_conv": {"x": image, "kernel": kernel, **group, **steps},
         "group_conv": {"x": maps, "kernel": on_group, **group, **steps},
+        "group_conv_transpose": {
+            **{"x": maps, "kernel": on_group, "strides": (1, 1)},
+            **{"padding": "same", **group},
+        },
+        "group_depthwise_conv": {
+            "x": maps,
+            "kernel": ones(3, 3, 4, 3, 2),
+            **{**group, **steps},
+        },
+        "group_vectors": {"x": ones(2, 6, 6, 4, 2), "frequency": 1, **group},
+        "vector_action": {
+            **{"v": ones(2, 6, 6, 2), "element": 1, "frequency": 1},
+            **group,
+        },
+        "spatial_upsample": {
+            **{"x": maps, "factors": (2, 2), "interpolation": "bilinear"}
+        },
+        "spatial_pad": {"x": maps, "padding": (1, 1), "mode": "wrap"},
         "group_linear": {
             **{"x": maps, "kernel": ones(4, 3, 2), "bias": ones(2)},
             **group,

@@ -53,6 +53,7 @@ def group_vectors(
     return ops.reshape(vectors, (*size, channels))
 
 
+@checked()
 def vector_action(
     v: Float[Tensor, "batch height width channels"],
     group: str | Group,
