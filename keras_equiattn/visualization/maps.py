@@ -89,9 +89,10 @@ def attention_maps(
         >>> maps = attention_maps(model, images)
         >>> len(maps)
         7
-        >>> sorted(maps["conv2"])
+        >>> found = maps["conv2"]
+        >>> sorted(found)
         ['effective', 'spatial']
-        >>> maps["conv2"]["spatial"].shape
+        >>> found["spatial"].shape
         (1, 26, 26, 4)
     """
     sites = attention_sites.select(attention_sites.find(model), layers)
