@@ -10,18 +10,24 @@ from keras_equiattn import losses
 from keras_equiattn import ops
 from keras_equiattn import testing
 from keras_equiattn import visualization
+from keras_equiattn.from_plain import conversion_summary
+from keras_equiattn.from_plain import equivariant
+from keras_equiattn.from_plain import register_conversion
 from keras_equiattn.report import equivariance_report
 from keras_equiattn.symmetrization import symmetrize
 
 __version__ = version("keras-equiattn")
 __all__ = [
     "config",
+    "conversion_summary",
     "convert",
     "equivariance_report",
+    "equivariant",
     "groups",
     "layers",
     "losses",
     "ops",
+    "register_conversion",
     "symmetrize",
     "testing",
     "visualization",

@@ -24,6 +24,7 @@ from keras_equiattn.layers.depthwise import GroupSeparableConv2D
 from keras_equiattn.layers.dropout import GroupDropout
 from keras_equiattn.layers.group_self_attention import GroupSelfAttention2D
 from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
+from keras_equiattn.layers.pooling import GlobalSpatialPooling2D
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
 from keras_equiattn.layers.position_encoding import RelativePositionEncoding
@@ -45,6 +46,7 @@ __all__ = [
     "CoAttentiveGroupConv2D",
     "CoAttentiveLiftingConv2D",
     "FoldedACmix2D",
+    "GlobalSpatialPooling2D",
     "GroupConv2D",
     "GroupConv2DTranspose",
     "GroupDepthwiseConv2D",

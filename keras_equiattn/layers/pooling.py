@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
@@ -15,6 +16,7 @@ from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import pooling_mode
 from keras_equiattn.ops.group.pooling import spatial_pool
+from keras_equiattn.ops.numerics import mean
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
@@ -121,6 +123,77 @@ class SpatialPooling2D(GroupLayer):
             "mode": self.mode,
             "exact": self.exact,
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_equiattn")
+class GlobalSpatialPooling2D(GroupLayer):
+    """Maximum or mean over all pixels, for every group element alone.
+
+    `y(h) = max_x f(x, h)`, or the mean. The poses stay apart, so that layers
+    after it can tell them; `GlobalAveragePooling3D` of Keras merges them too.
+
+    Args:
+        mode: "mean" or "max"; "avg" and "average" are the mean too.
+        group: a group or its name.
+        data_format: "channels_last", "channels_first" or None (what
+            `keras.config.image_data_format()` says).
+        **kwargs: `name`, `dtype`.
+
+    Call arguments:
+        inputs: images or feature maps on the group.
+
+    Input shape:
+        "channels_last": `(batch, height, width, channels)` or
+        `(batch, height, width, order, channels)`;
+        "channels_first": `(batch, channels, height, width)` or
+        `(batch, channels, height, width, order)`. Height and width may be
+        None.
+
+    Output shape:
+        As the input, with height and width 1.
+
+    Symmetry:
+        `L_g` of the feature map permutes the poses of the output, to rounding,
+        for every element of every group that acts on the grid, and every size.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for shapes that do not
+            fit, in `build` and in the call.
+
+    Example:
+        >>> x = keras.ops.ones((2, 24, 24, 4, 10))
+        >>> tuple(GlobalSpatialPooling2D(group="p4")(x).shape)
+        (2, 1, 1, 4, 10)
+
+    References:
+        - Keras' `GlobalAveragePooling2D` and `GlobalMaxPooling2D`
+    """
+
+    takes = "any"
+
+    def __init__(
+        self,
+        mode: str = "mean",
+        group: str | groups.Group = "p4",
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group=group, data_format=data_format, **kwargs)
+        self.mode = pooling_mode(mode)
+
+    def build(self, input_shape: Shape) -> None:
+        self.check_shape(input_shape)
+        self.built = True
+
+    def call_channels_last(self, x: Tensor) -> Tensor:
+        y = ops.max(x, (1, 2)) if self.mode == "max" else mean(x, (1, 2))
+        return y[:, None, None]
+
+    def output_shape_channels_last(self, shape: Shape) -> Shape:
+        return (shape[0], 1, 1, *shape[3:])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "mode": self.mode}
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")

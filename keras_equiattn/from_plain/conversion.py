@@ -1,0 +1,373 @@
+"""What a converter of a layer works with, and where converters are kept."""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NoReturn
+
+import keras
+
+from keras_equiattn import groups
+from keras_equiattn.from_plain.summary import multiply_adds
+from keras_equiattn.graphs import arguments
+from keras_equiattn.layers.projection import GroupProjection
+
+# A converter takes the plain layer, the tensors that the new network has in
+# place of the inputs of the layer, and the `Conversion`. It returns the tensor
+# that takes the place of the output.
+Converter = Callable[..., keras.KerasTensor]
+
+# The mean over the poses goes before the last layer if it has one of these
+# activations: what is averaged are then the logits.
+OF_LOGITS = ("linear", "log_sigmoid", "log_softmax", "sigmoid", "softmax")
+
+_converters: dict[type | str, Converter] = {}
+
+
+def register_conversion(
+    *classes: type | str,
+) -> Callable[[Converter], Converter]:
+    """Registers how `equivariant` converts layers of a class.
+
+    The decorated function is called as `converter(layer, *inputs, to)` for each
+    call of such a layer. `inputs` are symbolic tensors of the new network:
+    feature maps on the group `(batch, height, width, order, channels)`, images
+    `(batch, height, width, channels)`, or tensors of a lower rank, which have
+    no pixels and do not change when the image is turned. What the plain
+    network has as `(batch, channels)` after global pooling is a feature map of
+    one pixel here, because its poses are not merged before the end. The
+    function returns what takes the place of the output. `to` is a
+    `Conversion`.
+
+    Args:
+        *classes: the classes of layers. Subclasses are not converted along,
+            because they may compute something else. A class that is not
+            exported may be given by its name.
+
+    Returns:
+        The decorator.
+
+    Example:
+        >>> class Halve(keras.layers.Layer):
+        ...     def call(self, x):
+        ...         return x / 2
+        >>> @register_conversion(Halve)
+        ... def halve(layer, x, to):
+        ...     return to.apply(Halve(name=layer.name), x)
+    """
+
+    def register(converter: Converter) -> Converter:
+        _converters.update(dict.fromkeys(classes, converter))
+        return converter
+
+    return register
+
+
+def converter_of(operation: Any) -> Converter | None:
+    """The converter for a layer; None if there is none.
+
+    Classes that Keras does not export are known by their names.
+    """
+    kind = type(operation)
+    if kind in _converters:
+        return _converters[kind]
+    return _converters.get(kind.__name__) if _is_of_keras(kind) else None
+
+
+class RefusalError(Exception):
+    """Says that a layer cannot be converted.
+
+    Attributes:
+        instead: what the conversion goes on with, so that all problems of a
+            network are found at once; None for a tensor like the plain one.
+    """
+
+    def __init__(
+        self, message: str, instead: keras.KerasTensor | None = None
+    ) -> None:
+        super().__init__(message)
+        self.instead = instead
+
+
+class Conversion:
+    """What a converter knows of the call that it converts, and what it can do.
+
+    Attributes:
+        group: the group of the new network.
+        inflate: whether the new network computes the plain one on every pose,
+            with the weights that it has.
+        keep: whether strides that are not exact stay.
+        input_shapes: the shapes of the inputs in the plain network.
+        output_shape: the shape of the output in the plain network.
+        is_last: whether nothing after the layer has weights or several inputs.
+            The mean over the poses then is the same before the layer, if the
+            layer is linear, and cheaper.
+    """
+
+    def __init__(
+        self, group: groups.Group, scale: float, inflate: bool, keep: bool
+    ) -> None:
+        self.group = group
+        self.inflate = inflate
+        self.keep = keep
+        self.input_shapes: list[tuple[Any, ...]] = []
+        self.output_shape: tuple[Any, ...] = ()
+        self.is_last = False
+        self.rows: list[tuple[str, int, int | None]] = []
+        self.notes: list[str] = []
+        self._scale = scale
+        self._keeps_width = False
+        self._options: dict[str, Any] = {}
+        self._names: set[str] = set()
+        self._calls: Iterator[int] = iter(())
+        self._node: Any = None
+        self._source: Any = None
+        self._shared: dict[tuple[int, int], keras.layers.Layer] = {}
+
+    def begin(
+        self,
+        node: Any,
+        input_shapes: Sequence[tuple[Any, ...]],
+        output_shape: tuple[Any, ...],
+        keeps_width: bool,
+        is_last: bool,
+        training: bool | None,
+    ) -> None:
+        """Turns to the next call of a layer of the plain network.
+
+        Args:
+            node: Keras' record of the call.
+            input_shapes: the shapes of its inputs.
+            output_shape: the shape of its output.
+            keeps_width: whether its channels are those of an output.
+            is_last: see the attribute.
+            training: what the plain layer is called with, None for nothing.
+        """
+        self.input_shapes = list(input_shapes)
+        self.output_shape = output_shape
+        self.is_last = is_last
+        self.rows = []
+        self.notes = []
+        self._node = node
+        self._source = node.operation
+        self._keeps_width = keeps_width
+        self._options = {} if training is None else {"training": training}
+        self._calls = itertools.count()
+
+    def filters(self, count: int) -> int:
+        """How many filters stand for this number of the plain layer.
+
+        Args:
+            count: the number of filters, or of units, of the plain layer.
+
+        Returns:
+            The number for each pose; at least one. It is that of the plain
+            layer where the filters are channels of an output of the network.
+        """
+        if self._keeps_width:
+            return count
+        return max(1, round(count * self._scale))
+
+    def apply(
+        self,
+        layer: keras.layers.Layer,
+        *inputs: keras.KerasTensor,
+        weights: Sequence[Any] | None = None,
+    ) -> keras.KerasTensor:
+        """Calls a layer of the new network.
+
+        A plain layer that is called several times becomes one layer, too: at
+        later calls the layer of the first one is taken in place of this one.
+
+        Args:
+            layer: a layer that is not built.
+            *inputs: what it is called with; several are passed as a list.
+            weights: what the weights are set to for an inflated network. None
+                is the weights of the plain layer, if they have the same shapes.
+
+        Returns:
+            What the layer returns.
+        """
+        x = inputs[0] if len(inputs) == 1 else list(inputs)
+        takes_training = getattr(layer, "_call_has_training_arg", False)
+        options = self._options if takes_training else {}
+        return self._applied(layer, (x,), options, weights)
+
+    def like(
+        self,
+        layer: keras.layers.Layer,
+        *inputs: keras.KerasTensor,
+        **changes: Any,
+    ) -> keras.KerasTensor:
+        """Calls a new layer with the configuration of the plain one.
+
+        Args:
+            layer: the plain layer.
+            *inputs: what the new layer is called with.
+            **changes: of the configuration.
+
+        Returns:
+            What the new layer returns.
+        """
+        config = {**layer.get_config(), "name": self.name(), **changes}
+        return self.apply(type(layer).from_config(config), *inputs)
+
+    def recorded(self, function: Any, y: keras.KerasTensor) -> Any:
+        """Keeps the row of a function of `keras.ops`; returns `y`.
+
+        Args:
+            function: what was called.
+            y: what it returned.
+        """
+        self.rows.append((type(function).__name__, 0, 0))
+        return y
+
+    def unchanged(self, inputs: Sequence[Any]) -> list[Any]:
+        """Calls what the plain network calls, as it is.
+
+        Args:
+            inputs: the tensors without pixels that it is called with.
+
+        Returns:
+            All that it returns.
+        """
+        args, kwargs = self.arguments(inputs)
+        if not isinstance(self._source, keras.layers.Layer):
+            return keras.tree.flatten(self._source(*args, **kwargs))
+        config = {**self._source.get_config(), "name": self.name()}
+        layer = type(self._source).from_config(config)
+        return keras.tree.flatten(self._applied(layer, args, kwargs, None))
+
+    def arguments(self, inputs: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments of the plain call with other tensors.
+
+        Args:
+            inputs: what takes the place of the tensors, in their order.
+
+        Returns:
+            Positional arguments, and those with names.
+        """
+        return arguments(self._node, inputs)
+
+    def name(self, suffix: str = "") -> str:
+        """A name for a new layer: that of the plain one, with a suffix."""
+        first = "_".join(filter(None, (self._source.name, suffix)))
+        names = (f"{first}_{n}" if n else first for n in itertools.count())
+        return next(name for name in names if name not in self._names)
+
+    def lifted(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """A feature map that is the image in every pose.
+
+        Args:
+            x: an image, a feature map, or numbers without pixels.
+        """
+        if len(x.shape) == 2:
+            x = keras.ops.expand_dims(x, (1, 2))
+        if len(x.shape) == 4:
+            x = keras.ops.expand_dims(x, 3)
+            x = keras.ops.repeat(x, self.group.order, axis=3)
+        return x
+
+    def merged_poses(
+        self, x: keras.KerasTensor, plain: tuple[Any, ...] | None = None
+    ) -> keras.KerasTensor:
+        """The mean over the poses, with the rank that the plain tensor has.
+
+        Args:
+            x: a feature map on the group; others are returned as they are.
+            plain: the shape of the plain tensor; None is the first input's.
+        """
+        if len(x.shape) != 5:
+            return x
+        if len(plain or self.input_shapes[0]) == 2:
+            pool = keras.layers.GlobalAveragePooling3D(name=self.name("poses"))
+            return self.apply(pool, x)
+        pool = GroupProjection(group=self.group, name=self.name("poses"))
+        return self.apply(pool, x)
+
+    def common(self, suffix: str = "") -> dict[str, Any]:
+        """The arguments that all layers of this library have.
+
+        Args:
+            suffix: of the name, see `name`.
+        """
+        return {
+            "group": self.group.name,
+            "data_format": "channels_last",
+            "name": self.name(suffix),
+        }
+
+    def require_channels_last(self) -> None:
+        """Refuses a layer whose channels come first."""
+        if self._source.data_format != "channels_last":
+            self.refuse(
+                "its channels come first. Build the plain network with "
+                "data_format='channels_last'."
+            )
+
+    def note(self, text: str) -> None:
+        """Adds a sentence to what the summary says of the layer."""
+        self.notes.append(text)
+
+    def refuse(
+        self, message: str, instead: keras.KerasTensor | None = None
+    ) -> NoReturn:
+        """Raises the error that the layer cannot be converted.
+
+        Args:
+            message: why, and what to do.
+            instead: what to go on with in search of further problems.
+        """
+        raise RefusalError(message, instead)
+
+    def _applied(
+        self,
+        layer: keras.layers.Layer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weights: Sequence[Any] | None,
+    ) -> Any:
+        """Calls a layer, or that of an earlier call, and keeps its row."""
+        key = id(self._source), next(self._calls)
+        known = key in self._shared
+        layer = self._shared.setdefault(key, layer)
+        self._names.add(layer.name)
+        y = layer(*args, **kwargs)
+        if not known:
+            self._fill(layer, weights)
+        shapes = [
+            tuple(keras.tree.flatten(tensors)[0].shape)
+            for tensors in ((args, kwargs), y)
+        ]
+        count = 0 if known else layer.count_params()
+        cost = multiply_adds(layer, *shapes)
+        self.rows.append((type(layer).__name__, count, cost))
+        return y
+
+    def _fill(
+        self, layer: keras.layers.Layer, weights: Sequence[Any] | None
+    ) -> None:
+        """Sets the weights of a new layer of an inflated network.
+
+        Normalisations that were adapted to data keep what they know of it in
+        any case.
+        """
+        adapted = isinstance(layer, keras.layers.Normalization)
+        if not layer.weights or not (self.inflate or adapted):
+            return
+        if weights is None:
+            weights = self._source.get_weights()
+        shapes = [tuple(weight.shape) for weight in layer.weights]
+        if shapes != [tuple(weight.shape) for weight in weights]:
+            self.refuse(
+                f"`{type(layer).__name__}` has weights of the shapes {shapes}, "
+                "which are not those of the plain layer. Its converter must "
+                "pass `weights` to `apply`."
+            )
+        layer.set_weights(weights)
+
+
+def _is_of_keras(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "keras"

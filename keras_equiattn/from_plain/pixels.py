@@ -1,0 +1,163 @@
+"""How layers are converted that move, add or take away pixels."""
+
+import itertools
+from typing import Any
+
+import keras
+
+from keras_equiattn import layers
+from keras_equiattn.from_plain.conversion import Conversion
+from keras_equiattn.from_plain.conversion import register_conversion
+from keras_equiattn.from_plain.strides import exactness
+from keras_equiattn.from_plain.strides import fitting_window
+from keras_equiattn.from_plain.strides import refuse_strides
+
+
+@register_conversion(keras.layers.MaxPooling2D, keras.layers.AveragePooling2D)
+def pooling(layer: Any, x: Any, to: Conversion) -> Any:
+    to.require_channels_last()
+    size, window, strides = x.shape[1:3], layer.pool_size, layer.strides
+    exact = exactness(to, size, window, strides, 1, layer.padding)
+    mode = "max" if isinstance(layer, keras.layers.MaxPooling2D) else "mean"
+    if exact and layer.padding == "valid":
+        options = {"exact": exact, **to.common()}
+        return to.apply(
+            layers.SpatialPooling2D(window, strides, mode, **options), x
+        )
+    if exact is True or to.keep:
+        return padded_pooling(layer, x, to)
+    fitting = fitting_window(to, size, strides)
+    if to.inflate or fitting is None:
+        refuse_strides(to, size, window, strides, 1, layer.padding)
+    to.note(
+        f"Its windows have {fitting} pixels in place of {window}, and no "
+        "padding, which is exact on this size."
+    )
+    new = layers.SpatialPooling2D(fitting, strides, mode, **to.common())
+    return to.apply(new, x)
+
+
+def padded_pooling(layer: Any, x: Any, to: Conversion) -> Any:
+    """Pooling by Keras, which pads; on feature maps for each pose alone."""
+    if len(x.shape) == 4:
+        return to.like(layer, x)
+    kind: Any = keras.layers.AveragePooling3D
+    if isinstance(layer, keras.layers.MaxPooling2D):
+        kind = keras.layers.MaxPooling3D
+    new = kind(
+        (*layer.pool_size, 1),
+        (*layer.strides, 1),
+        padding=layer.padding,
+        data_format="channels_last",
+        name=to.name(),
+        dtype=layer.get_config()["dtype"],
+    )
+    return to.apply(new, x)
+
+
+@register_conversion(
+    keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D
+)
+def global_pooling(layer: Any, x: Any, to: Conversion) -> Any:
+    to.require_channels_last()
+    if len(x.shape) == 4:
+        return to.like(layer, x)
+    average = isinstance(layer, keras.layers.GlobalAveragePooling2D)
+    mode = "mean" if average else "max"
+    return to.apply(layers.GlobalSpatialPooling2D(mode, name=to.name()), x)
+
+
+@register_conversion(keras.layers.UpSampling2D)
+def upsampling(layer: Any, x: Any, to: Conversion) -> Any:
+    to.require_channels_last()
+    if layer.interpolation not in ("nearest", "bilinear"):
+        to.refuse(
+            f"it has interpolation='{layer.interpolation}'. Take 'nearest' or "
+            "'bilinear'."
+        )
+    new = layers.SpatialUpSampling2D(
+        layer.size, layer.interpolation, **to.common()
+    )
+    return to.apply(new, x)
+
+
+@register_conversion(keras.layers.ZeroPadding2D)
+def zero_padding(layer: Any, x: Any, to: Conversion) -> Any:
+    to.require_channels_last()
+    sides = tuple(map(tuple, layer.padding))
+    if not falls_onto_itself(sides, to):
+        if to.keep:
+            to.note("It stays, and is not exactly equivariant.")
+        elif to.inflate:
+            to.refuse(
+                f"it adds {sides} pixels at the sides, which are not the same "
+                "at all of them. Many networks pad an odd size the same at all "
+                "sides, so another size of the input may help."
+            )
+        else:
+            most = max(itertools.chain.from_iterable(sides))
+            to.note(f"It adds {most} pixels at every side in place of {sides}.")
+            sides = ((most, most), (most, most))
+    (top, bottom), (left, right) = sides
+    if (top, left) == (bottom, right) and (top == left or not to.keep):
+        new: Any = layers.SpatialPadding2D((top, left), **to.common())
+    elif len(x.shape) == 4:
+        return to.like(layer, x)
+    else:
+        new = keras.layers.ZeroPadding3D((*sides, (0, 0)), name=to.name())
+    return to.apply(new, x)
+
+
+@register_conversion(keras.layers.Cropping2D)
+def cropping(layer: Any, x: Any, to: Conversion) -> Any:
+    to.require_channels_last()
+    sides = tuple(map(tuple, layer.cropping))
+    if not falls_onto_itself(sides, to):
+        if not to.keep:
+            to.refuse(
+                f"it takes {sides} pixels away at the sides. Take away the "
+                "same number at all of them."
+            )
+        to.note("It stays, and is not exactly equivariant.")
+    if len(x.shape) == 4:
+        return to.like(layer, x)
+    new = keras.layers.Cropping3D((*sides, (0, 0)), name=to.name())
+    return to.apply(new, x)
+
+
+def falls_onto_itself(
+    sides: tuple[tuple[int, ...], ...], to: Conversion
+) -> bool:
+    """Whether the group leaves rows and columns at the sides as they are.
+
+    Args:
+        sides: how many there are at the top and the bottom, and at the left and
+            the right.
+        to: has the group.
+    """
+    if to.group.name == "z2":
+        return True
+    (top, bottom), (left, right) = sides
+    if to.group.name == "z2m":
+        return left == right
+    if to.group.quarter_turns:
+        return len({top, bottom, left, right}) == 1
+    return top == bottom and left == right
+
+
+@register_conversion(
+    keras.layers.Flatten, keras.layers.Permute, keras.layers.Reshape
+)
+def reshaping(layer: Any, x: Any, to: Conversion) -> Any:
+    """Numbers without pixels may take another shape, and nothing else."""
+    (plain,) = to.input_shapes
+    pixels = [tuple(plain[1:]), tuple(to.output_shape[1:])]
+    lists = [[n for n in shape if n != 1] for shape in pixels]
+    if lists[0] == lists[1] and len(lists[0]) <= 1:
+        return x if len(x.shape) == 5 else to.like(layer, x)
+    without_pixels = (x.shape[0], 1, 1, to.group.order, x.shape[-1])
+    to.refuse(
+        "it gives every pixel a place of its own, which the pixel leaves when "
+        "the image is turned. Take `GlobalAveragePooling2D` in its place.",
+        instead=keras.KerasTensor(without_pixels, x.dtype),
+    )

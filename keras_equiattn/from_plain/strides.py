@@ -1,0 +1,103 @@
+"""Strides that fall onto themselves when an image is turned."""
+
+from typing import Any
+from typing import NoReturn
+
+from keras_equiattn.from_plain.conversion import Conversion
+from keras_equiattn.ops.exactness import is_exact
+from keras_equiattn.ops.exactness import require_exact
+from keras_equiattn.ops.geometry import output_size
+
+Size = tuple[int | None, ...]
+Pair = tuple[int, ...]
+
+
+def exactness(
+    to: Conversion,
+    size: Size,
+    window: Pair,
+    strides: Pair,
+    dilation: Pair | int,
+    padding: str,
+) -> bool | str:
+    """What a layer is told of exactness, its argument `exact`.
+
+    Args:
+        to: the conversion; takes the note if strides stay that are not exact.
+        size: height and width of the input.
+        window: the size of the windows.
+        strides: between the windows.
+        dilation: of the windows.
+        padding: "valid" or "same".
+
+    Returns:
+        True where windows of this kind are exact, "call" where that depends on
+        a size that is not known yet, and False otherwise.
+    """
+    options = (window, strides, dilation, padding)
+    if is_exact(to.group, size, *options):
+        return True
+    if None in size and not to.keep:
+        try:
+            require_exact("", to.group, size, *options, allow_unknown=True)
+        except ValueError:
+            return False
+        return "call"
+    if to.keep:
+        to.note("It stays, and is not exactly equivariant.")
+    return False
+
+
+def stride_one(size: Size, window: Pair, dilation: Pair, padding: str) -> Size:
+    """Height and width after a convolution with strides 1."""
+    return tuple(
+        output_size(n, k, 1, d, padding)
+        for n, k, d in zip(size, window, dilation, strict=True)
+    )
+
+
+def fitting_window(
+    to: Conversion, size: Size, strides: Pair
+) -> tuple[int, int] | None:
+    """The pooling windows that are exact and give the size of the plain layer.
+
+    There is one such window along each axis: as many pixels as are left where
+    the last one begins.
+
+    Args:
+        to: the conversion, which knows the size.
+        size: height and width of the input.
+        strides: between the windows.
+
+    Returns:
+        Rows and columns; None if there is no such window.
+    """
+    target = to.output_shape[1:3]
+    if None in size or None in target:
+        return None
+    window = tuple(
+        n - (m - 1) * s for n, m, s in zip(size, target, strides, strict=True)
+    )
+    if min(window) < 1 or not is_exact(to.group, size, window, strides):
+        return None
+    return window[0], window[1]
+
+
+def refuse_strides(
+    to: Conversion,
+    size: Size,
+    window: Pair,
+    strides: Pair,
+    dilation: Any,
+    padding: str,
+) -> NoReturn:
+    """Raises what the exactness of the layers says of these windows."""
+    message = ""
+    try:
+        require_exact("it", to.group, size, window, strides, dilation, padding)
+    except ValueError as error:
+        message = str(error).partition(" Or pass ")[0]
+    to.refuse(
+        f"{message} Build the plain network for such a size, or pass "
+        "`downsampling='keep'` to accept that it is not exact."
+    )
