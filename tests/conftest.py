@@ -89,6 +89,7 @@ BUILT_OF_LAYERS = (
     "benchmarks",
     "convert",
     "examples",
+    "from_plain",
     "test_equivariance_report",
     "test_symmetrization",
     "visualization",

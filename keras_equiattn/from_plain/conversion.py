@@ -119,7 +119,7 @@ class Conversion:
         self.notes: list[str] = []
         self._scale = scale
         self._keeps_width = False
-        self._options: dict[str, Any] = {}
+        self._width: int | None = None
         self._names: set[str] = set()
         self._calls: Iterator[int] = iter(())
         self._node: Any = None
@@ -133,7 +133,7 @@ class Conversion:
         output_shape: tuple[Any, ...],
         keeps_width: bool,
         is_last: bool,
-        training: bool | None,
+        width: int | None,
     ) -> None:
         """Turns to the next call of a layer of the plain network.
 
@@ -143,7 +143,7 @@ class Conversion:
             output_shape: the shape of its output.
             keeps_width: whether its channels are those of an output.
             is_last: see the attribute.
-            training: what the plain layer is called with, None for nothing.
+            width: the number of channels that it must have, None for any.
         """
         self.input_shapes = list(input_shapes)
         self.output_shape = output_shape
@@ -153,7 +153,7 @@ class Conversion:
         self._node = node
         self._source = node.operation
         self._keeps_width = keeps_width
-        self._options = {} if training is None else {"training": training}
+        self._width = width
         self._calls = itertools.count()
 
     def filters(self, count: int) -> int:
@@ -168,6 +168,8 @@ class Conversion:
         """
         if self._keeps_width:
             return count
+        if self._width is not None:
+            return self._width
         return max(1, round(count * self._scale))
 
     def apply(
@@ -191,9 +193,7 @@ class Conversion:
             What the layer returns.
         """
         x = inputs[0] if len(inputs) == 1 else list(inputs)
-        takes_training = getattr(layer, "_call_has_training_arg", False)
-        options = self._options if takes_training else {}
-        return self._applied(layer, (x,), options, weights)
+        return self._applied(layer, (x,), {}, weights)
 
     def like(
         self,
@@ -367,6 +367,8 @@ class Conversion:
                 "pass `weights` to `apply`."
             )
         layer.set_weights(weights)
+        if adapted:
+            layer.finalize_state()
 
 
 def _is_of_keras(kind: type) -> bool:

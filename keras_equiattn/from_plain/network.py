@@ -176,14 +176,12 @@ class _Call:
         node: Keras' record of the call.
         inputs: the numbers of the tensors that it takes.
         outputs: the numbers of the tensors that it returns.
-        training: what the call, or that of the model around it, says.
     """
 
     operation: Any
     node: Any
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    training: bool | None
 
 
 class _Graph:
@@ -203,9 +201,11 @@ class _Graph:
         self.calls: list[_Call] = []
         self.shapes: list[tuple[Any, ...]] = []
         self.inputs = [self._tensor(x.shape) for x in model.inputs]
-        self.outputs = self._walk(model, self.inputs, None)
+        self.outputs = self._walk(model, self.inputs)
         self._users: dict[int, list[_Call]] = {}
+        self._sources: dict[int, _Call] = {}
         for call in self.calls:
+            self._sources.update(dict.fromkeys(call.outputs, call))
             for number in call.inputs:
                 self._users.setdefault(number, []).append(call)
         self._keeps: dict[int, bool] = {}
@@ -222,6 +222,52 @@ class _Graph:
         """Whether nothing mixes what a call returns."""
         return all(self._last[number] for number in call.outputs)
 
+    def merged_width(self, call: _Call, values: dict[int, Any]) -> int | None:
+        """The channels that a layer must have for a tensor that it meets.
+
+        Those of several tensors in a row may be rounded otherwise than those
+        of the layer to whose output they are added.
+
+        Args:
+            call: the call of a layer that chooses its channels.
+            values: the tensors of the new network, as far as there are some.
+
+        Returns:
+            The number of channels; None if the output meets none of `values`.
+        """
+        channels = self.shapes[call.outputs[0]][-1]
+        number, users = call.outputs[0], self._users.get(call.outputs[0], [])
+        while len(users) == 1 and self._is_alike(users[0], channels):
+            (number,) = users[0].outputs
+            users = self._users.get(number, [])
+        for user in users:
+            if isinstance(user.operation, keras.layers.Concatenate):
+                continue
+            for other in user.inputs:
+                if other != number and self.shapes[other][-1] == channels:
+                    width = self._width(other, values)
+                    if width is not None:
+                        return width
+        return None
+
+    def _width(self, number: int, values: dict[int, Any]) -> int | None:
+        """The channels of a tensor, or of the one that it is made of."""
+        channels = self.shapes[number][-1]
+        while number not in values:
+            source = self._sources[number]
+            if not self._is_alike(source, channels):
+                return None
+            (number,) = source.inputs
+        return int(values[number].shape[-1])
+
+    def _is_alike(self, call: _Call, channels: int) -> bool:
+        """Whether a call has the channels of its only input."""
+        return (
+            len(call.inputs) == len(call.outputs) == 1
+            and not isinstance(call.operation, CHOOSES_CHANNELS)
+            and self.shapes[call.inputs[0]][-1] == channels
+        )
+
     def _look_ahead(self, number: int) -> None:
         """Finds out what becomes of a tensor."""
         users = self._users.get(number, [])
@@ -235,9 +281,7 @@ class _Graph:
             for call in users
         )
 
-    def _walk(
-        self, model: keras.Model, inputs: list[int], training: bool | None
-    ) -> list[int]:
+    def _walk(self, model: keras.Model, inputs: list[int]) -> list[int]:
         """Adds the calls of a model; returns the numbers of its outputs."""
         numbers = {
             id(tensor): number
@@ -247,16 +291,12 @@ class _Graph:
             if node.is_input:
                 continue
             taken = [numbers[id(tensor)] for tensor in node.input_tensors]
-            told = node.arguments.kwargs.get("training")
-            told = training if told is None else told
             if has_graph(node.operation):
-                given = self._walk(node.operation, taken, told)
+                given = self._walk(node.operation, taken)
             else:
                 given = [self._tensor(s) for s in self._given(node, taken)]
                 self.calls.append(
-                    _Call(
-                        node.operation, node, tuple(taken), tuple(given), told
-                    )
+                    _Call(node.operation, node, tuple(taken), tuple(given))
                 )
             numbers.update(zip(map(id, node.outputs), given, strict=True))
         return [numbers[id(tensor)] for tensor in model.outputs]
@@ -325,7 +365,7 @@ def _converted(
             shape,
             graph.keeps_width(call),
             graph.is_last(call),
-            call.training,
+            graph.merged_width(call, values),
         )
         problem = ""
         try:

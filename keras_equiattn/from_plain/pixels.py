@@ -64,7 +64,7 @@ def global_pooling(layer: Any, x: Any, to: Conversion) -> Any:
         return to.like(layer, x)
     average = isinstance(layer, keras.layers.GlobalAveragePooling2D)
     mode = "mean" if average else "max"
-    return to.apply(layers.GlobalSpatialPooling2D(mode, name=to.name()), x)
+    return to.apply(layers.GlobalSpatialPooling2D(mode, **to.common()), x)
 
 
 @register_conversion(keras.layers.UpSampling2D)
@@ -161,3 +161,17 @@ def reshaping(layer: Any, x: Any, to: Conversion) -> Any:
         "the image is turned. Take `GlobalAveragePooling2D` in its place.",
         instead=keras.KerasTensor(without_pixels, x.dtype),
     )
+
+
+@register_conversion(
+    keras.layers.RandomBrightness,
+    keras.layers.RandomContrast,
+    keras.layers.RandomFlip,
+    keras.layers.RandomRotation,
+    keras.layers.RandomTranslation,
+    keras.layers.RandomZoom,
+)
+def augmentation(layer: Any, x: Any, to: Conversion) -> Any:
+    if len(x.shape) != 4:
+        to.refuse("it changes images. Put it before the first convolution.")
+    return to.like(layer, x)

@@ -48,7 +48,14 @@ def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
 
 @register_conversion(*MERGING)
 def merging(layer: Any, *inputs: Any, to: Conversion) -> Any:
-    return to.like(layer, *of_one_rank(inputs, to))
+    inputs = of_one_rank(inputs, to)
+    channels = {x.shape[-1] for x in inputs} - {1}
+    if len(channels) > 1:
+        to.refuse(
+            f"its inputs have {sorted(channels)} channels after rounding. Take "
+            "another `width`; 'channels' rounds nothing."
+        )
+    return to.like(layer, *inputs)
 
 
 @register_conversion(keras.layers.Concatenate)
@@ -61,11 +68,11 @@ def concatenate(layer: Any, *inputs: Any, to: Conversion) -> Any:
     return to.like(layer, *of_one_rank(inputs, to), axis=-1)
 
 
-def of_one_rank(inputs: tuple[Any, ...], to: Conversion) -> list[Any]:
+def of_one_rank(inputs: tuple[Any, ...], to: Conversion) -> tuple[Any, ...]:
     """The tensors as feature maps, if one of them is."""
     if all(len(x.shape) != 5 for x in inputs):
-        return list(inputs)
-    return [to.lifted(x) for x in inputs]
+        return inputs
+    return tuple(to.lifted(x) for x in inputs)
 
 
 @register_conversion(keras.layers.Softmax)
@@ -111,10 +118,9 @@ def dropout(layer: Any, x: Any, to: Conversion) -> Any:
         return to.like(layer, x)
     if shape is not None:
         # One draw serves all poses.
-        shape = list(shape)
-        shape = [*shape[:1], *([None] * (5 - len(shape) - 1)), *shape[1:]]
-        shape[3] = 1
-        return to.like(layer, x, noise_shape=tuple(shape))
+        pixels = tuple(shape[1:-1]) or (1, 1)
+        shape = (shape[0], *pixels, 1, shape[-1])
+        return to.like(layer, x, noise_shape=shape)
     new = layers.GroupDropout(
         layer.rate,
         seed=config.get("seed"),
@@ -174,7 +180,9 @@ def group_normalization(layer: Any, x: Any, to: Conversion) -> Any:
     count = channels if layer.groups == to.input_shapes[0][-1] else count
     common = math.gcd(count, channels)
     if common != count:
-        to.note(f"It has {common} groups of channels in place of {count}.")
+        to.note(
+            f"The number of its groups of channels is {common}, not {count}."
+        )
     return to.like(layer, x, axis=-1, groups=common)
 
 
@@ -228,20 +236,6 @@ def operation(function: Any, *inputs: Any, to: Conversion) -> Any:
                 "a number, or a layer that has the constant."
             )
     return to.recorded(function, function(*args, **kwargs))
-
-
-@register_conversion(
-    keras.layers.RandomBrightness,
-    keras.layers.RandomContrast,
-    keras.layers.RandomFlip,
-    keras.layers.RandomRotation,
-    keras.layers.RandomTranslation,
-    keras.layers.RandomZoom,
-)
-def augmentation(layer: Any, x: Any, to: Conversion) -> Any:
-    if len(x.shape) != 4:
-        to.refuse("it changes images. Put it before the first convolution.")
-    return to.like(layer, x)
 
 
 def of_channels(layer: Any, to: Conversion) -> None:

@@ -186,7 +186,9 @@ class GlobalSpatialPooling2D(GroupLayer):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        y = ops.max(x, (1, 2)) if self.mode == "max" else mean(x, (1, 2))
+        # Not all backends take a maximum of no images; the mean has its shape.
+        is_max = self.mode == "max" and x.shape[0] != 0
+        y = ops.max(x, (1, 2)) if is_max else mean(x, (1, 2))
         return y[:, None, None]
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:

@@ -12,6 +12,7 @@ from layer_contract import LayerContract
 
 from keras_equiattn import groups
 from keras_equiattn import ops
+from keras_equiattn.layers import GlobalSpatialPooling2D
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import SpatialPooling2D
 from keras_equiattn.ops import is_exact
@@ -74,6 +75,26 @@ class TestSpatialPooling2D(LayerContract):
     )
 
 
+class TestGlobalSpatialPooling2D(LayerContract):
+    cases = tuple(
+        LayerCase(
+            GlobalSpatialPooling2D,
+            {"mode": mode, "group": group},
+            (2, 5, 5, groups.get(group).order, 3),
+            (2, 1, 1, groups.get(group).order, 3),
+            weights=0,
+            group=group,
+            reach=None,
+            rectangle=(5, 4),
+        )
+        for mode, group in (("mean", "p4"), ("max", "p4m"))
+    )
+    layer = GlobalSpatialPooling2D
+    arguments = (
+        {"mode": "max", "group": "p2", "data_format": "channels_first"},
+    )
+
+
 class TestGroupPooling(LayerContract):
     cases = tuple(
         LayerCase(
@@ -112,6 +133,17 @@ def test_agrees_with_oracle(mode, size, strides):
     np.testing.assert_allclose(
         (of_x * direction).sum(), (change * cotangent).sum() / 2e-6, rtol=1e-3
     )
+
+
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_pooling_of_all_pixels_agrees_with_numpy(mode):
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 4, 6))
+    x = x.astype("float32")
+    expected = getattr(x, mode)(axis=(1, 2), keepdims=True)
+    layer = GlobalSpatialPooling2D(mode)
+    assert relative_difference(as_array(layer(x)), expected) < 1e-6
+    image = as_array(layer(x[:, :, :, 0]))
+    assert relative_difference(image, expected[:, :, :, 0]) < 1e-6
 
 
 def test_group_pooling_agrees_with_numpy():
