@@ -155,11 +155,14 @@ def reshaping(layer: Any, x: Any, to: Conversion) -> Any:
     lists = [[n for n in shape if n != 1] for shape in pixels]
     if lists[0] == lists[1] and len(lists[0]) <= 1:
         return x if len(x.shape) == 5 else to.like(layer, x)
-    without_pixels = (x.shape[0], 1, 1, to.group.order, x.shape[-1])
+    pooled = None
+    if len(to.output_shape) == 2 and len(x.shape) == 5:
+        size = (x.shape[0], 1, 1, to.group.order, x.shape[-1])
+        pooled = keras.KerasTensor(size, x.dtype)
     to.refuse(
         "it gives every pixel a place of its own, which the pixel leaves when "
         "the image is turned. Take `GlobalAveragePooling2D` in its place.",
-        instead=keras.KerasTensor(without_pixels, x.dtype),
+        instead=pooled,
     )
 
 

@@ -92,6 +92,13 @@ def refuse_strides(
     padding: str,
 ) -> NoReturn:
     """Raises what the exactness of the layers says of these windows."""
+    unequal = window[0] != window[1] or strides[0] != strides[1]
+    if to.group.quarter_turns and unequal:
+        to.refuse(
+            f"its windows of {window} pixels with strides {strides} are not "
+            "square, which quarter turns need. Take square ones, or a group "
+            "without quarter turns, such as 'p2m'."
+        )
     message = ""
     try:
         require_exact("it", to.group, size, window, strides, dilation, padding)

@@ -151,7 +151,9 @@ def with_random_weights(model, seed=0):
         if "seed" in weight.name:
             continue
         if "kernel" in weight.name:
-            fan_in = np.prod(weight.shape[:-1])
+            # Kernels of one channel each see no other.
+            axes = -2 if weight.shape[-1] == 1 else -1
+            fan_in = np.prod(weight.shape[:axes])
             weight.assign(rng.normal(size=weight.shape) * fan_in**-0.5)
         elif weight.name in ("gamma", "moving_variance", "variance"):
             weight.assign(rng.uniform(0.5, 1.5, weight.shape))
