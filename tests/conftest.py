@@ -90,6 +90,7 @@ BUILT_OF_LAYERS = (
     "convert",
     "examples",
     "from_plain",
+    "test_canonicalization",
     "test_equivariance_report",
     "test_symmetrization",
     "visualization",

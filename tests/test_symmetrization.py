@@ -165,7 +165,20 @@ def test_functions():
     [
         ({"group": "p8"}, "'p8' does not act on the grid"),
         ({"output": "logits"}, "'invariant' or 'image' or 'vector'.*'logits'"),
-        ({"average": "median"}, "'logits' or 'probabilities'.*'median'"),
+        ({"average": "median"}, "'probabilities' or 'canonical'.*'median'"),
+        ({"upright_weight": 1.0}, "arguments of average='canonical'"),
+        (
+            {"average": "canonical", "batch_poses": 2},
+            "sees one pose of each image.*batch_poses=2",
+        ),
+        (
+            {"average": "canonical", "upright_weight": -1},
+            "`upright_weight` must be at least 0.*-1",
+        ),
+        (
+            {"average": "canonical", "canonicalizer": len},
+            "`canonicalizer` must be a Keras model",
+        ),
         ({"batch_poses": 0}, "`batch_poses` must be a positive integer.*0"),
         ({"model": 3}, "`model` must be a Keras model.*3"),
         ({"model": keras.layers.Flatten()}, "needs its `input_shape`"),
