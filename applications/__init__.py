@@ -33,6 +33,7 @@ from keras_equiattn.applications.networks.resnet29 import ResNet29
 from keras_equiattn.applications.networks.resnet29 import ResNet83
 from keras_equiattn.applications.networks.resnet44 import ResNet44
 from keras_equiattn.applications.networks.rotmnist import RotMNISTCNN
+from keras_equiattn.applications.networks.unet import GroupUNet
 from keras_equiattn.applications.registry import get_model
 from keras_equiattn.applications.registry import list_models
 
@@ -52,6 +53,7 @@ __all__ = [
     "GSANetCIFAR10",
     "GSANetPCam",
     "GSANetRotMNIST",
+    "GroupUNet",
     "PCamDenseNet",
     "ResNet29",
     "ResNet44",

@@ -7,8 +7,8 @@ import re
 import keras
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES
 from layer_contract import as_array
+from plain_architectures import ARCHITECTURES
 from plain_networks import in_every_pose
 from plain_networks import outputs_of
 from plain_networks import with_random_weights
