@@ -139,6 +139,21 @@ def test_training_and_files(tmp_path):
     )
 
 
+@pytest.mark.parametrize("average", ["logits", "canonical"])
+def test_loss_of_a_model_that_was_trained_before(average):
+    """Keras would report that of the model, which is zero by now."""
+    model = plain()
+    x, y = images(), np.ones((3, 3), "float32")
+    model.compile("sgd", "mse")
+    model.fit(x, y, verbose=0)
+    found = symmetrize(model, "p4", average=average)
+    found.compile("sgd", "mse", metrics=["mae"])
+    expected = np.mean((as_array(found(x)) - y) ** 2)
+    logs = found.evaluate(x, y, verbose=0, return_dict=True)
+    assert set(logs) == {"loss", "mae"}
+    np.testing.assert_allclose(logs["loss"], expected, rtol=1e-5)
+
+
 def test_dropout_of_the_model_hears_of_training():
     model = keras.Sequential(
         [keras.Input((SIDE, SIDE, 2)), keras.layers.Dropout(0.9, seed=1)]
