@@ -6,8 +6,9 @@ A plain network learns handwritten digits at all angles. `symmetrize` makes it
 exactly invariant under quarter turns: by the mean over four poses, which takes
 four times as many multiplications, or by a small network that chooses one pose.
 The mean then teaches a student (`keras.distillation`): the equivariant network
-of the same topology that takes as many multiplications as the plain network, and
-is exactly invariant by itself. The same student also learns without a teacher.
+of the same topology that takes as many multiplications as the plain network,
+and is exactly invariant by itself. The same student also learns without a
+teacher.
 
 It takes about two minutes on two cores, needs no download, and writes
 `distillation-<backend>-<date>.json` to `--results`.

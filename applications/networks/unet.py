@@ -58,8 +58,8 @@ def GroupUNet(
 
     Layers are called `down1_conv1`, `down1_bn1`, `down1_relu1`, ...,
     `down1_pool`, ..., `middle_conv1`, ..., `up1_upsampling`, `up1_conv0`,
-    `up1_join`, ..., `projection`, `predictions`. In `up1`, pixels have the size
-    of those of `down1`.
+    `up1_join`, ..., `features_conv1`, `projection`, `logits`, `predictions`. In
+    `up1`, pixels have the size of those of `down1`.
 
     Args:
         group: a group or its name. "z2" is the plain U-Net.
@@ -194,13 +194,18 @@ def _block(
 
 
 def _convolution(
-    network: Network, x: Any, filters: int, name: str, number: int
+    network: Network,
+    x: Any,
+    filters: int,
+    name: str,
+    number: int,
+    size: int = 3,
 ) -> Any:
     """A convolution with zero padding, batch normalisation and ReLU."""
     x = convolution.group_convolution(
         x,
         filters,
-        3,
+        size,
         group=network.group,
         attention=network.attention,
         settings=convolution.two_units(x, first=len(x.shape) == 4),
@@ -220,6 +225,8 @@ def _images(network: Network, x: Any, outputs: str) -> Any:
         "name": "projection",
     }
     if outputs == "scores":
+        # The mean over the poses leaves little of a few channels.
+        x = _convolution(network, x, 4 * network.filters, "features", 1, size=1)
         x = layers.GroupProjection("mean", **options)(x)
         return ends.logits(x, network.classes)
     x = layers.GroupConv2D(
