@@ -7,6 +7,7 @@ One picture for each family of layers, `<name>.png`:
 
 - `orbit` and `lifting` explain group convolution: a digit in all poses of p4m,
   and what a filter for edges finds in a digit and in the turned digit.
+- `report` shows after which layer a network stops being equivariant.
 - `attentive` shows what a shipped network attends to on digits of all classes,
   and which places speak for the class that it predicts.
 - `affine`, `stand_alone`, `acmix` and `group_self_attention` show what one
@@ -27,6 +28,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from PIL import Image
 
+from keras_equiattn import equivariance_report
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn import visualization
@@ -202,9 +204,28 @@ def window_of(layer: keras.Layer, pool_size: int = 2) -> Figure:
     )
 
 
+def report() -> Figure:
+    """Where a network stops being equivariant: pooling by 2 of 29 pixels."""
+    network = keras.Sequential(
+        [
+            keras.Input((29, 29, 1)),
+            layers.LiftingConv2D(
+                8, 3, padding="same", activation="relu", name="lift"
+            ),
+            keras.layers.MaxPooling3D((2, 2, 1), name="halve"),
+            layers.GroupConv2D(8, 3, activation="relu", name="conv"),
+            keras.layers.GlobalAveragePooling3D(name="pool"),
+            keras.layers.Dense(10, name="head"),
+        ]
+    )
+    found = equivariance_report(network, "p4", (2, 29, 29, 1))
+    return visualization.plot_equivariance_report(found)
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "orbit": orbit,
     "lifting": lifting,
+    "report": report,
     "attentive": attentive,
     "affine": affine,
     "stand_alone": stand_alone,
