@@ -115,7 +115,12 @@ def models(epochs: int) -> dict[str, keras.Model]:
     distiller = keras.distillation.Distiller(
         mean,
         taught,
-        keras.distillation.LogitsDistillation(temperature=TEMPERATURE),
+        keras.distillation.LogitsDistillation(
+            TEMPERATURE,
+            # Its default, the name of this loss, is a function of
+            # probabilities that Keras 3.15 gives the logits.
+            loss=keras.losses.KLDivergence(),
+        ),
         student_loss_weight=0.3,
     )
     fit(distiller, "the student with a teacher", epochs)
