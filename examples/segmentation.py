@@ -163,7 +163,8 @@ def trained(
         loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         labels, weights = classes, 1 + 4.0 * (classes != BACKGROUND)
     else:
-        loss = keras.losses.CosineSimilarity(axis=-1)
+        # Not a loss of angles: those of zero vectors have no gradient.
+        loss = keras.losses.MeanSquaredError()
         labels, weights = strokes(images), 1.0 * (classes != BACKGROUND)
     model.compile(keras.optimizers.Adam(schedule), loss)
     print(f"Training {name} on {task}")
