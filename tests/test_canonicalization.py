@@ -16,6 +16,8 @@ from keras_equiattn.symmetrization import pose_scores
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import relative_difference
 
+SLOW = pytest.mark.slow
+
 
 def canonical(model, group="p4", output="invariant", **options):
     """The layer in a model, with weights that choose different poses."""
@@ -32,7 +34,10 @@ def scores(model, x):
 
 
 @pytest.mark.parametrize("output", ["invariant", "image", "vector"])
-@pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
+@pytest.mark.parametrize(
+    "group",
+    ["p4m", *(pytest.param(g, marks=SLOW) for g in ("z2m", "p2", "p4"))],
+)
 def test_agrees_with_oracle(group, output):
     model = plain(output)
     found = canonical(model, group, output)

@@ -25,6 +25,11 @@ from keras_equiattn import layers
 from keras_equiattn.testing import relative_difference
 
 
+def slow(value):
+    """A value that is tried in the slow tests alone."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 def worst_error(model, inputs, group):
     """How far the outputs are from turning with the image."""
     expected = outputs_of(model, inputs)
@@ -48,7 +53,7 @@ def logits(network):
     return model
 
 
-@pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p4m"])
+@pytest.mark.parametrize("group", ["p4m", *map(slow, ("z2m", "p2", "p4"))])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_inflated_network_is_the_mean_over_poses(network, group):
     plain = with_random_weights(logits(network))
@@ -89,7 +94,9 @@ def test_probabilities_are_those_of_the_mean(network):
     assert relative_difference(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("width", ["parameters", "compute", "channels"])
+@pytest.mark.parametrize(
+    "width", ["parameters", *map(slow, ("compute", "channels"))]
+)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_converted_network_is_equivariant(network, width):
     plain = network()
