@@ -197,11 +197,6 @@ def main() -> None:
     add("--rounds", type=int, default=9, help="of the measurement of time")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
-    if not hasattr(keras, "distillation"):
-        parser.error(
-            "`keras.distillation` is needed, which Keras has since 3.12. This "
-            f"is Keras {keras.__version__}."
-        )
     options.results.mkdir(parents=True, exist_ok=True)
     rows = measured(models(options.epochs), options.rounds)
     backend, today = keras.backend.backend(), datetime.date.today()

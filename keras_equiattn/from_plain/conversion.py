@@ -282,10 +282,18 @@ class Conversion:
         if len(x.shape) != 5:
             return x
         if len(plain or self.input_shapes[0]) == 2:
-            pool = keras.layers.GlobalAveragePooling3D(name=self.name("poses"))
+            pool = keras.layers.GlobalAveragePooling3D(**self.named("poses"))
             return self.apply(pool, x)
-        pool = GroupProjection(group=self.group, name=self.name("poses"))
-        return self.apply(pool, x)
+        return self.apply(GroupProjection(**self.common("poses")), x)
+
+    def named(self, suffix: str = "") -> dict[str, Any]:
+        """The name and the dtype policy of a layer of Keras.
+
+        Args:
+            suffix: of the name, see `name`.
+        """
+        policy = getattr(self._source, "dtype_policy", None)
+        return {"name": self.name(suffix), "dtype": policy}
 
     def common(self, suffix: str = "") -> dict[str, Any]:
         """The arguments that all layers of this library have.
@@ -296,7 +304,7 @@ class Conversion:
         return {
             "group": self.group.name,
             "data_format": "channels_last",
-            "name": self.name(suffix),
+            **self.named(suffix),
         }
 
     def require_channels_last(self) -> None:

@@ -23,7 +23,6 @@ OF_CONVOLUTIONS = (
     "bias_initializer",
     "bias_regularizer",
     "dilation_rate",
-    "dtype",
     "kernel_constraint",
     "kernel_initializer",
     "kernel_regularizer",

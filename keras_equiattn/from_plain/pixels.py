@@ -49,8 +49,7 @@ def padded_pooling(layer: Any, x: Any, to: Conversion) -> Any:
         (*layer.strides, 1),
         padding=layer.padding,
         data_format="channels_last",
-        name=to.name(),
-        dtype=layer.get_config()["dtype"],
+        **to.named(),
     )
     return to.apply(new, x)
 
@@ -104,7 +103,7 @@ def zero_padding(layer: Any, x: Any, to: Conversion) -> Any:
     elif len(x.shape) == 4:
         return to.like(layer, x)
     else:
-        new = keras.layers.ZeroPadding3D((*sides, (0, 0)), name=to.name())
+        new = keras.layers.ZeroPadding3D((*sides, (0, 0)), **to.named())
     return to.apply(new, x)
 
 
@@ -121,7 +120,7 @@ def cropping(layer: Any, x: Any, to: Conversion) -> Any:
         to.note("It stays, and is not exactly equivariant.")
     if len(x.shape) == 4:
         return to.like(layer, x)
-    new = keras.layers.Cropping3D((*sides, (0, 0)), name=to.name())
+    new = keras.layers.Cropping3D((*sides, (0, 0)), **to.named())
     return to.apply(new, x)
 
 

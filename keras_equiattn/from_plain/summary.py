@@ -62,14 +62,14 @@ class ConversionSummary:
     @property
     def parameters(self) -> tuple[int, int]:
         """The number of parameters of the plain and of the new network."""
-        before, after = zip(*(x.parameters for x in self.layers), strict=True)
+        before, after = ([x.parameters[n] for x in self.layers] for n in (0, 1))
         return sum(before), sum(after)
 
     @property
     def multiply_adds(self) -> tuple[int | None, int | None]:
         """Multiply-adds for one image, of the plain and of the new network."""
-        before, after = zip(
-            *(x.multiply_adds for x in self.layers), strict=True
+        before, after = (
+            [x.multiply_adds[n] for x in self.layers] for n in (0, 1)
         )
         return _total(before), _total(after)
 

@@ -125,8 +125,7 @@ def dropout(layer: Any, x: Any, to: Conversion) -> Any:
         layer.rate,
         seed=config.get("seed"),
         data_format="channels_last",
-        name=to.name(),
-        dtype=config["dtype"],
+        **to.named(),
     )
     return to.apply(new, x)
 
@@ -140,8 +139,7 @@ def spatial_dropout(layer: Any, x: Any, to: Conversion) -> Any:
         layer.rate,
         noise_shape=(None, 1, 1, 1, None),
         seed=layer.get_config().get("seed"),
-        name=to.name(),
-        dtype=layer.get_config()["dtype"],
+        **to.named(),
     )
     return to.apply(new, x)
 

@@ -240,6 +240,33 @@ def test_options_of_layers_survive():
     assert model.get_layer("frozen").compute_dtype == "float32"
 
 
+def test_half_precision_stays_half():
+    with_policy = {"dtype": "mixed_bfloat16"}
+    plain = keras.Sequential(
+        [
+            image_input(8),
+            keras.layers.Conv2D(4, 3, padding="same", **with_policy),
+            keras.layers.MaxPooling2D(2, **with_policy),
+            keras.layers.UpSampling2D(2, **with_policy),
+            keras.layers.ZeroPadding2D(1, **with_policy),
+            keras.layers.Cropping2D(1, **with_policy),
+            keras.layers.Dropout(0.1, **with_policy),
+            keras.layers.GlobalAveragePooling2D(**with_policy),
+        ]
+    )
+    model = equivariant(plain, "p4")
+    for layer in model.layers[1:]:
+        assert layer.compute_dtype == "bfloat16", layer.name
+
+
+def test_network_without_layers():
+    inputs = image_input()
+    model = keras.Model(inputs, inputs)
+    assert conversion_summary(model).parameters == (0, 0)
+    (x,) = images_for(model)
+    np.testing.assert_array_equal(outputs_of(equivariant(model), [x])[0], x)
+
+
 @pytest.mark.parametrize("inflate", [True, False])
 def test_statistics_of_the_data_survive(inflate):
     normalization = keras.layers.Normalization(axis=3)
