@@ -204,11 +204,10 @@ def main() -> None:
     training.write_json(
         file,
         {
-            "command": "python examples/distillation.py "
-            f"--epochs {options.epochs} --rounds {options.rounds}",
-            "date": f"{today}",
-            "hardware": reporting.hardware(),
-            "versions": reporting.versions(),
+            **reporting.measured_by(
+                "python examples/distillation.py "
+                f"--epochs {options.epochs} --rounds {options.rounds}"
+            ),
             "settings": {
                 "group": GROUP,
                 "widths": WIDTHS,

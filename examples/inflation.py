@@ -224,13 +224,14 @@ def main() -> None:
     training.write_json(
         file,
         {
-            "command": "python examples/inflation.py "
-            f"--images {options.images} --test-images {options.test_images} "
-            f"--epochs {options.epochs} --more-epochs {options.more_epochs} "
-            f"--seed {options.seed}",
-            "date": f"{today}",
-            "hardware": reporting.hardware(),
-            "versions": reporting.versions(),
+            **reporting.measured_by(
+                "python examples/inflation.py "
+                f"--images {options.images} "
+                f"--test-images {options.test_images} "
+                f"--epochs {options.epochs} "
+                f"--more-epochs {options.more_epochs} "
+                f"--seed {options.seed}"
+            ),
             "settings": {
                 "group": GROUP,
                 "batch": BATCH,

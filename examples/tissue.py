@@ -16,7 +16,6 @@ of PatchCamelyon shows that the pipeline works, and is no benchmark.
 """
 
 import argparse
-import datetime
 import io
 import itertools
 import math
@@ -334,13 +333,12 @@ def main() -> None:
     images, labels = patches("test", options.test_images, options.data_dir)
     crops = middle(images)[:32]
     results = {
-        "command": "python examples/tissue.py "
-        f"--sizes {' '.join(map(str, options.sizes))} "
-        f"--seeds {' '.join(map(str, options.seeds))} "
-        f"--steps {options.steps} --test-images {options.test_images}",
-        "date": f"{datetime.date.today()}",
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
+        **reporting.measured_by(
+            "python examples/tissue.py "
+            f"--sizes {' '.join(map(str, options.sizes))} "
+            f"--seeds {' '.join(map(str, options.seeds))} "
+            f"--steps {options.steps} --test-images {options.test_images}"
+        ),
         "data": data,
         "settings": {
             "crop": CROP,

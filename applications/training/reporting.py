@@ -1,5 +1,6 @@
 """What a training run tells of itself: versions, hardware, lines, curves."""
 
+import datetime
 import importlib.metadata
 import json
 import math
@@ -46,6 +47,23 @@ def hardware() -> dict[str, Any]:
         "cores": len(usable(0)) if usable else os.cpu_count(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "device": device(),
+    }
+
+
+def measured_by(command: str) -> dict[str, Any]:
+    """What every file of results begins with.
+
+    Args:
+        command: the command that makes the file.
+
+    Returns:
+        The command, the date, the hardware and the versions.
+    """
+    return {
+        "command": command,
+        "date": f"{datetime.date.today()}",
+        "hardware": hardware(),
+        "versions": versions(),
     }
 
 
