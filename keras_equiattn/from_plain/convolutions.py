@@ -14,6 +14,7 @@ from keras_equiattn.from_plain.strides import exactness
 from keras_equiattn.from_plain.strides import fitting_window
 from keras_equiattn.from_plain.strides import refuse_strides
 from keras_equiattn.from_plain.strides import stride_one
+from keras_equiattn.ops.exactness import is_exact
 
 # What layers are told in the same words by Keras and by this library.
 OF_CONVOLUTIONS = (
@@ -208,8 +209,8 @@ def strided(
         return to.apply(made(exact=exact), x, weights=weights)
     inner = stride_one(size, kernel, dilation, padding)
     fitting = fitting_window(to, inner, strides)
-    dense = exactness(to, size, kernel, (1, 1), dilation, padding)
-    if to.inflate or not dense or fitting is None:
+    alone = is_exact(to.group, size, kernel, 1, dilation, padding)
+    if to.inflate or not alone or fitting is None:
         refuse_strides(to, size, kernel, strides, dilation, padding)
     to.note(
         f"Its strides are 1, and the mean over windows of {fitting} pixels "

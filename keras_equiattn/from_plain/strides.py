@@ -31,12 +31,15 @@ def exactness(
         padding: "valid" or "same".
 
     Returns:
-        True where windows of this kind are exact, "call" where that depends on
-        a size that is not known yet, and False otherwise.
+        True where windows of this kind are exact and give the size that the
+        plain layer gives, "call" where that depends on a size that is not known
+        yet, and False otherwise.
     """
     options = (window, strides, dilation, padding)
     if is_exact(to.group, size, *options):
-        return True
+        # Padding that became the same at all sides may have made it larger.
+        plain = to.output_shape[1:-1]
+        return plain in ((), _outputs(size, *options))
     if None in size and not to.keep:
         try:
             require_exact("", to.group, size, *options, allow_unknown=True)
@@ -50,9 +53,17 @@ def exactness(
 
 def stride_one(size: Size, window: Pair, dilation: Pair, padding: str) -> Size:
     """Height and width after a convolution with strides 1."""
+    return _outputs(size, window, (1, 1), dilation, padding)
+
+
+def _outputs(
+    size: Size, window: Pair, strides: Pair, dilation: Pair | int, padding: str
+) -> Size:
+    """Height and width of the output."""
+    rates = (dilation, dilation) if isinstance(dilation, int) else dilation
     return tuple(
-        output_size(n, k, 1, d, padding)
-        for n, k, d in zip(size, window, dilation, strict=True)
+        output_size(n, k, s, d, padding)
+        for n, k, s, d in zip(size, window, strides, rates, strict=True)
     )
 
 

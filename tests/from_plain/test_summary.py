@@ -163,6 +163,26 @@ def test_strides_become_exact_or_are_kept(name):
     assert inflated.output_shape == plain.output_shape
 
 
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("kind", ["conv", "pooling"])
+def test_padding_at_one_side_changes_no_size(kind, strides):
+    """On 9 pixels strides of 2 are exact after padding at all sides."""
+    inputs = image_input(9)
+    x = keras.layers.ZeroPadding2D(((0, 1), (0, 1)))(inputs)
+    if kind == "conv":
+        x = keras.layers.Conv2D(4, 3, strides, name="last")(x)
+    else:
+        x = keras.layers.MaxPooling2D(3, strides, name="last")(x)
+    x = keras.layers.Conv2D(3, 3, padding="same", activation="relu")(x)
+    plain = keras.Model(inputs, x)
+    model = with_random_weights(equivariant(plain, "p4"))
+    assert model.output_shape == plain.output_shape
+    inputs = images_for(model)
+    (expected,) = turned(outputs_of(model, inputs), "p4", 1)
+    (found,) = outputs_of(model, turned(inputs, "p4", 1))
+    assert relative_difference(found, expected) < 1e-5
+
+
 class Unknown(keras.layers.Layer):
     def call(self, x):
         return 2 * x
