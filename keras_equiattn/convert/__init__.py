@@ -4,6 +4,7 @@ The public functions stand here. `reading` reads files and assigns arrays; one
 file for each authors' code says where our variables come from.
 """
 
+import fnmatch
 import os
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -43,6 +44,17 @@ G_SELFATT_ROT_MNIST: tuple[float, float] = (0.1307, 0.3081)
 """The `normalization` of rotated MNIST in the code of `g_selfatt`."""
 
 
+# Names of the networks that the authors' weights fit, the first match counts.
+_SELF_ATTENTION: Mapping[str, Mapping[str, Any]] = {
+    "gsanet_rotmnist*": {
+        "epsilon": G_SELFATT_EPSILON,
+        "normalization": G_SELFATT_ROT_MNIST,
+    },
+    "gsanet*": {"epsilon": G_SELFATT_EPSILON},
+}
+_ATTENTIVE = ("rotmnist*", "allcnnc*", "resnet44*", "pcam_densenet*")
+
+
 def of_registered(
     name: str,
 ) -> tuple[Callable[..., keras.Model], dict[str, Any]]:
@@ -65,20 +77,18 @@ def of_registered(
         >>> converter.__name__, arguments["epsilon"]
         ('g_selfatt', 1e-12)
     """
-    if name.startswith("gsanet"):
-        arguments: dict[str, Any] = {"epsilon": G_SELFATT_EPSILON}
-        if name.startswith("gsanet_rotmnist"):
-            arguments["normalization"] = G_SELFATT_ROT_MNIST
-        return g_selfatt, arguments
-    if name.startswith("acmix_swin"):
+    for pattern, arguments in _SELF_ATTENTION.items():
+        if fnmatch.fnmatch(name, pattern):
+            return g_selfatt, dict(arguments)
+    if fnmatch.fnmatch(name, "acmix_swin*"):
         return acmix, {}
-    if name.startswith(("acmix", "resnet29", "resnet83")):
-        raise ValueError(
-            "Weights of the authors can be loaded into networks of attentive "
-            "group convolution, group self-attention and Swin transformers. "
-            f"Received: {name!r}"
-        )
-    return att_gconvs, {}
+    if any(fnmatch.fnmatch(name, pattern) for pattern in _ATTENTIVE):
+        return att_gconvs, {}
+    raise ValueError(
+        "Weights of the authors can be loaded into networks of attentive "
+        "group convolution, group self-attention and Swin transformers. "
+        f"Received: {name!r}"
+    )
 
 
 def att_gconvs(
