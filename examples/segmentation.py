@@ -9,7 +9,7 @@ background), and the direction of the stroke at every pixel of a digit, an axis
 without a sign, which turns with the image. Then the test images are turned by
 all angles.
 
-It takes about ten minutes on two cores, needs no download, and writes
+It takes about 14 minutes on two cores, needs no download, and writes
 `segmentation-<backend>-<date>.json` with all numbers to `--results` and the
 picture to `--pictures`.
 """
@@ -275,7 +275,8 @@ def plot(results: dict[str, dict[str, Any]]) -> Figure:
         )
         panel.set_xticks(range(0, 361, 45))
         panel.grid(alpha=0.3)
-    panels[0].legend()
+    lines = panels[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside upper center", ncols=3)
     return figure
 
 
