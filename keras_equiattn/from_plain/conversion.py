@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -155,6 +156,14 @@ class Conversion:
         self._keeps_width = keeps_width
         self._width = width
         self._calls = itertools.count()
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """No new layer gets one of these names.
+
+        Args:
+            names: those of the inputs.
+        """
+        self._names.update(names)
 
     def filters(self, count: int) -> int:
         """How many filters stand for this number of the plain layer.

@@ -349,6 +349,7 @@ def _converted(
         "channels": 1.0,
     }[width]
     to = Conversion(group, scale, inflate, downsampling == "keep")
+    to.reserve(x.name for x in model.inputs)
     graph = _Graph(model)
     inputs = [_input(x) for x in model.inputs]
     values: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
@@ -418,7 +419,7 @@ def _converted_call(
             "a converter with `register_conversion`, or replace the layer."
         )
         return []
-    return [converter(call.operation, *inputs, to=to)]
+    return list(keras.tree.flatten(converter(call.operation, *inputs, to=to)))
 
 
 def _stand_in(

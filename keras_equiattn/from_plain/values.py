@@ -52,8 +52,8 @@ def merging(layer: Any, *inputs: Any, to: Conversion) -> Any:
     channels = {x.shape[-1] for x in inputs} - {1}
     if len(channels) > 1:
         to.refuse(
-            f"its inputs have {sorted(channels)} channels after rounding. Take "
-            "another `width`; 'channels' rounds nothing."
+            f"its inputs would have {sorted(channels)} channels. With "
+            "`width='channels'` all layers keep theirs."
         )
     return to.like(layer, *inputs)
 

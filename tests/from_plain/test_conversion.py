@@ -200,7 +200,7 @@ def test_what_is_added_has_the_channels_of_what_it_is_added_to():
     x = keras.layers.GlobalMaxPooling2D()(keras.layers.Add(name="sum")([z, x]))
     plain = keras.Model(inputs, keras.layers.Dense(2)(x))
     (problem,) = conversion_summary(plain, "p4m").problems
-    assert "[4, 5] channels after rounding" in problem.problem
+    assert "[4, 5] channels. With" in problem.problem
     assert equivariant(plain, "p4m", "channels").output_shape == (None, 2)
 
 

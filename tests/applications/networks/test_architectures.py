@@ -128,6 +128,12 @@ PARAMETERS = {
     "rotmnist_p4cnn_big19": 77_539,
     "rotmnist_p4mcnn": 26_747,  # not in the papers
     "rotmnist_p8cnn": 26_747,  # not in the papers
+    "unet_z2": 537_586,  # ours
+    "unet_p4": 536_570,
+    "unet_p4m": 603_260,
+    "unet_p4_input": 550_758,
+    "unet_p4_asc": 446_298,
+    "unet_p4_acmix": 389_440,
 }
 # By how names begin: input shape and classes.
 INPUTS = {
@@ -142,6 +148,7 @@ INPUTS = {
     "resnet44": ((32, 32, 3), 10),
     "resnet83": ((32, 32, 3), 10),
     "rotmnist": ((28, 28, 1), 10),
+    "unet": ((32, 32, 1), 2),
 }
 
 
@@ -185,7 +192,8 @@ def test_parameters(name):
     family = max((x for x in INPUTS if f"{name}_".startswith(f"{x}_")), key=len)
     shape, classes = INPUTS[family]
     assert model.input_shape == (None, *shape)
-    assert model.output_shape == (None, classes)
+    pixels = shape[:2] if family == "unet" else ()
+    assert model.output_shape == (None, *pixels, classes)
 
 
 @pytest.mark.once

@@ -9,20 +9,15 @@ from network_helpers import draw
 from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn.applications import GroupUNet
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import equivariance_error
 
 SLOW = pytest.mark.slow
 OTHERS = ("full", "channel", "spatial", "co")
-PARAMETERS = {
-    "unet_z2": 537_586,
-    "unet_p4": 536_570,
-    "unet_p4m": 603_260,
-    "unet_p4_input": 550_758,
-    "unet_p4_asc": 446_298,
-    "unet_p4_acmix": 389_440,
-}
+VARIANTS = [
+    *("unet_z2", "unet_p4", "unet_p4m"),
+    *("unet_p4_input", "unet_p4_asc", "unet_p4_acmix"),
+]
 
 
 def small(group="p4", size=(8, 8), **options):
@@ -55,17 +50,8 @@ def with_statistics_of(model, x):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name):
-    model = applications.get_model(name)
-    assert reporting.count_parameters(model) == PARAMETERS[name]
-    assert model.output_shape == (None, 32, 32, 2)
-    assert model.name == name
-
-
-@pytest.mark.once
-def test_every_variant_is_counted():
-    assert set(applications.list_models("unet*")) == set(PARAMETERS)
+def test_variants():
+    assert applications.list_models("unet*") == sorted(VARIANTS)
 
 
 @pytest.mark.parametrize("outputs", ["scores", "vectors", "axes"])
@@ -108,7 +94,7 @@ def test_mixers(mixer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_at_full_size(name):
     model = applications.get_model(name, input_shape=(32, 32, 3))
     draw(model)
