@@ -18,9 +18,7 @@ def example(monkeypatch, tmp_path, capsys):
 
     def run(name, *options):
         module = importlib.import_module(name)
-        folders = ["--results", str(tmp_path)]
-        if name != "distillation":
-            folders += ["--pictures", str(tmp_path)]
+        folders = ["--results", str(tmp_path), "--pictures", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *options, *folders])
         module.main()
         (file,) = tmp_path.glob(f"{name}-{keras.backend.backend()}-*.json")
@@ -32,18 +30,6 @@ def example(monkeypatch, tmp_path, capsys):
 def module(monkeypatch, name):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     return importlib.import_module(name)
-
-
-@pytest.mark.slow
-def test_distillation(example):
-    results, shown = example("distillation", "--epochs=1", "--rounds=1")
-    rows = results["rows"]
-    plain, *others = rows.values()
-    assert plain["changed"] > 0.02
-    for row in others:
-        assert row["changed"] < 0.01
-    assert rows["plain, mean over four poses"]["relative_time"] > 1.5
-    assert "student with a teacher" in shown
 
 
 def made_up(split, count, data_dir):

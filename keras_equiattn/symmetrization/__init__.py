@@ -1,0 +1,12 @@
+"""Any model as a black box, made equivariant by a group acting around it.
+
+`OrbitAverage` shows the model every pose of an image, `Canonicalization` one
+that it chooses; `base` has what they share, and `symmetrize` makes a model of
+either. Nothing here may look into the model.
+"""
+
+from keras_equiattn.symmetrization.api import symmetrize
+from keras_equiattn.symmetrization.canonical import Canonicalization
+from keras_equiattn.symmetrization.orbit import OrbitAverage
+
+__all__ = ["Canonicalization", "OrbitAverage", "symmetrize"]
