@@ -137,7 +137,6 @@ def test_images_with_some_symmetry():
     assert relative_difference(moved(y, "p4m", 1, "vector"), y) > 1e-2
 
 
-@pytest.mark.every_backend
 def test_gradients_reach_the_canonicalizer():
     """Through the image that the model sees, and through what is turned back.
 
@@ -184,7 +183,6 @@ def test_gradients_reach_the_canonicalizer():
     assert found == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.every_backend
 def test_prior_leaves_training_images_as_they_are(tmp_path):
     """After some steps of `fit`, and in a file."""
     rng = np.random.default_rng(0)
@@ -304,7 +302,6 @@ def test_images_of_bytes():
     )
 
 
-@pytest.mark.every_backend
 def test_half_precision():
     """The model sees pixels of half precision, to the bit."""
     identity = keras.layers.Identity(dtype="mixed_bfloat16")

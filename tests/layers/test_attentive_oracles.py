@@ -71,6 +71,7 @@ def check_oracle(layer, x, oracle, tolerance=1e-5):
         )
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     ("layer", "group", "size", "arguments"),
     [

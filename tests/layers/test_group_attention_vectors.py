@@ -114,6 +114,7 @@ def layer_of(name):
     return layer, v
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "name",
     [
