@@ -89,9 +89,9 @@ def zero_padding(layer: Any, x: Any, to: Conversion) -> Any:
             to.note("It stays, and is not exactly equivariant.")
         elif to.inflate:
             to.refuse(
-                f"it adds {sides} pixels at the sides, which are not the same "
-                "at all of them. Many networks pad an odd size the same at all "
-                "sides, so another size of the input may help."
+                f"it does not pad all sides alike (padding={sides}). Many "
+                "networks pad an odd size the same at all sides, so another "
+                "size of the input may help."
             )
         else:
             most = max(itertools.chain.from_iterable(sides))
@@ -114,8 +114,8 @@ def cropping(layer: Any, x: Any, to: Conversion) -> Any:
     if not falls_onto_itself(sides, to):
         if not to.keep:
             to.refuse(
-                f"it takes {sides} pixels away at the sides. Take away the "
-                "same number at all of them."
+                "it does not crop all sides alike "
+                f"(cropping={sides}). Take away the same number at all of them."
             )
         to.note("It stays, and is not exactly equivariant.")
     if len(x.shape) == 4:

@@ -106,9 +106,9 @@ def refuse_strides(
     unequal = window[0] != window[1] or strides[0] != strides[1]
     if to.group.quarter_turns and unequal:
         to.refuse(
-            f"its windows of {window} pixels with strides {strides} are not "
-            "square, which quarter turns need. Take square ones, or a group "
-            "without quarter turns, such as 'p2m'."
+            "quarter turns need square windows and equal strides "
+            f"(the windows have {window} pixels, the strides are {strides}). "
+            "Take such ones, or a group without quarter turns, such as 'p2m'."
         )
     message = ""
     try:

@@ -159,6 +159,9 @@ def with_random_weights(model, seed=0):
             weight.assign(rng.uniform(0.5, 1.5, weight.shape))
         else:
             weight.assign(rng.normal(size=weight.shape) * 0.3)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # it keeps a copy of its weights
     return model
 
 

@@ -42,7 +42,7 @@ def row(name):
     cells = [name, f"{size} x {size}"]
     if summary.problems:
         reasons = collections.Counter(
-            re.sub(r" \(.*?\)+", "", problem.problem.partition(". ")[0])
+            re.sub(r" \(.*\)", "", problem.problem.partition(". ")[0])
             for problem in summary.problems
         )
         listed = "; ".join(
