@@ -270,6 +270,13 @@ def _weighted(
     return sum(parts[1:], start=parts[0])
 
 
+def _all_pixels(x: Shaped[Tensor, "batch _ _ _"]) -> Shaped[Tensor, "_"]:
+    """Whether all values of each image are true."""
+    for axis in (3, 2, 1):
+        x = ops.all(x, axis=axis)
+    return x
+
+
 def _ties(
     poses: Sequence[Float[Tensor, "batch _ _ _"]],
     chosen: Float[Tensor, "batch order"],
@@ -281,7 +288,8 @@ def _ties(
         chosen: one at the pose that was chosen, zero elsewhere.
     """
     image = _weighted(poses, chosen)
-    same = [ops.all(pose == image, axis=(1, 2, 3)) for pose in poses]
+    # One axis after the other: older Keras takes several wrongly under PyTorch.
+    same = [_all_pixels(pose == image) for pose in poses]
     weights = ops.cast(ops.stack(same, axis=-1), chosen.dtype)
     weights = ops.maximum(weights, chosen)  # values that are not finite
     return weights / ops.sum(weights, axis=-1, keepdims=True)
