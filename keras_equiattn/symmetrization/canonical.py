@@ -270,7 +270,7 @@ def _weighted(
     return sum(parts[1:], start=parts[0])
 
 
-def _all_pixels(x: Shaped[Tensor, "batch _ _ _"]) -> Shaped[Tensor, "_"]:
+def _all_pixels(x: Shaped[Tensor, "batch _ _ _"]) -> Shaped[Tensor, "..."]:
     """Whether all values of each image are true."""
     for axis in (3, 2, 1):
         x = ops.all(x, axis=axis)
