@@ -371,20 +371,15 @@ def _converted(
         problem = ""
         try:
             given = _converted_call(call, taken, to)
-        except RefusalError as refusal:
-            problem = str(refusal)
-            first = refusal.instead
-            given = [
-                _stand_in(graph.shapes[number], taken, shapes, to)
-                for number in call.outputs
-            ]
-            given = given if first is None else [first, *given[1:]]
-        except ValueError as error:
+        except (RefusalError, TypeError, ValueError) as error:
+            # Layers raise the other two, also when they are made from a config.
             problem = str(error)
             given = [
                 _stand_in(graph.shapes[number], taken, shapes, to)
                 for number in call.outputs
             ]
+            instead = getattr(error, "instead", None)
+            given = given if instead is None else [instead, *given[1:]]
         values.update(zip(call.outputs, given, strict=True))
         for number, x in zip(call.outputs, given, strict=True):
             if number in graph.outputs:

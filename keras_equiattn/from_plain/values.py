@@ -43,13 +43,23 @@ MERGING = (
 
 @register_conversion(*POINTWISE)
 def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
+    if getattr(layer, "noise_shape", None) is not None:
+        to.refuse(
+            f"it has noise_shape={layer.noise_shape}, which `Dropout` alone "
+            "may have here."
+        )
     return to.like(layer, x)
 
 
 @register_conversion(*MERGING)
 def merging(layer: Any, *inputs: Any, to: Conversion) -> Any:
     inputs = of_one_rank(inputs, to)
-    channels = {x.shape[-1] for x in inputs} - {1}
+    # One channel goes with any number, but only where the plain layer has one.
+    channels = {
+        x.shape[-1]
+        for x, plain in zip(inputs, to.input_shapes, strict=True)
+        if plain[-1] != 1
+    }
     if len(channels) > 1:
         to.refuse(
             f"its inputs would have {sorted(channels)} channels. With "
@@ -83,7 +93,7 @@ def softmax(layer: Any, x: Any, to: Conversion) -> Any:
 
 @register_conversion(keras.layers.Activation)
 def activation(layer: Any, x: Any, to: Conversion) -> Any:
-    if to.is_last and layer.activation.__name__ in OF_LOGITS:
+    if to.is_last and getattr(layer.activation, "__name__", "") in OF_LOGITS:
         x = to.merged_poses(x)
     return to.like(layer, x)
 

@@ -204,6 +204,51 @@ def test_what_is_added_has_the_channels_of_what_it_is_added_to():
     assert equivariant(plain, "p4m", "channels").output_shape == (None, 2)
 
 
+def test_rounded_channels_are_not_broadcast():
+    """Twelve channels become four, and twelve times one stays twelve."""
+    inputs = image_input()
+    z = keras.layers.Conv2D(12, 3)(inputs)
+    towers = [keras.layers.Conv2D(1, 3)(inputs) for _ in range(12)]
+    x = keras.layers.Add(name="sum")([z, keras.layers.Concatenate()(towers)])
+    x = keras.layers.GlobalMaxPooling2D()(x)
+    plain = keras.Model(inputs, keras.layers.Dense(2)(x))
+    (problem,) = conversion_summary(plain, "p4m").problems
+    assert "[4, 12] channels. With" in problem.problem
+    # Two channels become one, which may not be repeated for twice one.
+    z = keras.layers.Conv2D(2, 3)(inputs)
+    towers = [keras.layers.Conv2D(1, 3)(inputs) for _ in range(2)]
+    x = keras.layers.Add(name="sum")([z, keras.layers.Concatenate()(towers)])
+    x = keras.layers.GlobalMaxPooling2D()(x)
+    plain = keras.Model(inputs, keras.layers.Dense(2)(x))
+    (problem,) = conversion_summary(plain, "p4m").problems
+    assert "[1, 2] channels. With" in problem.problem
+    # One channel of the plain network may.
+    one = keras.layers.Conv2D(1, 3)(inputs)
+    x = keras.layers.Conv2D(2, 3)(inputs)
+    y = keras.layers.DepthwiseConv2D(1, depth_multiplier=2)(one)
+    x = keras.layers.Add(name="sum")([y, x])
+    y = keras.layers.Add()([x, one])  # as in the plain network
+    x = keras.layers.GlobalMaxPooling2D()(y)
+    plain = keras.Model(inputs, keras.layers.Dense(2)(x))
+    assert not conversion_summary(plain, "p4m").problems
+
+
+def test_layers_that_cannot_be_made_again_are_reported():
+    class Halve:
+        def __call__(self, x):
+            return x / 2
+
+        def get_config(self):
+            return {}
+
+    inputs = image_input()
+    x = keras.layers.Conv2D(3, 3)(inputs)
+    x = keras.layers.Activation(Halve())(x)
+    x = keras.layers.PReLU()(x)
+    problems = conversion_summary(keras.Model(inputs, x), "p4").problems
+    assert [row.kind for row in problems] == ["Activation", "PReLU"]
+
+
 def test_file_round_trip(tmp_path):
     model = with_random_weights(equivariant(squeeze_excite(), "p4"))
     inputs = images_for(model)

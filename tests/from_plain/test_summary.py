@@ -218,6 +218,10 @@ REFUSED = {
         keras.layers.LayerNormalization(axis=[1, 2, 3]),
         r"axes \(1, 2, 3\)",
     ),
+    "noise": (
+        keras.layers.AlphaDropout(0.1, noise_shape=(None, 1, 1, 4)),
+        "noise_shape=",
+    ),
     "softmax": (keras.layers.Softmax(axis=1), r"axes \(1,\)"),
     "augmentation": (keras.layers.RandomFlip(), "before the first convolution"),
     "output padding": (
