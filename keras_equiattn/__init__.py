@@ -10,6 +10,7 @@ from keras_equiattn import losses
 from keras_equiattn import ops
 from keras_equiattn import testing
 from keras_equiattn import visualization
+from keras_equiattn.deployment import plain
 from keras_equiattn.from_plain import conversion_summary
 from keras_equiattn.from_plain import equivariant
 from keras_equiattn.from_plain import register_conversion
@@ -27,6 +28,7 @@ __all__ = [
     "layers",
     "losses",
     "ops",
+    "plain",
     "register_conversion",
     "symmetrize",
     "testing",

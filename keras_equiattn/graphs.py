@@ -3,6 +3,8 @@
 What this file reads of Keras is not public; it is the one place that does.
 """
 
+import itertools
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,15 @@ def has_graph(operation: Any) -> bool:
     return isinstance(operation, keras.Model) and bool(
         getattr(operation, "inputs", None)
     )
+
+
+def require_graph(model: Any) -> None:
+    """Raises unless it is a functional or Sequential model that is built."""
+    if not has_graph(model):
+        raise ValueError(
+            "`model` must be a functional or Sequential Keras model that is "
+            f"built. Received: {model!r}"
+        )
 
 
 def nodes(model: keras.Model) -> Iterator[Any]:
@@ -59,3 +70,88 @@ def structure(
         packed(functional._inputs_struct, list(inputs)),
         packed(functional._outputs_struct, list(outputs)),
     )
+
+
+def like_inputs(model: keras.Model) -> list[keras.KerasTensor]:
+    """Inputs for another model, each like one of this one."""
+    return [
+        keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name)
+        for x in model.inputs
+    ]
+
+
+def layers_within(layer: Any) -> Iterator[Any]:
+    """A layer, and all those that it consists of."""
+    yield from layer._flatten_layers()
+
+
+class Rewriting:
+    """Names and shares the layers of a network made of the calls of another.
+
+    Args:
+        names: what no new layer may be called, such as the names of inputs.
+
+    Attributes:
+        node: Keras' record of the call that is rewritten.
+        source: the layer or operation that it calls.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.node: Any = None
+        self.source: Any = None
+        self._names = set(names)
+        self._calls: Iterator[int] = iter(())
+        self._shared: dict[tuple[int, int], keras.layers.Layer] = {}
+
+    def begin(self, node: Any) -> None:
+        """Turns to the next call of the first network."""
+        self.node = node
+        self.source = node.operation
+        self._calls = itertools.count()
+
+    def arguments(self, inputs: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments of the call with other tensors.
+
+        Args:
+            inputs: what takes the place of the tensors, in their order.
+
+        Returns:
+            Positional arguments, and those with names.
+        """
+        return arguments(self.node, inputs)
+
+    def name(self, suffix: str = "") -> str:
+        """A name for a new layer: that of the source, with a suffix."""
+        first = "_".join(filter(None, (self.source.name, suffix)))
+        names = (f"{first}_{n}" if n else first for n in itertools.count())
+        return next(name for name in names if name not in self._names)
+
+    def named(self, suffix: str = "") -> dict[str, Any]:
+        """The name and the dtype policy of a layer of Keras.
+
+        Args:
+            suffix: of the name, see `name`.
+        """
+        policy = getattr(self.source, "dtype_policy", None)
+        return {"name": self.name(suffix), "dtype": policy}
+
+    def shared(
+        self, layer: keras.layers.Layer
+    ) -> tuple[keras.layers.Layer, bool]:
+        """The layer to call: this one, or that of an earlier call.
+
+        A layer of the first network that is called several times becomes one
+        layer, too.
+
+        Args:
+            layer: what the call becomes; if it becomes several layers, they
+                come in the same order each time.
+
+        Returns:
+            The layer, and whether it is the one that was passed.
+        """
+        key = id(self.source), next(self._calls)
+        is_new = key not in self._shared
+        layer = self._shared.setdefault(key, layer)
+        self._names.add(layer.name)
+        return layer, is_new

@@ -88,6 +88,7 @@ BUILT_OF_LAYERS = (
     "applications/networks",
     "benchmarks",
     "convert",
+    "deployment",
     "examples",
     "from_plain",
     "test_canonicalization",

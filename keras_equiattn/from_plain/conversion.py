@@ -1,9 +1,7 @@
 """What a converter of a layer works with, and where converters are kept."""
 
-import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
@@ -12,7 +10,7 @@ import keras
 
 from keras_equiattn import groups
 from keras_equiattn.from_plain.summary import multiply_adds
-from keras_equiattn.graphs import arguments
+from keras_equiattn.graphs import Rewriting
 from keras_equiattn.layers.projection import GroupProjection
 
 # A converter takes the plain layer, the tensors that the new network has in
@@ -92,7 +90,7 @@ class RefusalError(Exception):
         self.instead = instead
 
 
-class Conversion:
+class Conversion(Rewriting):
     """What a converter knows of the call that it converts, and what it can do.
 
     Attributes:
@@ -108,8 +106,14 @@ class Conversion:
     """
 
     def __init__(
-        self, group: groups.Group, scale: float, inflate: bool, keep: bool
+        self,
+        names: Iterable[str],
+        group: groups.Group,
+        scale: float,
+        inflate: bool,
+        keep: bool,
     ) -> None:
+        super().__init__(names)
         self.group = group
         self.inflate = inflate
         self.keep = keep
@@ -121,13 +125,8 @@ class Conversion:
         self._scale = scale
         self._keeps_width = False
         self._width: int | None = None
-        self._names: set[str] = set()
-        self._calls: Iterator[int] = iter(())
-        self._node: Any = None
-        self._source: Any = None
-        self._shared: dict[tuple[int, int], keras.layers.Layer] = {}
 
-    def begin(
+    def begin_call(
         self,
         node: Any,
         input_shapes: Sequence[tuple[Any, ...]],
@@ -146,24 +145,14 @@ class Conversion:
             is_last: see the attribute.
             width: the number of channels that it must have, None for any.
         """
+        self.begin(node)
         self.input_shapes = list(input_shapes)
         self.output_shape = output_shape
         self.is_last = is_last
         self.rows = []
         self.notes = []
-        self._node = node
-        self._source = node.operation
         self._keeps_width = keeps_width
         self._width = width
-        self._calls = itertools.count()
-
-    def reserve(self, names: Iterable[str]) -> None:
-        """No new layer gets one of these names.
-
-        Args:
-            names: those of the inputs.
-        """
-        self._names.update(names)
 
     def filters(self, count: int) -> int:
         """How many filters stand for this number of the plain layer.
@@ -243,28 +232,11 @@ class Conversion:
             All that it returns.
         """
         args, kwargs = self.arguments(inputs)
-        if not isinstance(self._source, keras.layers.Layer):
-            return keras.tree.flatten(self._source(*args, **kwargs))
-        config = {**self._source.get_config(), "name": self.name()}
-        layer = type(self._source).from_config(config)
+        if not isinstance(self.source, keras.layers.Layer):
+            return keras.tree.flatten(self.source(*args, **kwargs))
+        config = {**self.source.get_config(), "name": self.name()}
+        layer = type(self.source).from_config(config)
         return keras.tree.flatten(self._applied(layer, args, kwargs, None))
-
-    def arguments(self, inputs: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of the plain call with other tensors.
-
-        Args:
-            inputs: what takes the place of the tensors, in their order.
-
-        Returns:
-            Positional arguments, and those with names.
-        """
-        return arguments(self._node, inputs)
-
-    def name(self, suffix: str = "") -> str:
-        """A name for a new layer: that of the plain one, with a suffix."""
-        first = "_".join(filter(None, (self._source.name, suffix)))
-        names = (f"{first}_{n}" if n else first for n in itertools.count())
-        return next(name for name in names if name not in self._names)
 
     def lifted(self, x: keras.KerasTensor) -> keras.KerasTensor:
         """A feature map that is the image in every pose.
@@ -295,15 +267,6 @@ class Conversion:
             return self.apply(pool, x)
         return self.apply(GroupProjection(**self.common("poses")), x)
 
-    def named(self, suffix: str = "") -> dict[str, Any]:
-        """The name and the dtype policy of a layer of Keras.
-
-        Args:
-            suffix: of the name, see `name`.
-        """
-        policy = getattr(self._source, "dtype_policy", None)
-        return {"name": self.name(suffix), "dtype": policy}
-
     def common(self, suffix: str = "") -> dict[str, Any]:
         """The arguments that all layers of this library have.
 
@@ -318,7 +281,7 @@ class Conversion:
 
     def require_channels_last(self) -> None:
         """Refuses a layer whose channels come first."""
-        if self._source.data_format != "channels_last":
+        if self.source.data_format != "channels_last":
             self.refuse(
                 "its channels come first. Build the plain network with "
                 "data_format='channels_last'."
@@ -347,18 +310,15 @@ class Conversion:
         weights: Sequence[Any] | None,
     ) -> Any:
         """Calls a layer, or that of an earlier call, and keeps its row."""
-        key = id(self._source), next(self._calls)
-        known = key in self._shared
-        layer = self._shared.setdefault(key, layer)
-        self._names.add(layer.name)
+        layer, is_new = self.shared(layer)
         y = layer(*args, **kwargs)
-        if not known:
+        if is_new:
             self._fill(layer, weights)
         shapes = [
             tuple(keras.tree.flatten(tensors)[0].shape)
             for tensors in ((args, kwargs), y)
         ]
-        count = 0 if known else layer.count_params()
+        count = layer.count_params() if is_new else 0
         cost = multiply_adds(layer, *shapes)
         self.rows.append((type(layer).__name__, count, cost))
         return y
@@ -375,7 +335,7 @@ class Conversion:
         if not layer.weights or not (self.inflate or adapted):
             return
         if weights is None:
-            weights = self._source.get_weights()
+            weights = self.source.get_weights()
         shapes = [tuple(weight.shape) for weight in layer.weights]
         if shapes != [tuple(weight.shape) for weight in weights]:
             self.refuse(

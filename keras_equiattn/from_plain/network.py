@@ -16,7 +16,9 @@ from keras_equiattn.from_plain.summary import ConvertedLayer
 from keras_equiattn.from_plain.summary import multiply_adds
 from keras_equiattn.graphs import arguments
 from keras_equiattn.graphs import has_graph
+from keras_equiattn.graphs import like_inputs
 from keras_equiattn.graphs import nodes
+from keras_equiattn.graphs import require_graph
 from keras_equiattn.graphs import structure
 
 WIDTHS = ("parameters", "compute", "channels")
@@ -348,10 +350,10 @@ def _converted(
         "compute": 1 / group.order,
         "channels": 1.0,
     }[width]
-    to = Conversion(group, scale, inflate, downsampling == "keep")
-    to.reserve(x.name for x in model.inputs)
+    names = (x.name for x in model.inputs)
+    to = Conversion(names, group, scale, inflate, downsampling == "keep")
     graph = _Graph(model)
-    inputs = [_input(x) for x in model.inputs]
+    inputs = like_inputs(model)
     values: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
     outputs = dict(values)
     rows = []
@@ -360,7 +362,7 @@ def _converted(
         taken = [values[number] for number in call.inputs]
         shapes = [graph.shapes[number] for number in call.inputs]
         shape = graph.shapes[call.outputs[0]]
-        to.begin(
+        to.begin_call(
             call.node,
             shapes,
             shape,
@@ -461,18 +463,9 @@ def _row(
     )
 
 
-def _input(x: Any) -> keras.KerasTensor:
-    """An input like one of the plain network."""
-    return keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name)
-
-
 def _check_model(model: Any) -> None:
     """Raises for what has no graph, or whose inputs are no images."""
-    if not has_graph(model):
-        raise ValueError(
-            "`model` must be a functional or Sequential Keras model that is "
-            f"built. Received: {model!r}"
-        )
+    require_graph(model)
     ranks = [len(x.shape) for x in model.inputs]
     if 4 not in ranks or max(ranks) > 4:
         raise ValueError(

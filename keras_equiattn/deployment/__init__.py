@@ -1,0 +1,16 @@
+"""Networks on their way out: plain ones, for other programs and machines.
+
+`network` walks through the graph, `rewriting` is what the rewritings of layers
+work with, `convolutions`, `pixels`, `values` and `attention` hold them, and
+`folding` makes normalization a part of convolutions. Nothing here is needed to
+train.
+"""
+
+# These modules register how layers are rewritten.
+import keras_equiattn.deployment.attention
+import keras_equiattn.deployment.convolutions
+import keras_equiattn.deployment.pixels
+import keras_equiattn.deployment.values  # noqa: F401
+from keras_equiattn.deployment.network import plain
+
+__all__ = ["plain"]

@@ -1,0 +1,90 @@
+"""Layers of Keras that act on values or channels, on folded feature maps."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_equiattn.deployment.feature_maps import FeatureMap
+from keras_equiattn.deployment.rewriting import PlainRewriting
+from keras_equiattn.deployment.rewriting import rewrites
+
+# They act on each value alone, so that the order of the axes does not matter.
+POINTWISE = (
+    keras.layers.AlphaDropout,
+    keras.layers.ELU,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+    keras.layers.LeakyReLU,
+    keras.layers.ReLU,
+)
+MERGING = (
+    keras.layers.Add,
+    keras.layers.Average,
+    keras.layers.Maximum,
+    keras.layers.Minimum,
+    keras.layers.Multiply,
+    keras.layers.Subtract,
+)
+# The activations of Keras that look at several values at once.
+NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
+
+
+def is_pointwise(activation: Any) -> bool:
+    """Whether it is known that an activation acts on each value alone."""
+    name = getattr(activation, "__name__", "")
+    of_keras = getattr(keras.activations, name, None) is activation
+    return of_keras and name not in NOT_POINTWISE
+
+
+@rewrites(*POINTWISE)
+def pointwise(layer: Any, x: Any, to: PlainRewriting) -> Any:
+    if getattr(layer, "noise_shape", None) is not None:
+        return to.copy([x])
+    return _on_folded(to, x)
+
+
+@rewrites(keras.layers.Dropout)
+def dropout(layer: Any, x: Any, to: PlainRewriting) -> Any:
+    return pointwise(layer, x, to)
+
+
+@rewrites(keras.layers.Activation)
+def activation(layer: Any, x: Any, to: PlainRewriting) -> Any:
+    if not is_pointwise(layer.activation):
+        return to.copy([x])
+    return _on_folded(to, x)
+
+
+@rewrites(*MERGING)
+def merging(layer: Any, *inputs: Any, to: PlainRewriting) -> Any:
+    return _on_folded(to, *inputs)
+
+
+@rewrites(keras.layers.BatchNormalization)
+def batch_normalization(layer: Any, x: Any, to: PlainRewriting) -> Any:
+    """Every group element has its own copy of the numbers of a channel."""
+    is_map = isinstance(x, FeatureMap)
+    if not is_map or layer.axis not in (-1, 4) or to.has_options:
+        return to.copy([x])
+    config = {
+        name: value
+        for name, value in layer.get_config().items()
+        if name in ("momentum", "epsilon", "center", "scale", "dtype")
+    }
+    new = keras.layers.BatchNormalization(name=to.name(), **config)
+    weights = [np.tile(weight, x.order) for weight in layer.get_weights()]
+    return to.folded(to.apply(new, x.image, weights=weights), x.order)
+
+
+def _on_folded(to: PlainRewriting, *inputs: Any) -> Any:
+    """Calls a copy of the layer on folded feature maps, if all are alike."""
+    maps = [x for x in inputs if isinstance(x, FeatureMap)]
+    alike = len({(x.order, x.channels) for x in maps}) == 1
+    if len(maps) < len(inputs) or not alike or to.has_options:
+        return to.copy(inputs)
+    if not any(x.is_folded for x in maps):
+        return to.copy(inputs)
+    (y,) = to.copied([x.image for x in maps])
+    return to.folded(y, maps[0].order)
