@@ -77,9 +77,9 @@ def group_pooling(layer: Any, x: Any, to: PlainRewriting) -> Any:
 
 @rewrites(layers.GroupProjection)
 def projection(layer: Any, x: Any, to: PlainRewriting) -> Any:
-    if layer.mode != "learned":
-        return group_pooling(layer, x, to)
     x = to.feature_map(x)
+    if layer.mode != "learned" or x.order == 1:
+        return group_pooling(layer, x, to)
     scores = to.dense(x.map, ops.convert_to_numpy(layer.kernel)[:, None])
     weights = keras.layers.Softmax(axis=3, **to.named("weights"))
     return ops.sum(to.product(x.map, to.apply(weights, scores)), axis=3)
