@@ -61,8 +61,8 @@ def plain(
         >>> x = GroupConv2D(8, 3, group="p4")(x)
         >>> outputs = keras.layers.GlobalAveragePooling3D()(x)
         >>> network = plain(keras.Model(inputs, outputs))
-        >>> [type(layer).__name__ for layer in network.layers][:3]
-        ['InputLayer', 'Conv2D', 'Conv2D']
+        >>> network.layers[1].output.shape  # four elements of eight channels
+        (None, 26, 26, 32)
 
     References:
         - [Cohen and Welling, 2016](https://arxiv.org/abs/1602.07576), section
