@@ -497,4 +497,5 @@ def test_registered_networks(name):
     assert set(re.findall(r"'(\w+)' \(", said)) == stay
     assert is_plain(network) == (not stay)
     if not stay:
-        assert_same(model, network)
+        # A change of an image by 1e-7 is one by 1e-5 after 83 layers.
+        assert_same(model, network, rtol=5e-5)
