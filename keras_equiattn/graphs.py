@@ -1,4 +1,4 @@
-"""The graphs of functional and Sequential models.
+"""The graphs of functional and Sequential models, and how they are rewritten.
 
 What this file reads of Keras is not public; it is the one place that does.
 """
@@ -10,6 +10,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+
+# Layers of Keras that act on each value of a tensor alone.
+POINTWISE = (
+    keras.layers.AlphaDropout,
+    keras.layers.ELU,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+    keras.layers.LeakyReLU,
+    keras.layers.ReLU,
+)
+# Layers of Keras that act on values at the same place of several tensors.
+MERGING = (
+    keras.layers.Add,
+    keras.layers.Average,
+    keras.layers.Maximum,
+    keras.layers.Minimum,
+    keras.layers.Multiply,
+    keras.layers.Subtract,
+)
 
 
 def has_graph(operation: Any) -> bool:

@@ -74,7 +74,7 @@ def plain(
     inputs = like_inputs(model)
     outputs = [
         x.map if isinstance(x, FeatureMap) else x
-        for x in _rewritten(model, inputs, to)
+        for x in _rewritten(model, [to.value(x) for x in inputs], to)
     ]
     packed = structure(model, inputs, outputs)
     network = keras.Model(*packed, name=name or model.name)

@@ -74,12 +74,7 @@ class PlainRewriting(Rewriting):
             All that it returns.
         """
         tensors = [x.map if isinstance(x, FeatureMap) else x for x in inputs]
-        return [
-            self.feature_map(x)
-            if len(x.shape) == 5 and None not in x.shape[3:]
-            else x
-            for x in self.copied(tensors)
-        ]
+        return [self.value(x) for x in self.copied(tensors)]
 
     def copied(self, tensors: Sequence[Any]) -> list[Any]:
         """`copy` of tensors, which may have other axes than in the network."""
@@ -104,6 +99,11 @@ class PlainRewriting(Rewriting):
         values = keras.tree.flatten([args, kwargs])
         given = [v for v in values if v is not None and v is not False]
         return len(given) > len(self.node.input_tensors)
+
+    def value(self, x: Any) -> Any:
+        """What stands for a tensor: a feature map if it has five axes."""
+        is_map = len(x.shape) == 5 and None not in x.shape[3:]
+        return self.feature_map(x) if is_map else x
 
     def feature_map(self, x: Any) -> FeatureMap:
         """A feature map on a group, from one of its forms.

@@ -8,25 +8,9 @@ import numpy as np
 from keras_equiattn.deployment.feature_maps import FeatureMap
 from keras_equiattn.deployment.rewriting import PlainRewriting
 from keras_equiattn.deployment.rewriting import rewrites
+from keras_equiattn.graphs import MERGING
+from keras_equiattn.graphs import POINTWISE
 
-# They act on each value alone, so that the order of the axes does not matter.
-POINTWISE = (
-    keras.layers.AlphaDropout,
-    keras.layers.ELU,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.Identity,
-    keras.layers.LeakyReLU,
-    keras.layers.ReLU,
-)
-MERGING = (
-    keras.layers.Add,
-    keras.layers.Average,
-    keras.layers.Maximum,
-    keras.layers.Minimum,
-    keras.layers.Multiply,
-    keras.layers.Subtract,
-)
 # The activations of Keras that look at several values at once.
 NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
 
@@ -38,16 +22,11 @@ def is_pointwise(activation: Any) -> bool:
     return of_keras and name not in NOT_POINTWISE
 
 
-@rewrites(*POINTWISE)
+@rewrites(*POINTWISE, keras.layers.Dropout)
 def pointwise(layer: Any, x: Any, to: PlainRewriting) -> Any:
     if getattr(layer, "noise_shape", None) is not None:
         return to.copy([x])
     return _on_folded(to, x)
-
-
-@rewrites(keras.layers.Dropout)
-def dropout(layer: Any, x: Any, to: PlainRewriting) -> Any:
-    return pointwise(layer, x, to)
 
 
 @rewrites(keras.layers.Activation)

@@ -14,34 +14,16 @@ from keras_equiattn import layers
 from keras_equiattn.from_plain.conversion import Conversion
 from keras_equiattn.from_plain.conversion import OF_LOGITS
 from keras_equiattn.from_plain.conversion import register_conversion
+from keras_equiattn.graphs import MERGING
+from keras_equiattn.graphs import POINTWISE
 
-# Layers that act on every value of a tensor, or along its channels, alone.
-POINTWISE = (
+
+@register_conversion(
+    *POINTWISE,
     keras.layers.ActivityRegularization,
-    keras.layers.AlphaDropout,
-    keras.layers.ELU,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.Identity,
-    keras.layers.LeakyReLU,
-    keras.layers.ReLU,
     keras.layers.Rescaling,
     "StochasticDepth",  # of keras.applications.ConvNeXt
 )
-
-
-MERGING = (
-    keras.layers.Add,
-    keras.layers.Average,
-    keras.layers.Maximum,
-    keras.layers.Minimum,
-    keras.layers.Multiply,
-    keras.layers.Subtract,
-    "CustomScaleLayer",  # of keras.applications.InceptionResNetV2
-)
-
-
-@register_conversion(*POINTWISE)
 def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
     if getattr(layer, "noise_shape", None) is not None:
         to.refuse(
@@ -51,7 +33,10 @@ def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
     return to.like(layer, x)
 
 
-@register_conversion(*MERGING)
+@register_conversion(
+    *MERGING,
+    "CustomScaleLayer",  # of keras.applications.InceptionResNetV2
+)
 def merging(layer: Any, *inputs: Any, to: Conversion) -> Any:
     inputs = of_one_rank(inputs, to)
     # One channel goes with any number, but only where the plain layer has one.

@@ -253,6 +253,17 @@ def test_layers_that_are_called_twice(kind):
     assert_same(model, network)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_inputs_that_are_feature_maps(kind):
+    inputs = keras.Input((SIDE, SIDE, 4, 3))
+    model = keras.Model(inputs, LAYERS[kind]("p4")(inputs))
+    draw(model)
+    network = rewritten(model)
+    assert is_plain(network)
+    assert network.output_shape == model.output_shape
+    assert_same(model, network)
+
+
 def test_channels_first():
     options = {"group": "p4", "data_format": "channels_first"}
     inputs = keras.Input((2, SIDE, SIDE))

@@ -204,30 +204,26 @@ def test_what_is_added_has_the_channels_of_what_it_is_added_to():
     assert equivariant(plain, "p4m", "channels").output_shape == (None, 2)
 
 
-def test_rounded_channels_are_not_broadcast():
-    """Twelve channels become four, and twelve times one stays twelve."""
+@pytest.mark.parametrize(("count", "found"), [(12, "[4, 12]"), (2, "[1, 2]")])
+def test_rounded_channels_are_not_broadcast(count, found):
+    """Twelve channels become four, and two become one, unlike many of one."""
     inputs = image_input()
-    z = keras.layers.Conv2D(12, 3)(inputs)
-    towers = [keras.layers.Conv2D(1, 3)(inputs) for _ in range(12)]
+    z = keras.layers.Conv2D(count, 3)(inputs)
+    towers = [keras.layers.Conv2D(1, 3)(inputs) for _ in range(count)]
     x = keras.layers.Add(name="sum")([z, keras.layers.Concatenate()(towers)])
     x = keras.layers.GlobalMaxPooling2D()(x)
     plain = keras.Model(inputs, keras.layers.Dense(2)(x))
     (problem,) = conversion_summary(plain, "p4m").problems
-    assert "[4, 12] channels. With" in problem.problem
-    # Two channels become one, which may not be repeated for twice one.
-    z = keras.layers.Conv2D(2, 3)(inputs)
-    towers = [keras.layers.Conv2D(1, 3)(inputs) for _ in range(2)]
-    x = keras.layers.Add(name="sum")([z, keras.layers.Concatenate()(towers)])
-    x = keras.layers.GlobalMaxPooling2D()(x)
-    plain = keras.Model(inputs, keras.layers.Dense(2)(x))
-    (problem,) = conversion_summary(plain, "p4m").problems
-    assert "[1, 2] channels. With" in problem.problem
-    # One channel of the plain network may.
+    assert f"{found} channels. With" in problem.problem
+
+
+def test_one_channel_of_the_plain_network_is_broadcast():
+    inputs = image_input()
     one = keras.layers.Conv2D(1, 3)(inputs)
     x = keras.layers.Conv2D(2, 3)(inputs)
     y = keras.layers.DepthwiseConv2D(1, depth_multiplier=2)(one)
     x = keras.layers.Add(name="sum")([y, x])
-    y = keras.layers.Add()([x, one])  # as in the plain network
+    y = keras.layers.Add()([x, one])
     x = keras.layers.GlobalMaxPooling2D()(y)
     plain = keras.Model(inputs, keras.layers.Dense(2)(x))
     assert not conversion_summary(plain, "p4m").problems
