@@ -212,6 +212,19 @@ def test_layers_of_keras_between():
     assert network.layers[3].momentum == 0.5
 
 
+def test_channels_and_group_elements_are_broadcast():
+    inputs = keras.Input((SIDE, SIDE, 2))
+    x = LiftingConv2D(3, 3, group="p4")(inputs)
+    one = GroupConv2D(1, 1, group="p4")(x)
+    planar = keras.layers.Reshape((7, 7, 1, 12))(x)
+    planar = GroupConv2D(3, 1, group="z2")(planar)
+    model = keras.Model(inputs, Add()([Multiply()([x, one]), planar]))
+    draw(model)
+    network = rewritten(model)
+    assert is_plain(network)
+    assert_same(model, network)
+
+
 def test_statistics_of_data():
     normalization = keras.layers.Normalization()
     normalization.adapt(
