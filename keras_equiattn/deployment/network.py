@@ -83,8 +83,8 @@ def plain(
     if to.kept:
         kept = ", ".join(f"'{n}' ({kind})" for n, kind in to.kept.items())
         warnings.warn(
-            f"{len(to.kept)} layers of keras_equiattn stay in the network, "
-            f"which needs this library where it is loaded: {kept}",
+            "Layers of keras_equiattn stay in the network, which needs this "
+            f"library where it is loaded: {kept}",
             stacklevel=2,
         )
     return network
