@@ -63,6 +63,7 @@ def with_dynamo():
         yield
 
 
+@pytest.mark.torch_first
 @pytest.mark.parametrize(
     "name", families() if BACKEND == "torch" else families("asc")
 )
@@ -212,6 +213,7 @@ def loss_of(name):
     return loss, [v.value for v in layer.trainable_variables]
 
 
+@pytest.mark.torch_first
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
 @pytest.mark.parametrize("name", families("asc"))
 def test_second_derivatives_by_jax(name):

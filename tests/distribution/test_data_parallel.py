@@ -42,6 +42,7 @@ def run(program, families, **environment):
     assert set(checked) >= set(families or SOME)
 
 
+@pytest.mark.torch_first
 @pytest.mark.skipif(
     keras.backend.backend() != "jax", reason="`DataParallel` is for JAX."
 )

@@ -58,6 +58,7 @@ def test_every_chunk_size_gives_the_same(attention):
     )
 
 
+@pytest.mark.torch_first
 def test_gradients_where_compilers_skip_a_rounding():
     """A product is put in one instruction with what takes the maximum off."""
     assert_chunks_agree(
