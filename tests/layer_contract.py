@@ -171,6 +171,7 @@ class LayerContract:
     def test_data_formats_agree(self, case):
         check_data_formats(case)
 
+    @pytest.mark.torch_first
     def test_dynamic_batch(self, case):
         check_dynamic_batch(case)
 

@@ -77,6 +77,7 @@ def test_training_with_jit_compile(name):
     np.testing.assert_allclose(predictions, expected[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.torch_first
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras has no such steps there.")
 @pytest.mark.parametrize("name", families("asc"))
 def test_training_with_several_steps_in_one(name):
@@ -238,6 +239,7 @@ def test_second_derivatives_by_jax(name):
     assert relative_difference(as_array(jax.jit(forward)(x)), expected) < 1e-5
 
 
+@pytest.mark.torch_first
 @pytest.mark.skipif(BACKEND != "jax", reason="of functions of JAX")
 @pytest.mark.parametrize("name", families("asc"))
 def test_gradients_of_each_image_by_jax(name):

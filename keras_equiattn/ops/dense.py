@@ -154,8 +154,20 @@ def partitioned_attention(
         The weighted sums, and the weights before dropout.
     """
     query, keys, values = (partition(x, window) for x in (query, keys, values))
+    batch, down, along, pixels, channels = ops.shape(values)
+    # Not all programs multiply matrices on more than three outer axes.
+    query, keys, values = (
+        ops.reshape(x, (batch, down * along, pixels, x.shape[-1]))
+        for x in (query, keys, values)
+    )
+    if seen is not None:
+        seen = seen.reshape(down * along, pixels, pixels)
     y, weights = dense_attention(
         query, keys, values, num_heads, bias, seen, dropout
+    )
+    y = ops.reshape(y, (batch, down, along, pixels, channels))
+    weights = ops.reshape(
+        weights, (batch, down, along, num_heads, pixels, pixels)
     )
     return join(y, window), weights
 
@@ -180,7 +192,7 @@ def in_whole_image(
     weights = ops.transpose(weights, (0, 1, 3, 2, 4, 5, 6, 8, 7, 9))
     size = (down * rows, along * columns)
     weights = ops.reshape(weights, (batch, *size, heads, *size))
-    return ops.roll(weights, (*shift, *shift), axis=(1, 2, 4, 5))
+    return backend.rolled(weights, (*shift, *shift), (1, 2, 4, 5))
 
 
 def reduce_space(

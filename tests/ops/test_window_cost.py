@@ -79,7 +79,12 @@ def attention(kernel_size, weighted, recompute):
 
 
 @pytest.mark.parametrize(
-    ("kernel_size", "weighted"), [(7, True), (7, False), (15, False)]
+    ("kernel_size", "weighted"),
+    [
+        (7, True),
+        pytest.param(7, False, marks=pytest.mark.sweep),
+        pytest.param(15, False, marks=pytest.mark.sweep),
+    ],
 )
 def test_neighbours_of_all_pixels_are_never_held(kernel_size, weighted):
     """Neither for the backward pass, nor within one of the passes."""
@@ -107,6 +112,7 @@ def test_neighbours_of_all_pixels_are_never_held(kernel_size, weighted):
     assert kept[True] < kept[False] / (4 if weighted else 2)
 
 
+@pytest.mark.sweep
 def test_operators_do_not_grow_with_a_window_that_is_tiled():
     counts = []
     for size in ((3, 61), (3, 81), (5, 61)):

@@ -209,12 +209,12 @@ class WindowACmix2D(TransformerACmix):
 
     def _mixed(self, x: Tensor, training: bool | None) -> tuple[Tensor, Any]:
         """The output, and the weights of attention."""
-        x = ops.roll(x, tuple(-n for n in self.shift), axis=(1, 2))
+        x = backend.rolled(x, [-n for n in self.shift], (1, 2))
         attention, weights = None, None
         if self.attends:
             attention, weights = self._attend(x, training)
         y = self.join_paths(x, attention)
-        y = ops.roll(y, self.shift, axis=(1, 2))
+        y = backend.rolled(y, self.shift, (1, 2))
         return self.drop(y, training=training), weights
 
     def _attend(

@@ -36,6 +36,7 @@ from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import remainder
+from keras_equiattn.ops.backend.memory import rolled
 from keras_equiattn.ops.backend.memory import sum_at
 from keras_equiattn.ops.backend.memory import sum_of_views
 from keras_equiattn.ops.backend.memory import with_an_image
@@ -49,6 +50,7 @@ from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
+from keras_equiattn.ops.backend.target import portable
 from keras_equiattn.ops.backend.target import Target
 
 __all__ = [
@@ -75,10 +77,12 @@ __all__ = [
     "one_by_one",
     "part",
     "part_at",
+    "portable",
     "prepared_seed",
     "product",
     "remainder",
     "remember",
+    "rolled",
     "scan",
     "scan_groups",
     "seed_as_floats",

@@ -10,6 +10,7 @@ from keras import ops
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import has_gradients
+from keras_equiattn.ops.backend.target import is_portable
 from keras_equiattn.ops.backend.target import refuse_to_train
 from keras_equiattn.ops.backend.target import tracing_for
 from keras_equiattn.ops.numerics import dtype_name
@@ -42,14 +43,14 @@ def custom_vjp(
     Returns:
         A differentiable function from tensors to the result.
     """
-    if keras.backend.backend() == "torch":
-        from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
-
-        return torch_custom_vjp(forward, backward, alternative)
     if not has_gradients():
         return lambda *arguments: forward(
             *map(ops.convert_to_tensor, arguments)
         )[0]
+    if keras.backend.backend() == "torch":
+        from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
+
+        return torch_custom_vjp(forward, backward, alternative)
 
     def build(compile: Function) -> Function:
         run, run_back = compile(forward), compile(backward)
@@ -75,11 +76,22 @@ def custom_vjp(
 
 
 def signature(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
-    """Shapes and dtypes of tensors: the key under which a compiled function is
-    kept."""
-    return tuple(
-        None if x is None else (tuple(x.shape), dtype_name(x)) for x in tensors
-    )
+    """Shapes and dtypes of tensors, and whether the function is `portable`:
+    the key under which a compiled function is kept.
+
+    Sizes that PyTorch exports as symbols cannot be keys, and are None.
+    """
+
+    def entry(x: Tensor) -> tuple[Any, ...]:
+        sizes = (n if _is_key(n) else None for n in x.shape)
+        return tuple(sizes), dtype_name(x), is_portable()
+
+    return tuple(None if x is None else entry(x) for x in tensors)
+
+
+def _is_key(size: Any) -> bool:
+    """Whether a size can be compared now, and not in a program to come."""
+    return type(size).__name__ != "SymInt"
 
 
 def without_gradient(function: Function) -> Function:
@@ -87,6 +99,8 @@ def without_gradient(function: Function) -> Function:
 
     def build(compile: Function) -> Function:
         run = compile(function)
+        if not has_gradients():
+            return run
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
@@ -143,6 +157,8 @@ def vjp(
 def _compiled(build: Callable[[Function], Function]) -> Function:
     """What `build` makes with the compiler of the backend."""
     backend = keras.backend.backend()
+    if is_portable():
+        return build(lambda function: function)
     if backend == "jax":
         import jax
 

@@ -11,6 +11,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import is_portable
 
 Function = Callable[..., Any]
 
@@ -61,15 +62,16 @@ def scan(
     Returns:
         The last carry, and the outputs stacked along a new first axis.
     """
-    backend = keras.backend.backend()
-    if backend == "jax":
+    if _by_compiler("jax"):
         import jax
 
         return jax.lax.scan(function, carry, xs)
-    if backend == "tensorflow":
+    if _by_compiler("tensorflow"):
         return _scan_tensorflow(function, carry, xs, like)
     outputs = []
-    for index in range(len(keras.tree.flatten(xs)[0])):
+    first = keras.tree.flatten(xs)[0]
+    count = first.shape[0] if ops.is_tensor(first) else len(first)
+    for index in range(count):
         piece = keras.tree.map_structure(
             lambda x, i=index: None if x is None else x[i], xs
         )
@@ -87,9 +89,14 @@ def steps(count: Any) -> Any:
 
     Where a part starts at an integer, PyTorch takes it without a copy.
     """
-    if keras.backend.backend() in ("jax", "tensorflow"):
+    if _by_compiler("jax", "tensorflow"):
         return ops.arange(count, dtype="int32")
     return range(count)
+
+
+def _by_compiler(*backends: str) -> bool:
+    """Whether one of these backends runs, and gets a loop as a loop."""
+    return keras.backend.backend() in backends and not is_portable()
 
 
 def scan_groups(

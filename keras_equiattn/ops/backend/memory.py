@@ -14,6 +14,7 @@ from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.backend.target import is_portable
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
@@ -236,6 +237,28 @@ def add_product(
     around = [(n, r - n) for n, r in zip(place, reach, strict=True)]
     rest = ((0, 0),) * (len(total.shape) - 3)
     return total + ops.pad(product, ((0, 0), *around, *rest))
+
+
+def rolled(
+    x: Shaped[Tensor, "*axes"], shift: Sequence[int], axes: Sequence[int]
+) -> Shaped[Tensor, "*axes"]:
+    """`ops.roll`, made of slices where programs shall run it: not all know it.
+
+    Args:
+        x: a tensor.
+        shift: by how much, for each of the axes.
+        axes: of known size, not negative.
+    """
+    if not any(shift):
+        return x
+    if not is_portable():
+        return ops.roll(x, tuple(shift), axis=tuple(axes))
+    for by, axis in zip(shift, axes, strict=True):
+        before = (slice(None),) * axis
+        start = -by % x.shape[axis]
+        parts = x[(*before, slice(start, None))], x[(*before, slice(start))]
+        x = ops.concatenate(parts, axis=axis) if start else x
+    return x
 
 
 def product(

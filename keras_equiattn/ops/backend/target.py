@@ -16,6 +16,10 @@ from keras_equiattn.ops._types import Tensor
 # take plain `keras.ops` wherever these three have code of their own.
 DIFFERENTIABLE = ("jax", "tensorflow", "torch")
 
+# Whether what is traced now is for a program without this library.
+_portable: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "portable", default=False
+)
 # The compiler that TensorFlow or PyTorch hands what it traces now to, if any,
 # and whether it fuses sums.
 _tracing_for: contextvars.ContextVar[tuple[str | None, bool]] = (
@@ -29,8 +33,9 @@ class Target:
 
     Attributes:
         device: "cpu" or "accelerator".
-        compiler: "xla", "inductor", "openvino", "graph" where TensorFlow runs
-            the operators of a graph, or None where operators run one by one.
+        compiler: "xla", "inductor", "portable" for a program that knows the
+            common operators alone, "graph" where TensorFlow runs the operators
+            of a graph, or None where operators run one by one.
         fuses_sums: whether the compiler makes a sum of many terms part of what
             reduces it, and never stores it.
     """
@@ -47,7 +52,7 @@ class Target:
     @property
     def unrolls(self) -> bool:
         """Whether the compiler gets every step of a loop by itself."""
-        return self.compiler == "openvino"
+        return self.compiler == "portable"
 
     @property
     def xla(self) -> bool:
@@ -81,8 +86,27 @@ def find_target(*tensors: Shaped[Tensor, "..."]) -> Target:
 
 
 def has_gradients() -> bool:
-    """Whether the backend can differentiate, or else only predicts."""
-    return keras.backend.backend() in DIFFERENTIABLE
+    """Whether what is computed can be differentiated, or else only predicts."""
+    return keras.backend.backend() in DIFFERENTIABLE and not is_portable()
+
+
+def is_portable() -> bool:
+    """Whether the common operators of all backends must do, see `portable`."""
+    return _portable.get()
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+    """Within it, what is traced predicts in any program.
+
+    It holds neither gradients of our own nor operators that only a compiler
+    of its backend knows, and its loops are written out.
+    """
+    token = _portable.set(True)
+    try:
+        yield
+    finally:
+        _portable.reset(token)
 
 
 def refuse_to_train(what: str) -> NoReturn:
@@ -110,6 +134,8 @@ def tracing_for(compiler: str, fuses_sums: bool = False) -> Iterator[None]:
 
 def _compiler(backend: str) -> str | None:
     """The compiler of a `Target`, for what runs or is traced now."""
+    if is_portable() or backend == "openvino":
+        return "portable"
     if backend == "jax":
         return "xla"
     if backend == "torch":
@@ -118,8 +144,6 @@ def _compiler(backend: str) -> str | None:
         # Also where a person compiles a model that holds our layers.
         compiled = torch.compiler.is_compiling() or _tracing_for.get()[0]
         return "inductor" if compiled else None
-    if backend == "openvino":
-        return backend
     # A `custom_vjp` is a graph also where a person calls it by hand.
     return _tracing_for.get()[0] or "graph"
 

@@ -7,6 +7,7 @@ with a small constant matrix.
 """
 
 import functools
+import math
 
 import numpy as np
 from keras import ops
@@ -56,7 +57,8 @@ def kernel_orbit(
     """
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
-    rows, columns = kernel.shape[:2]
+    # Traced by TorchScript, sizes are tensors.
+    rows, columns = map(int, kernel.shape[:2])
     if group.quarter_turns and rows != columns:
         raise ValueError(
             f"Group '{group.name}' holds quarter turns, which need a square "
@@ -69,7 +71,7 @@ def kernel_orbit(
         )
     in_order = group.order if group_axis else 1
     rest = tuple(kernel.shape[3:] if group_axis else kernel.shape[2:])
-    size = int(np.prod(rest))
+    size = math.prod(map(int, rest))
     if group.acts_on_grid:
         table = _index_table(group, rows, columns, group_axis)
         flat = ops.reshape(kernel, (rows * columns * in_order, size))

@@ -8,6 +8,7 @@ computes each block anew.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
@@ -120,9 +121,13 @@ def _padded(
     x: Float[Tensor, "..."], axis: int, width: tuple[Any, Any]
 ) -> Float[Tensor, "..."]:
     """Zeros before and after the entries of an axis."""
-    widths = [(0, 0)] * len(x.shape)
-    widths[axis] = width
-    return ops.pad(x, widths)
+    shape = list(ops.shape(x))
+    # Not all programs pad tensors of six axes.
+    rest = math.prod(shape[axis + 1 :])
+    x = ops.reshape(x, (*shape[: axis + 1], rest))
+    x = ops.pad(x, [*[(0, 0)] * axis, width, (0, 0)])
+    shape[axis] = shape[axis] + sum(width)
+    return ops.reshape(x, shape)
 
 
 def _by_heads(
