@@ -10,7 +10,10 @@ from keras_equiattn import losses
 from keras_equiattn import ops
 from keras_equiattn import testing
 from keras_equiattn import visualization
+from keras_equiattn.deployment import export
+from keras_equiattn.deployment import load_exported
 from keras_equiattn.deployment import plain
+from keras_equiattn.deployment import quantize
 from keras_equiattn.from_plain import conversion_summary
 from keras_equiattn.from_plain import equivariant
 from keras_equiattn.from_plain import register_conversion
@@ -24,11 +27,14 @@ __all__ = [
     "convert",
     "equivariance_report",
     "equivariant",
+    "export",
     "groups",
     "layers",
+    "load_exported",
     "losses",
     "ops",
     "plain",
+    "quantize",
     "register_conversion",
     "symmetrize",
     "testing",

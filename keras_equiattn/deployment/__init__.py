@@ -2,8 +2,9 @@
 
 `network` walks through the graph, `rewriting` is what the rewritings of layers
 work with, `convolutions`, `pixels`, `values` and `attention` hold them, and
-`folding` makes normalization a part of convolutions. Nothing here is needed to
-train.
+`folding` makes normalization a part of convolutions. `formats` writes networks
+as files of other programs, and `runtimes` runs such files. Nothing here is
+needed to train.
 """
 
 # These modules register how layers are rewritten.
@@ -11,6 +12,9 @@ import keras_equiattn.deployment.attention
 import keras_equiattn.deployment.convolutions
 import keras_equiattn.deployment.pixels
 import keras_equiattn.deployment.values  # noqa: F401
+from keras_equiattn.deployment.formats import export
 from keras_equiattn.deployment.network import plain
+from keras_equiattn.deployment.quantization import quantize
+from keras_equiattn.deployment.runtimes import load_exported
 
-__all__ = ["plain"]
+__all__ = ["export", "load_exported", "plain", "quantize"]

@@ -1,0 +1,287 @@
+"""Networks as files of other programs, run by those programs."""
+
+import os
+import subprocess
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+from families import FAMILIES
+from layer_contract import as_array
+
+from keras_equiattn import export
+from keras_equiattn import layers
+from keras_equiattn import load_exported
+from keras_equiattn import plain
+from keras_equiattn.deployment.formats import FORMATS
+from keras_equiattn.testing import relative_difference
+
+BACKEND = keras.backend.backend()
+# What the backend that runs writes by itself.
+OWN = [name for name, f in FORMATS.items() if f.backend == BACKEND]
+OTHERS = [name for name in FORMATS if name not in OWN]
+BATCHES = (1, 3, 5)
+
+
+def convolutions():
+    """Lifting, group convolution, pooling and a classifier."""
+    inputs = keras.Input((9, 9, 2))
+    x = layers.LiftingConv2D(3, 3, group="p4", activation="relu")(inputs)
+    x = keras.layers.BatchNormalization()(x)
+    x = layers.GroupConv2D(4, 3, group="p4")(x)
+    x = layers.SpatialPooling2D(3, 2, group="p4")(x)
+    x = keras.layers.GlobalAveragePooling2D()(layers.GroupPooling()(x))
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+def pixels():
+    """A direction for each pixel, from depthwise and transposed kernels."""
+    inputs = keras.Input((9, 9, 2))
+    x = layers.LiftingConv2D(3, 3, group="p4")(inputs)
+    x = layers.GroupDepthwiseConv2D(3, group="p4")(x)
+    x = layers.GroupConv2DTranspose(2, 3, strides=2, group="p4")(x)
+    x = layers.SpatialUpSampling2D(2, "bilinear", group="p4")(x)
+    return keras.Model(inputs, layers.GroupToVector2D(group="p4")(x))
+
+
+def any_angle():
+    """A group that does not act on the grid."""
+    inputs = keras.Input((9, 9, 2))
+    x = layers.LiftingConv2D(3, 3, group="p8")(inputs)
+    return keras.Model(inputs, layers.GroupConv2D(2, 3, group="p8")(x))
+
+
+def of_family(name):
+    make, shape = FAMILIES[name]
+    inputs = keras.Input(shape)
+    return keras.Model(inputs, make()(inputs))
+
+
+NETWORKS = {
+    "convolutions": convolutions,
+    "pixels": pixels,
+    "any angle": any_angle,
+    **{name: lambda name=name: of_family(name) for name in FAMILIES},
+}
+SOME = "convolutions"
+
+
+def build(name):
+    """The network, with weights that differ from their first values."""
+    model = NETWORKS[name]()
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        if keras.backend.is_float_dtype(variable.dtype):
+            value = rng.normal(scale=0.5, size=variable.shape)
+            if "variance" in variable.name:
+                value = abs(value) + 0.5
+            variable.assign(value)
+    return model
+
+
+def images(shape, batch):
+    rng = np.random.default_rng(batch)
+    return rng.normal(size=(batch, *shape)).astype("float32")
+
+
+def largest_difference(model, path):
+    """Between the network and the file, over batches of several sizes."""
+    run = load_exported(path)
+    differences = []
+    for batch in BATCHES:
+        x = images(model.input_shape[1:], batch)
+        (y,) = run(x)
+        expected = as_array(model(x))
+        assert y.shape == expected.shape
+        differences.append(relative_difference(y, expected))
+    return max(differences)
+
+
+def swept(names, *fast):
+    return [
+        n if n in fast else pytest.param(n, marks=pytest.mark.sweep)
+        for n in names
+    ]
+
+
+@pytest.mark.parametrize("name", swept(NETWORKS, SOME))
+@pytest.mark.parametrize("format", OWN)
+def test_file_computes_the_same(format, name, tmp_path):
+    model = build(name)
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path)
+    assert largest_difference(model, path) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.parametrize("format", OTHERS)
+@pytest.mark.parametrize("name", [SOME, "gsa"])
+def test_file_of_another_backend(name, format, tmp_path):
+    model = build(name)
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path, format)
+    assert largest_difference(model, path) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.parametrize("format", OWN)
+@pytest.mark.parametrize("name", ["convolutions", "pixels"])
+def test_plain_network(name, format, tmp_path):
+    model = plain(build(name), fold_batch_normalization=True)
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path)
+    assert largest_difference(model, path) < 1e-5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("format", OWN)
+def test_several_inputs_and_outputs(format, tmp_path):
+    """In the order of the model, not of names."""
+    second, first = (
+        keras.Input((5, 5, 1), name="b"),
+        keras.Input((2,), name="a"),
+    )
+    x = layers.LiftingConv2D(2, 3, group="p4")(second)
+    x = keras.layers.GlobalAveragePooling3D(name="zeta")(x)
+    model = keras.Model(
+        [second, first], [x, keras.layers.Dense(3, name="alpha")(first)]
+    )
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path)
+    run = load_exported(path)
+    for batch in BATCHES:
+        given = images((5, 5, 1), batch), images((2,), batch)
+        for y, expected in zip(run(*given), model(list(given)), strict=True):
+            assert relative_difference(y, as_array(expected)) < 1e-5
+
+
+@pytest.mark.parametrize("format", [OWN[0]] if OWN else [])
+def test_batch_of_known_size(format, tmp_path):
+    inputs = keras.Input(batch_shape=(3, 5, 5, 1))
+    model = keras.Model(inputs, layers.LiftingConv2D(2, 3, group="p4")(inputs))
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path)
+    x = images((5, 5, 1), 3)
+    (y,) = load_exported(path)(x)
+    assert relative_difference(y, as_array(model(x))) < 1e-5
+
+
+def small():
+    inputs = keras.Input((5, 5, 1))
+    return keras.Model(inputs, layers.LiftingConv2D(2, 3, group="p4")(inputs))
+
+
+def test_network_trains_as_before(tmp_path):
+    """What is kept for a file is not what is kept for training."""
+    if not OWN:
+        pytest.skip("No format is written by this backend.")
+    model = build("sasa")
+    x, y = (
+        images(model.input_shape[1:], 2),
+        np.zeros((2, 4, 4, 2, 4), "float32"),
+    )
+    model.compile("sgd", "mse")
+    export(model, tmp_path / f"network{FORMATS[OWN[0]].suffix}")
+    before = [as_array(v).copy() for v in model.trainable_variables]
+    model.train_on_batch(x, y)
+    for variable, start in zip(model.trainable_variables, before, strict=True):
+        assert not np.array_equal(as_array(variable), start), variable.path
+
+
+class TestErrors:
+    def test_suffix(self):
+        with pytest.raises(ValueError, match=r"'.onnx'.*path='a.h5'"):
+            export(small(), "a.h5")
+
+    def test_format(self):
+        with pytest.raises(ValueError, match="'onnx'.*format='caffe'"):
+            export(small(), "a.onnx", "caffe")
+
+    def test_suffix_of_another_format(self):
+        with pytest.raises(ValueError, match="'onnx'.*'.onnx'.*path='a.xml'"):
+            export(small(), "a.xml", "onnx")
+
+    def test_no_graph(self):
+        with pytest.raises(ValueError, match="functional or Sequential"):
+            export(layers.GroupPooling(), "a.onnx")
+
+    def test_half_precision(self):
+        inputs = keras.Input((5, 5, 1))
+        layer = layers.LiftingConv2D(2, 3, group="p4", dtype="mixed_bfloat16")
+        with pytest.raises(ValueError, match=f"{layer.name}.*bfloat16"):
+            export(keras.Model(inputs, layer(inputs)), "a.onnx")
+
+    def test_unknown_size(self):
+        inputs = keras.Input((None, None, 1))
+        model = keras.Model(inputs, keras.layers.Conv2D(2, 3)(inputs))
+        with pytest.raises(ValueError, match=r"known size.*None, None, 1"):
+            export(model, "a.onnx")
+
+    def test_package_is_missing(self, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ImportError, match="Not installed: torch, onnx"):
+            export(small(), "a.onnx")
+
+    @pytest.mark.skipif(not OTHERS, reason="writes every format by itself")
+    def test_layer_of_main(self, monkeypatch):
+        model = small()
+        monkeypatch.setattr(layers.LiftingConv2D, "__module__", "__main__")
+        path = f"a{FORMATS[OTHERS[0]].suffix}"
+        with pytest.raises(ValueError, match="cannot import"):
+            export(model, path, OTHERS[0])
+
+    def test_process_fails(self, monkeypatch):
+        def failed(*_, **__):
+            return types.SimpleNamespace(returncode=1, stderr="no such thing")
+
+        monkeypatch.setattr(subprocess, "run", failed)
+        path = f"a{FORMATS[OTHERS[0]].suffix}"
+        with pytest.raises(RuntimeError, match="(?s)could not.*no such thing"):
+            export(small(), path, OTHERS[0])
+
+    def test_nothing_there(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="nothing.onnx"):
+            load_exported(tmp_path / "nothing.onnx")
+
+
+ALONE = """
+import numpy as np, onnxruntime, sys
+session = onnxruntime.InferenceSession(sys.argv[1])
+x = np.load(sys.argv[2])
+(y,) = session.run(None, {session.get_inputs()[0].name: x})
+np.save(sys.argv[3], y)
+assert not {"keras", "torch", "keras_equiattn"} & set(sys.modules)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.every_backend
+def test_demo_network_where_onnxruntime_and_numpy_are_alone(tmp_path):
+    """Two lines write the file; an environment without Keras runs it."""
+    from keras_equiattn import applications
+
+    model = applications.RotMNISTCNN("p4", "input", weights="rot_mnist")
+    export(model, tmp_path / "digits.onnx")
+
+    x = np.random.default_rng(0).uniform(size=(5, 28, 28, 1)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    packages = ["numpy", "onnxruntime"]
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", *packages], check=True
+    )
+    files = [tmp_path / n for n in ("digits.onnx", "x.npy", "y.npy")]
+    subprocess.run(
+        [python, "-c", ALONE, *files],
+        check=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    y = np.load(tmp_path / "y.npy")
+    assert relative_difference(y, as_array(model(x))) < 1e-5
