@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_equiattn.deployment.integer_onnx import with_integers
 from keras_equiattn.graphs import layers_within
 from keras_equiattn.graphs import require_graph
 from keras_equiattn.ops import backend
@@ -241,7 +242,9 @@ def _write_torch(model: keras.Model, path: str, format: str) -> None:
         program, input_names=names, dynamo=True, verbose=False
     )
     if format == "onnx":
-        exported.save(path)
+        import onnx
+
+        onnx.save(with_integers(_without_notes(exported.model_proto)), path)
         return
     import openvino
 
@@ -251,6 +254,18 @@ def _write_torch(model: keras.Model, path: str, format: str) -> None:
         converted = openvino.convert_model(file)
         # Weights in half precision would change the results.
         openvino.save_model(converted, path, compress_to_fp16=False)
+
+
+def _without_notes(model: Any) -> Any:
+    """A model of ONNX without the lines of code that each node comes from.
+
+    They are larger than a small network, and name folders of this machine.
+    """
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del model.graph.value_info[:]
+    return model
 
 
 def _traced(model: keras.Model) -> Any:

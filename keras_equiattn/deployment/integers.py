@@ -123,7 +123,9 @@ class IntegerLayer(keras.layers.Layer):
     def call(self, inputs: Tensor) -> Tensor:
         kernel = ops.cast(self.kernel, "float32")
         y = self.product(inputs, kernel) + ops.cast(self.bias, "float32")
-        return self.activation(y * self.scale)
+        # It changes no whole number, but without it programs would multiply
+        # the scale into the kernel, whose numbers would not be whole any more.
+        return self.activation(ops.round(y) * self.scale)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return self._plain.compute_output_shape(input_shape)
