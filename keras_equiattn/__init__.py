@@ -10,6 +10,7 @@ from keras_equiattn import losses
 from keras_equiattn import ops
 from keras_equiattn import testing
 from keras_equiattn import visualization
+from keras_equiattn.deployment import certificate
 from keras_equiattn.deployment import export
 from keras_equiattn.deployment import load_exported
 from keras_equiattn.deployment import plain
@@ -22,6 +23,7 @@ from keras_equiattn.symmetrization import symmetrize
 
 __version__ = version("keras-equiattn")
 __all__ = [
+    "certificate",
     "config",
     "conversion_summary",
     "convert",

@@ -12,9 +12,10 @@ import keras_equiattn.deployment.attention
 import keras_equiattn.deployment.convolutions
 import keras_equiattn.deployment.pixels
 import keras_equiattn.deployment.values  # noqa: F401
+from keras_equiattn.deployment.certification import certificate
 from keras_equiattn.deployment.formats import export
 from keras_equiattn.deployment.network import plain
 from keras_equiattn.deployment.quantization import quantize
 from keras_equiattn.deployment.runtimes import load_exported
 
-__all__ = ["export", "load_exported", "plain", "quantize"]
+__all__ = ["certificate", "export", "load_exported", "plain", "quantize"]

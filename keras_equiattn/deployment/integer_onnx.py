@@ -16,7 +16,7 @@ import numpy as np
 # onnxruntime convolves only tensors of one type, with or without a sign.
 ZEROS = {(-128.0, 127.0): 128, (0.0, 255.0): 0}
 # Operators that give the same whether levels are made before or after them.
-MOVES = ("MaxPool", "Transpose")
+MOVES = ("MaxPool", "Reshape", "Transpose")
 
 
 def with_integers(model: Any) -> Any:
@@ -78,8 +78,9 @@ class _Convolution(NamedTuple):
 class _Rewriting:
     """Goes through a graph once, in its order.
 
-    Levels get a twin of integers. What takes the floats takes them as before, or
-    those that the integers become; what nothing takes in the end is left out.
+    Levels get a twin of integers. What takes the floats takes them as before,
+    or those that the integers become. What nothing takes in the end is left
+    out.
 
     Attributes:
         nodes: those of the new graph.
@@ -111,10 +112,10 @@ class _Rewriting:
         division = self._before(self._before(clip, "Round"), "Div")
         limits = [self._value(name) for name in clip.input[1:]]
         step = self._value(division.input[1]) if division else None
-        if None in [x if x is None else 0 for x in (*limits, step)]:
+        if step is None or step.size != 1 or any(x is None for x in limits):
             return
         zero = ZEROS.get(tuple(map(float, limits)))  # type: ignore[arg-type]
-        if zero is None or step.size != 1:
+        if zero is None:
             return
         name = f"{clip.output[0]}_integers"
         step = step.reshape(())
@@ -139,11 +140,12 @@ class _Rewriting:
         Between them there is what an `IntegerConv2D` does with its sums.
         """
         last, moves = division, []
-        while source := self._before(last, *MOVES, alone=True):
+        while source := self._before(last, *MOVES, "Relu", alone=True):
             last = source
-            moves.append(source)
-        activation = self._before(last, "Relu", alone=True)
-        scaling = self._before(activation or last, "Mul", alone=True)
+            # Levels without a sign end at zero.
+            if source.op_type != "Relu":
+                moves.append(source)
+        scaling = self._before(last, "Mul", alone=True)
         rounding = self._before(scaling, "Round", alone=True)
         addition = self._before(rounding, "Add", alone=True)
         order = self._before(addition, "Transpose", alone=True)
@@ -178,7 +180,7 @@ class _Rewriting:
         for n, move in enumerate(found.moves, 1):
             last = n == len(found.moves)
             moved = twin.name if last else f"{sums}_{n}"
-            self._add(move, [sums], moved)
+            self._add(move, [sums, *move.input[1:]], moved)
             sums = moved
 
     def _before(self, node: Any, *operators: str, alone: bool = False) -> Any:

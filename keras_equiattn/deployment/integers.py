@@ -14,8 +14,8 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops._types import Shape
+from keras_equiattn.ops._types import Tensor
 
 PACKAGE = "keras_equiattn"
 # Whole numbers up to here are exact in float32, in sums of any order too.

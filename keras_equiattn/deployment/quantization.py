@@ -120,9 +120,7 @@ def quantize(
         given = to.on_levels(*taken) if node in sums else to.call(taken)
         values.update(zip(map(id, node.outputs), given, strict=True))
     outputs = [values[id(x)] for x in network.outputs]
-    return keras.Model(
-        *structure(network, inputs, outputs), name=network.name
-    )
+    return keras.Model(*structure(network, inputs, outputs), name=network.name)
 
 
 class _Quantization(Rewriting):
@@ -174,9 +172,7 @@ class _Quantization(Rewriting):
             self._levels[id(tensor)] = layer
         return self._levels[id(tensor)]
 
-    def _integer(
-        self, kind: type[IntegerLayer], levels: Levels, x: Any
-    ) -> Any:
+    def _integer(self, kind: type[IntegerLayer], levels: Levels, x: Any) -> Any:
         """The result of the layer of whole numbers that stands for a layer."""
         source = self.source
         layer = kind(source.get_config(), name=self._new_name())
@@ -217,6 +213,7 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
         if is_own(node.operation)
         or isinstance(node.operation, INEXACT)
         or _is_function(node.operation, INEXACT_OPERATIONS)
+        or (_is_sum(node.operation) and _is_channels_first(node.operation))
     ]
     if floats:
         warnings.warn(
@@ -228,10 +225,13 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
 
 
 def _sums(node: Any) -> bool:
-    """Whether a call sums values of several places or channels."""
+    """Whether a call becomes one that sums whole numbers."""
     operation = node.operation
-    if getattr(operation, "data_format", "channels_last") == "channels_first":
-        return False
+    return _is_sum(operation) and not _is_channels_first(operation)
+
+
+def _is_sum(operation: Any) -> bool:
+    """Whether it sums values of several places or channels."""
     if isinstance(operation, keras.layers.UpSampling2D):
         return operation.interpolation == "bilinear"
     return (
@@ -239,6 +239,11 @@ def _sums(node: Any) -> bool:
         or isinstance(operation, SUMS)
         or _is_function(operation, OPERATIONS)
     )
+
+
+def _is_channels_first(operation: Any) -> bool:
+    """Whether it is a layer of images whose channels come first."""
+    return getattr(operation, "data_format", None) == "channels_first"
 
 
 def _is_function(operation: Any, names: Sequence[str]) -> bool:
@@ -253,7 +258,9 @@ def _checked(network: keras.Model, calibration: Any) -> list[np.ndarray]:
     shapes = [tuple(x.shape) for x in network.inputs]
     fit = len(arrays) == len(shapes) and all(
         x.ndim == len(shape)
-        and all(n in (None, m) for n, m in zip(shape[1:], x.shape[1:], strict=True))
+        and all(
+            n in (None, m) for n, m in zip(shape[1:], x.shape[1:], strict=True)
+        )
         for x, shape in zip(arrays, shapes, strict=True)
     )
     if not fit or not all(len(x) for x in arrays):
@@ -276,7 +283,9 @@ def _ranges(
     network: keras.Model, sums: Sequence[Any], images: Sequence[np.ndarray]
 ) -> dict[int, tuple[float, float]]:
     """Least and largest value of each tensor that is summed."""
-    tensors = list({id(n.input_tensors[0]): n.input_tensors[0] for n in sums}.values())
+    tensors = list(
+        {id(n.input_tensors[0]): n.input_tensors[0] for n in sums}.values()
+    )
     if not tensors:
         return {}
     probe = keras.Model(list(network.inputs), tensors)
@@ -285,7 +294,9 @@ def _ranges(
         batch = [x[start : start + BATCH] for x in images]
         values = probe.predict_on_batch(batch)
         values = values if len(tensors) > 1 else [values]
-        for tensor, value in zip(tensors, keras.tree.flatten(values), strict=True):
+        for tensor, value in zip(
+            tensors, keras.tree.flatten(values), strict=True
+        ):
             least, most = found.get(id(tensor), (0.0, 0.0))
             found[id(tensor)] = (
                 min(least, float(np.min(value))),

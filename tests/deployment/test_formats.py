@@ -194,7 +194,7 @@ def test_network_trains_as_before(tmp_path):
 
 class TestErrors:
     def test_suffix(self):
-        with pytest.raises(ValueError, match=r"'.onnx'.*path='a.h5'"):
+        with pytest.raises(ValueError, match=r"'\.onnx'.*path='a\.h5'"):
             export(small(), "a.h5")
 
     def test_format(self):
@@ -202,7 +202,9 @@ class TestErrors:
             export(small(), "a.onnx", "caffe")
 
     def test_suffix_of_another_format(self):
-        with pytest.raises(ValueError, match="'onnx'.*'.onnx'.*path='a.xml'"):
+        with pytest.raises(
+            ValueError, match=r"'onnx'.*'\.onnx'.*path='a\.xml'"
+        ):
             export(small(), "a.xml", "onnx")
 
     def test_no_graph(self):
@@ -240,11 +242,11 @@ class TestErrors:
 
         monkeypatch.setattr(subprocess, "run", failed)
         path = f"a{FORMATS[OTHERS[0]].suffix}"
-        with pytest.raises(RuntimeError, match="(?s)could not.*no such thing"):
+        with pytest.raises(RuntimeError, match=r"(?s)could not.*no such thing"):
             export(small(), path, OTHERS[0])
 
     def test_nothing_there(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="nothing.onnx"):
+        with pytest.raises(FileNotFoundError, match=r"nothing\.onnx"):
             load_exported(tmp_path / "nothing.onnx")
 
 

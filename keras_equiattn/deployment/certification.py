@@ -1,0 +1,205 @@
+"""How equivariant an exported network is, in the program that will run it."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_equiattn import groups
+from keras_equiattn.deployment.formats import format_of
+from keras_equiattn.deployment.runtimes import load_exported
+from keras_equiattn.deployment.runtimes import Network
+from keras_equiattn.testing import equivariance_error
+
+# The packages whose versions say what ran a file.
+PACKAGES = {
+    "litert": ("ai-edge-litert", "tensorflow", "tensorflow-cpu"),
+    "onnx": ("onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("openvino",),
+    "tf_saved_model": ("tensorflow", "tensorflow-cpu"),
+    "torch": ("torch",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CertifiedFile:
+    """What was measured on one file.
+
+    Attributes:
+        path: of the file or folder.
+        format: its format, see `keras_equiattn.export`.
+        runtime: name and version of the package that ran it.
+        bytes: size of the file, with its weights.
+        sha256: checksum of the same, in hexadecimal.
+        errors: for each element that was tried, the relative error of the
+            result; 0 says that all bits agree.
+    """
+
+    path: str
+    format: str
+    runtime: str
+    bytes: int
+    sha256: str
+    errors: tuple[float, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether results agree to the last bit for every element."""
+        return not any(self.errors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What `certificate` measured; `print` shows it as a table in Markdown.
+
+    Attributes:
+        group: name of the group.
+        elements: indices of the elements that were tried.
+        images: shape of the images.
+        files: one entry for each file.
+    """
+
+    group: str
+    elements: tuple[int, ...]
+    images: tuple[int, ...]
+    files: tuple[CertifiedFile, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all of it to a file in JSON.
+
+        Args:
+            path: of the file.
+        """
+        content = dataclasses.asdict(self)
+        for entry, file in zip(content["files"], self.files, strict=True):
+            entry["is_exact"] = file.is_exact
+        text = json.dumps(content, indent=2)
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        names = [_name(groups.get(self.group), n) for n in self.elements]
+        rows = [["file", "runtime", "kB", *names]]
+        for file in self.files:
+            errors = ["exact" if e == 0 else f"{e:.0e}" for e in file.errors]
+            size = f"{file.bytes / 1000:.0f}"
+            rows.append([Path(file.path).name, file.runtime, size, *errors])
+        rows.insert(1, ["---"] * len(rows[0]))
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def certificate(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    group: str | groups.Group,
+    images: Any,
+    outputs: str = "images",
+) -> Certificate:
+    """Runs exported networks in their own runtimes, on images in all poses.
+
+    Each file is opened by `load_exported`: no layer of Keras computes. For
+    every element of the group, the result for the moved images is compared with
+    the moved result.
+
+    Args:
+        path: a file that `export` has written, or several, to compare formats.
+            The networks must have one input.
+        group: a group or its name. For groups that do not act on the grid, the
+            elements that do are tried.
+        images: `(batch, height, width, channels)`, what the network will see.
+        outputs: what outputs of rank 4 are, see `testing.equivariance_error`.
+
+    Returns:
+        The errors of every element and every file.
+
+    Raises:
+        FileNotFoundError, ImportError: see `load_exported`.
+        ValueError: for images of another rank, or a result that is not finite.
+
+    Example:
+        >>> inputs = keras.Input((9, 9, 1))
+        >>> x = LiftingConv2D(4, 3, group="p4", activation="relu")(inputs)
+        >>> outputs = keras.layers.GlobalAveragePooling3D()(x)
+        >>> images = np.random.default_rng(0).uniform(size=(8, 9, 9, 1))
+        >>> images = images.astype("float32")
+        >>> small = quantize(keras.Model(inputs, outputs), images)
+        >>> export(small, "small.pt2")
+        >>> certificate("small.pt2", "p4", images).files[0].is_exact
+        True
+    """
+    group = groups.get(group)
+    images = np.asarray(images)
+    if images.ndim != 4 or not len(images):
+        raise ValueError(
+            "`images` must be an array (batch, height, width, channels). "
+            f"Received: an array of the shape {images.shape}"
+        )
+    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    elements = tuple(int(n) for n in group.grid_elements)
+    files = []
+    for each in paths:
+        run = load_exported(each)
+        errors = equivariance_error(
+            functools.partial(_run, run),
+            group,
+            images,
+            elements=elements,
+            outputs=outputs,
+        )
+        files.append(_certified(os.fspath(each), errors))
+    return Certificate(group.name, elements, images.shape, tuple(files))
+
+
+def _run(run: Network, x: Any) -> list[np.ndarray]:
+    """The results of an exported network for a tensor."""
+    return run(keras.ops.convert_to_numpy(x))
+
+
+def _certified(path: str, errors: np.ndarray) -> CertifiedFile:
+    """The entry of a file with these errors."""
+    format = format_of(path)
+    content = _content(path)
+    return CertifiedFile(
+        path=path,
+        format=format,
+        runtime=_runtime(format),
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        errors=tuple(map(float, errors)),
+    )
+
+
+def _content(path: str) -> bytes:
+    """The bytes of a file, or of all files that belong to it, by name."""
+    first = Path(path)
+    if first.is_dir():
+        paths = sorted(p for p in first.rglob("*") if p.is_file())
+    else:
+        paths = [first]
+        weights = first.with_suffix(".bin")
+        if first.suffix == ".xml" and weights.exists():
+            paths.append(weights)
+    return b"".join(p.read_bytes() for p in paths)
+
+
+def _runtime(format: str) -> str:
+    """Name and version of the package that runs a format."""
+    for package in PACKAGES[format]:
+        try:
+            return f"{package} {metadata.version(package)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return PACKAGES[format][0]
+
+
+def _name(group: groups.Group, element: int) -> str:
+    """An element in words, such as "mirrored, 90°"."""
+    flip, step = divmod(element, group.rotations)
+    turn = f"{360 * step / group.rotations:g}°"
+    return f"mirrored, {turn}" if flip else turn
