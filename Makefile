@@ -137,6 +137,10 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py rss; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/attentive_conv.py profile; \
 	done
+	for backend in $(BACKENDS); do \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/deployment.py plain; \
+	done
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/window_forms.py

@@ -8,7 +8,8 @@
 - `networks` has one file for each family; `registry` finds them by name.
 - `data` loads, shuffles and augments the datasets.
 - `training` has the recipes of the papers and what carries them out.
-- `weights` holds the trained weights that are shipped.
+- `presets` loads and saves networks with their weights; `weights` holds those
+  that are shipped.
 
 This file exports names, and defines nothing.
 """
@@ -34,6 +35,9 @@ from keras_equiattn.applications.networks.resnet29 import ResNet83
 from keras_equiattn.applications.networks.resnet44 import ResNet44
 from keras_equiattn.applications.networks.rotmnist import RotMNISTCNN
 from keras_equiattn.applications.networks.unet import GroupUNet
+from keras_equiattn.applications.presets import from_preset
+from keras_equiattn.applications.presets import list_presets
+from keras_equiattn.applications.presets import save_to_preset
 from keras_equiattn.applications.registry import get_model
 from keras_equiattn.applications.registry import list_models
 
@@ -59,6 +63,9 @@ __all__ = [
     "ResNet44",
     "ResNet83",
     "RotMNISTCNN",
+    "from_preset",
     "get_model",
     "list_models",
+    "list_presets",
+    "save_to_preset",
 ]

@@ -5,10 +5,11 @@
 
 The pages are prose that people edit. What stands between
 `<!-- table: step_time -->` and `<!-- end -->` is written by the function of
-that name in `report_accuracy.py` or `report_costs.py`, from the newest files in
-`benchmarks/results`, and `<!-- figure: traffic -->` is filled with the picture
-of that name that `report_figures.py` draws. No number in them is typed by hand
-except those that a paper prints, which stand in `report_accuracy.PRINTED`.
+that name in `report_accuracy.py`, `report_costs.py` or `report_deployment.py`,
+from the newest files in `benchmarks/results`, and `<!-- figure: traffic -->` is
+filled with the picture of that name that `report_figures.py` draws. No number
+in them is typed by hand except those that a paper prints, which stand in
+`report_accuracy.PRINTED`.
 """
 
 import argparse
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import report_accuracy
 import report_costs
+import report_deployment
 import report_figures
 from report_files import MissingResultError
 from report_files import Results
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("results.md", "guide/engine.md")
+PAGES = ("results.md", "guide/engine.md", "guide/deployment.md")
 BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>table|figure): (?P<name>\w+) -->\n)"
     r".*?(?P<end><!-- end -->)",
@@ -30,7 +32,8 @@ BLOCK = re.compile(
 )
 TABLES = {
     function.__name__: function
-    for function in (*report_accuracy.TABLES, *report_costs.TABLES)
+    for tables in (report_accuracy, report_costs, report_deployment)
+    for function in tables.TABLES
 }
 
 

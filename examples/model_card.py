@@ -3,16 +3,19 @@
     python examples/model_card.py runs/p4_seed0 applications/weights/name
             --seeds runs/p4_seed1 runs/p4_seed2
 
-Writes `name.weights.h5` and `name.md`. The runs after `--seeds` differ from
-the first in nothing but the seed; the card tells the spread over all of them.
+Writes the folder `name`, a preset for `applications.from_preset`. The runs after
+`--seeds` differ from the first in nothing but the seed; the card tells the
+spread over all of them.
 """
 
 import argparse
 import json
-import shutil
 import statistics
 from pathlib import Path
 
+import keras
+
+from keras_equiattn.applications import save_to_preset
 from keras_equiattn.applications.training import reporting
 
 
@@ -88,15 +91,14 @@ def card(name: str, run: dict, others: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("target", type=Path, help="path without an ending")
+    parser.add_argument("target", type=Path, help="folder of the preset")
     parser.add_argument("--seeds", nargs="*", type=Path, default=[])
     options = parser.parse_args()
     run = results_of(options.run)
     others = [results_of(path) for path in options.seeds]
     text = card(options.target.name, run, others)
-    options.target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(options.run / "last.weights.h5", f"{options.target}.weights.h5")
-    Path(f"{options.target}.md").write_text(text)
+    model = keras.saving.load_model(options.run / "last.keras", compile=False)
+    save_to_preset(model, options.target, card=text)
     print(text)
 
 

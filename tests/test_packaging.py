@@ -52,8 +52,12 @@ def test_wheel_holds_both_packages(wheel):
         for path in (ROOT / folder).rglob("*.py"):
             assert f"{package}/{path.relative_to(ROOT / folder)}" in names
     assert "keras_equiattn/py.typed" in names
-    weights = (ROOT / "applications" / "weights").iterdir()
-    shipped = {f"keras_equiattn/applications/weights/{p.name}" for p in weights}
+    applications = ROOT / "applications"
+    shipped = {
+        f"keras_equiattn/applications/{path.relative_to(applications)}"
+        for path in (applications / "weights").rglob("*")
+        if path.is_file()
+    }
     assert shipped
     assert shipped <= names
     assert not [name for name in names if name.startswith(("tests", "exam"))]

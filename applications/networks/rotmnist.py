@@ -23,7 +23,7 @@ DROPOUT = 0.3
 SHIPPED: pretrained.Shipped = {
     settings: {
         "rot_mnist": pretrained.ShippedWeights(
-            f"{network}-rot_mnist.weights.h5",
+            network,
             normalization=(0.1309, 0.2901),
             input_shape=(28, 28, 1),
             classes=10,

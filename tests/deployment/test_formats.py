@@ -198,7 +198,7 @@ class TestErrors:
             export(small(), "a.h5")
 
     def test_format(self):
-        with pytest.raises(ValueError, match="'onnx'.*format='caffe'"):
+        with pytest.raises(ValueError, match=r"'onnx'.*format='caffe'"):
             export(small(), "a.onnx", "caffe")
 
     def test_suffix_of_another_format(self):

@@ -96,8 +96,7 @@ def test_every_pose_gives_the_same_bits(name, group):
             lambda x: small.predict_on_batch(as_array(x)), group, x, rtol=0
         )
     y = small.predict_on_batch(x)
-    assert relative_difference(y, as_array(model(x))) < 0.05
-    assert relative_difference(y, as_array(model(x))) > 0
+    assert 0 < relative_difference(y, as_array(model(x))) < 0.1
 
 
 def test_floats_are_not_exact():

@@ -4,7 +4,12 @@ import json
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+from layer_contract import as_array
+
+from keras_equiattn.applications import from_preset
 
 pytestmark = pytest.mark.once
 
@@ -20,7 +25,10 @@ def model_card(monkeypatch):
 
 def write_run(folder, seed, error, changes=(), **options):
     folder.mkdir()
-    (folder / "last.weights.h5").write_bytes(b"weights of %d" % seed)
+    inputs = keras.Input((2,))
+    network = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    network.set_weights([np.full((2, 1), seed + 1.0), np.zeros(1)])
+    network.save(folder / "last.keras")
     run = {
         "model": "net",
         "group": "p4",
@@ -68,9 +76,9 @@ def test_card(model_card, tmp_path, monkeypatch):
         sys, "argv", ["model_card.py", first, str(target), "--seeds", second]
     )
     model_card.main()
-    weights = Path(f"{target}.weights.h5").read_bytes()
-    assert weights == b"weights of 0"
-    card = Path(f"{target}.md").read_text()
+    published = from_preset(target)
+    np.testing.assert_array_equal(as_array(published.layers[1].kernel), 1.0)
+    card = (target / "README.md").read_text()
     for part in (
         "# net-data",
         "1,234 parameters",

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import keras
 
+from keras_equiattn.applications import presets
 from keras_equiattn.applications.networks.common.ends import Statistics
 from keras_equiattn.ops._types import Shape
-
-FOLDER = Path(__file__).parents[2] / "weights"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,21 +17,21 @@ class ShippedWeights:
     """Trained weights in the package, and what they were trained with.
 
     Attributes:
-        file: name of the file in the folder of shipped weights.
+        preset: name of the preset, see `applications.presets`.
         normalization: `(mean, std)` of the images, see `ends.normalize`.
         input_shape: `(height, width, channels)` of the images.
         classes: number of classes.
     """
 
-    file: str
+    preset: str
     normalization: Statistics
     input_shape: tuple[int, int, int]
     classes: int
 
     @property
     def path(self) -> Path:
-        """The file."""
-        return FOLDER / self.file
+        """The file of the weights."""
+        return presets.SHIPPED / self.preset / presets.WEIGHTS
 
 
 # Shipped weights by (group, attention, filters), then by name.

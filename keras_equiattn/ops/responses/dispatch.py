@@ -4,6 +4,7 @@ The only place of this package that chooses, and that holds what was tuned.
 """
 
 import math
+from typing import Any
 from typing import NamedTuple
 
 import keras
@@ -110,7 +111,7 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
     )
 
 
-def blocks(batch: int | None) -> int:
+def blocks(batch: Any) -> int:
     """For how many parts of a batch gradients of weights are kept apart.
 
     Several devices, with some images each, then add them up once, when all
@@ -118,7 +119,7 @@ def blocks(batch: int | None) -> int:
     the distribution that is set in Keras.
 
     Args:
-        batch: the number of images; None if it is not known.
+        batch: the number of images; None, or a symbol, if it is not known.
     """
     distribution = keras.distribution.distribution()
     if distribution is None or not isinstance(batch, int) or not batch:
@@ -129,7 +130,7 @@ def blocks(batch: int | None) -> int:
 
 
 def _plane_bytes(
-    batch: int | None,
+    batch: Any,
     size: Shape,
     like: Float[Tensor, "..."],
     target: backend.Target,
@@ -138,7 +139,7 @@ def _plane_bytes(
     """The bytes of one output channel of the whole batch.
 
     Args:
-        batch: the number of images; None if it is not known.
+        batch: the number of images; None, or a symbol, if it is not known.
         size: height and width of the output.
         like: a tensor whose numbers have as many bytes.
         target: where the computation runs.

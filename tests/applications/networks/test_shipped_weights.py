@@ -10,11 +10,11 @@ from layer_contract import call_of
 from layer_contract import GOLDEN
 
 from keras_equiattn import applications
+from keras_equiattn.applications import presets
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.networks import rotmnist
 from keras_equiattn.applications.networks.common import ends
-from keras_equiattn.applications.networks.common import pretrained
 from keras_equiattn.testing import relative_difference
 
 SHIPPED = pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
 @SHIPPED
 def test_shipped_weights_on_all_test_digits(name):
     """The error on the model card, on 50,000 digits."""
-    card = pretrained.FOLDER / f"{name}-rot_mnist.md"
+    card = presets.SHIPPED / name / presets.CARD
     (error,) = re.findall(r"\| test error \| ([\d.]+) %", card.read_text())
     model = applications.get_model(name, weights="rot_mnist")
     test = datasets.load_pydataset("rot_mnist", "test", 500)

@@ -1,0 +1,186 @@
+"""The tables of docs/guide/formats.md: what can be written, and what runs.
+
+`pytest --update-golden` writes the tables of the backend that runs anew.
+"""
+
+import importlib.util
+import re
+import warnings
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+from test_formats import build
+from test_formats import images
+from test_formats import largest_difference
+from test_formats import NETWORKS
+
+from keras_equiattn import export
+from keras_equiattn.deployment.formats import FORMATS
+from keras_equiattn.deployment.runtimes import RUNTIMES
+from keras_equiattn.testing import relative_difference
+
+pytestmark = [pytest.mark.slow, pytest.mark.every_backend]
+
+BACKEND = keras.backend.backend()
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "formats.md"
+TITLES = {
+    "onnx": "ONNX",
+    "openvino": "OpenVINO",
+    "torch": "`.pt2`",
+    "tf_saved_model": "SavedModel",
+    "litert": "LiteRT",
+}
+ROWS = {
+    "plain": "plain `Conv2D` network",
+    "convolutions": "group convolution, pooling",
+    "pixels": "depthwise, transposed, upsampling",
+    "any angle": "group convolution on p8",
+    "sasa": "`StandAloneSelfAttention2D`",
+    "asc": "`AffineSelfConv2D`",
+    "squeeze": "`SqueezeExcite`",
+    "full": "`AttentiveGroupConv2D`",
+    "input": "`InputAttention`",
+    "lifting": "`LiftingSelfAttention2D`",
+    "gsa": "`GroupSelfAttention2D`",
+    "gsa_global": "`GroupSelfAttention2D` on whole images",
+    "acmix": "`ACmix2D`",
+    "acmix_window": "`WindowACmix2D`",
+    "acmix_patchwise": "`PatchwiseACmix2D`",
+    "acmix_reduction": "`SpatialReductionACmix2D`",
+}
+# What `keras.Model.export` writes from each backend, and the package that it
+# needs beside those of the tests.
+BY_KERAS = {
+    "tensorflow": {
+        "tf_saved_model": None,
+        "litert": None,
+        "onnx": "tf2onnx",
+        "openvino": None,
+    },
+    "jax": {"tf_saved_model": None, "onnx": "jax2onnx", "openvino": None},
+    "torch": {
+        "torch": None,
+        "onnx": None,
+        "openvino": None,
+        "tf_saved_model": None,
+    },
+}
+NOT_TRIED = "not tried"
+
+
+def network(name):
+    if name != "plain":
+        return build(name)
+    inputs = keras.Input((9, 9, 2))
+    x = keras.layers.Conv2D(4, 3, activation="relu")(inputs)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+def table(head, columns, cells):
+    lines = [
+        [head, *(TITLES[name] for name in columns)],
+        ["---"] * (len(columns) + 1),
+        *([ROWS[name], *cells[name]] for name in ROWS),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def compare(found, head, update):
+    """Compares a table with that of the page, or puts it there.
+
+    Digits of errors differ from machine to machine: that is not compared.
+    """
+    text = PAGE.read_text(encoding="utf-8")
+    start = text.index(f"| {head} |")
+    end = text.index("\n\n", start) + 1
+    old = text[start:end]
+    if update:
+        PAGE.write_text(text[:start] + found + text[end:], encoding="utf-8")
+        return
+    for new, before in zip(found.splitlines(), old.splitlines(), strict=True):
+        cells = zip(new.split("|"), before.split("|"), strict=True)
+        for cell, cell_before in cells:
+            if NOT_TRIED not in cell:
+                assert re.sub(r"\de-\d\d", "error", cell) == re.sub(
+                    r"\de-\d\d", "error", cell_before
+                )
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the other formats pass through")
+def test_export(tmp_path, request):
+    """Every format, with batches of 1, 3 and 5, in its own runtime."""
+    cells = {}
+    for name in ROWS:
+        cells[name] = []
+        for format in TITLES:
+            model = network(name)
+            path = tmp_path / f"{name}-{format}{FORMATS[format].suffix}"
+            export(model, path, format)
+            difference = largest_difference(model, path)
+            assert difference < 1e-4, (name, format)
+            cells[name].append("0" if not difference else f"{difference:.0e}")
+    found = table("`keras_equiattn.export`", TITLES, cells)
+    compare(
+        found,
+        "`keras_equiattn.export`",
+        request.config.getoption("--update-golden"),
+    )
+
+
+def works(model, path, format):
+    """Whether a file that Keras writes gives what the network gives."""
+    options = {}
+    if format == "torch":
+        import torch
+
+        batch = torch.export.Dim("batch", min=1)
+        options["dynamic_shapes"] = {0: batch}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.export(path, format=format, verbose=False, **options)
+        run = RUNTIMES[format](path)
+        for batch in (1, 3, 5):
+            x = images(model.input_shape[1:], batch)
+            y = np.asarray(run(x)[0])
+            expected = as_array(model(x))
+            if y.shape != expected.shape:
+                return False
+            if not relative_difference(y, expected) < 1e-4:
+                return False
+    except Exception:
+        # Whatever a converter or a runtime raises: it does not work.
+        return False
+    return True
+
+
+@pytest.mark.timeout(1800)
+def test_export_of_keras(tmp_path, request):
+    """What `keras.Model.export` writes, from the backend that runs."""
+    formats = BY_KERAS[BACKEND]
+    cells = {}
+    for name in ROWS:
+        cells[name] = []
+        for format, package in formats.items():
+            if package and importlib.util.find_spec(package) is None:
+                cells[name].append(NOT_TRIED)
+                continue
+            model = network(name)
+            # Keras exports to ONNX what was called.
+            model(images(model.input_shape[1:], 2))
+            path = str(tmp_path / f"{name}{FORMATS[format].suffix}")
+            cells[name].append("yes" if works(model, path, format) else "no")
+    head = f"`keras.Model.export`, {BACKEND}"
+    compare(
+        table(head, formats, cells),
+        head,
+        request.config.getoption("--update-golden"),
+    )
+
+
+def test_every_network_has_a_row():
+    assert set(ROWS) == {"plain", *NETWORKS}
