@@ -72,8 +72,14 @@ def _litert(path: str) -> Network:
         Interpreter = tf.lite.Interpreter
     interpreter = Interpreter(path)
     runner = interpreter.get_signature_runner()
-    names, outputs = map(
-        list, (runner.get_input_details(), runner.get_output_details())
+    # The signature has the inputs in the order of their names, which the
+    # tensors, in the order of the network, have as a part of theirs.
+    names = [
+        x["name"].removeprefix("serving_default_").partition(":")[0]
+        for x in interpreter.get_input_details()
+    ]
+    outputs = sorted(
+        runner.get_output_details(), key=lambda x: int(x.rpartition("_")[2])
     )
 
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
