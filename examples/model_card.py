@@ -3,7 +3,7 @@
     python examples/model_card.py runs/p4_seed0 applications/weights/name
             --seeds runs/p4_seed1 runs/p4_seed2
 
-Writes the folder `name`, a preset for `applications.from_preset`. The runs after
+Writes the folder `name`, a preset for `applications.from_preset`. Runs after
 `--seeds` differ from the first in nothing but the seed; the card tells the
 spread over all of them.
 """

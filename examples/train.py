@@ -3,7 +3,8 @@ r"""Trains a network of `keras_equiattn.applications` by its recipe.
     python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist \
         --epochs 100 --seed 0 --out runs/p4cnn
 
-`--resume` goes on with a run that was killed. `--train-on-all` trains on
+`--resume` goes on with a run that was killed, and with more `--epochs` also
+with one that was complete. `--train-on-all` trains on
 the validation examples too, and the last epoch is what is tested. The backend
 is that of the environment variable `KERAS_BACKEND`.
 
@@ -13,7 +14,6 @@ validation accuracy), `last.weights.h5`, `results.json` and `curves.png`, with
 """
 
 import dataclasses
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -40,17 +40,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train(options)
     except training.OptionsError as error:
         raise SystemExit(f"train.py: error: {error}") from None
+    except OSError as error:
+        # A full disk, for example, or one that was taken away.
+        raise SystemExit(
+            f"train.py: error: {error}. {stopped(options)}"
+        ) from None
+    except KeyboardInterrupt:
+        print(f"\nInterrupted. {stopped(options)}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def stopped(options: training.TrainOptions) -> str:
+    """What is left of a run that has stopped, and how it goes on."""
+    completed = callbacks.EpochBackup(options.out / "backup").completed
+    if not completed:
+        return f"No epoch was completed in {options.out}."
+    return (
+        f"The run in {options.out} has completed {completed} epochs: "
+        "--resume goes on with it."
+    )
 
 
 def train(options: training.TrainOptions) -> None:
     """Trains, tests and reports."""
     recipe = training.resolve(options)
     training.check_out(options, recipe)
-    if (options.out / "results.json").exists():
+    if training.is_complete(options, recipe):
         print(f"The run in {options.out} is complete.")
         return
     backup = callbacks.EpochBackup(options.out / "backup")
-    completed = backup.completed
+    completed = training.completed_epochs(options, backup)
     if options.resume:
         print(
             f"Resuming after epoch {completed} of {recipe.epochs}."
@@ -101,7 +120,8 @@ def train(options: training.TrainOptions) -> None:
     training.save_weights(model, options.out / "last.weights.h5")
     steps = [] if steps_log is None else steps_log.rows
     report(options, recipe, data, model, log, steps)
-    shutil.rmtree(backup.directory)
+    # More epochs can go on from here.
+    backup.keep_last()
 
 
 def report(
@@ -138,6 +158,7 @@ def report(
             "test": training.evaluate_test(best, *evaluated),
         }
     results["equivariance"] = training.equivariance(model, data)
+    results["poses"] = training.accuracy_of_poses(model, data)
     results["seconds_per_epoch"] = log.seconds_per_epoch
     results["wall_time_seconds"] = log.wall_time
     reporting.plot_curves(

@@ -1,5 +1,6 @@
-"""Random crops and flips, drawn anew for every epoch."""
+"""Random crops, mirror images and turns, drawn anew for every epoch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,10 @@ from keras_equiattn import _checks
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Pads images with zeros, crops them at random and flips them at random.
+    """Crops, mirrors and turns images at random.
+
+    With `flip` and `turn` every image comes in all eight poses of `p4m`, as a
+    plain network has to see them where images have no up.
 
     Attributes:
         padding: Pixels of zeros added to every side before the crop.
@@ -19,6 +23,8 @@ class Augmentation:
         resized_crop: Whether the images are instead crops of 8 to 100 % of the
             area, with sides in a ratio of 3/4 to 4/3, that are resized to what
             the network sees. Only folders of images can be cropped like this.
+        turn: Whether images, which must be square, are turned by a random
+            multiple of 90 degrees.
 
     Raises:
         ValueError: An argument has the wrong type or value.
@@ -27,10 +33,12 @@ class Augmentation:
     padding: int = 4
     flip: bool = True
     resized_crop: bool = False
+    turn: bool = False
 
     def __post_init__(self) -> None:
         _checks.integer(self.padding, "padding", 0)
         _checks.flag(self.flip, "flip")
+        _checks.flag(self.turn, "turn")
         if _checks.flag(self.resized_crop, "resized_crop") and self.padding:
             raise ValueError(
                 "`padding` must be 0 where `resized_crop` is True. Received: "
@@ -69,6 +77,10 @@ class Plan:
             self.flips = rng.random(count) < 0.5
             if augment.resized_crop:
                 self.boxes = draw_boxes(rng, count)
+            # Drawn last, so that all other choices are those without turns.
+            self.turns = np.zeros(count, "int64")
+            if augment.turn:
+                self.turns = rng.integers(0, 4, count)
 
     def apply(self, images: NDArray[Any], start: int) -> NDArray[Any]:
         """Augments a batch.
@@ -94,7 +106,8 @@ class Plan:
             top, left = self.offsets[start + index]
             crop = padded[index, top : top + height, left : left + width]
             flip = self.augment.flip and self.flips[start + index]
-            result[index] = crop[:, ::-1] if flip else crop
+            crop = crop[:, ::-1] if flip else crop
+            result[index] = np.rot90(crop, self.turns[start + index])
         return result
 
 
@@ -118,16 +131,18 @@ def draw_boxes(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 
 def check_augment(
-    augment: bool | Augmentation | None, crops: bool = False
+    augment: bool | Augmentation | None, crops: bool, shape: Sequence[int]
 ) -> Augmentation | None:
     """Returns the augmentation that an argument `augment` means.
 
     Args:
         augment: None or False for none, True for `Augmentation()`, or one.
         crops: Whether the images can be crops of several sizes.
+        shape: Shape of one image, `(height, width, channels)`.
 
     Raises:
-        ValueError: The argument is something else, or needs such crops.
+        ValueError: The argument is something else, or needs such crops, or
+            images that are square.
     """
     if augment is None or augment is False:
         return None
@@ -142,5 +157,10 @@ def check_augment(
         raise ValueError(
             "`resized_crop` must be False except for folders of images, such "
             "as the dataset 'imagenet_folder'. Received: True"
+        )
+    if augment.turn and shape[0] != shape[1]:
+        raise ValueError(
+            "`turn` must be False for images that are not square. Received: "
+            f"True, for images of the shape {tuple(shape)}"
         )
     return augment

@@ -56,7 +56,7 @@ class Epochs(abc.ABC):
         self.shape = shape
         self.batch_size = _checks.integer(batch_size, "batch_size")
         self.shuffle = _checks.flag(shuffle, "shuffle")
-        self.augment = check_augment(augment, self.crops)
+        self.augment = check_augment(augment, self.crops, shape)
         self.seed = _checks.integer(seed, "seed", 0)
         self.normalization = check_normalization(normalization, shape[2])
         self.initial_epoch = _checks.integer(initial_epoch, "initial_epoch", 0)

@@ -100,7 +100,8 @@ def open_split(
             f"Received: {split!r}"
         )
     _checks.integer(batch_size, "batch_size")
-    augment = check_augment(augment, of_images)
+    facts = info(name)
+    augment = check_augment(augment, of_images, facts.shape)
     training = split in TRAINING_SPLITS
     if augment is not None and not training:
         raise ValueError(
@@ -110,7 +111,6 @@ def open_split(
     _checks.integer(seed, "seed", 0)
     _checks.integer(initial_epoch, "initial_epoch", 0)
     folder = resolve_data_dir(data_dir)
-    facts = info(name)
     check_normalization(normalization, facts.shape[2])
     size = _check_validation_size(validation_size, facts)
 

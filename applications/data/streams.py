@@ -149,23 +149,25 @@ class FolderBatches(Epochs):
             ) from error
 
     def _choices(self, plan: Plan) -> tuple[NDArray[Any], ...]:
-        """Returns the box of pixels, offset and flip of each image."""
+        """Returns the box of pixels, offset, flip and turns of each image."""
         size, margin = folders.READ_SIZE, folders.READ_SIZE - self.shape[0]
         boxes = np.array([margin // 2, margin // 2] + 2 * [size - margin // 2])
         boxes = np.tile(boxes, (self.count, 1))
         offsets = np.zeros((self.count, 2), "int64")
         flips = np.zeros(self.count, bool)
+        turns = np.zeros(self.count, "int64")
         if self.augment is not None:
             offsets = plan.offsets
             flips = plan.flips & self.augment.flip
+            turns = plan.turns
             if self.augment.resized_crop:
                 boxes = np.rint(plan.boxes * size).astype("int64")
-        return boxes, offsets, flips
+        return boxes, offsets, flips, turns
 
     def _augmented(self, example: Any, choices: Any) -> tuple[Any, Any]:
         """Computes what the network sees of one image, in `tf.data`."""
         tf = import_tensorflow()
-        (image, label), (box, offset, flip) = example, choices
+        (image, label), (box, offset, flip, turns) = example, choices
         image = image[box[0] : box[2], box[1] : box[3]] / 255.0
         if self.augment is not None:
             if self.augment.resized_crop:
@@ -177,6 +179,7 @@ class FolderBatches(Epochs):
                 height, width = self.shape[:2]
                 image = image[top : top + height, left : left + width]
             image = tf.cond(flip, lambda: image[:, ::-1], lambda: image)
+            image = tf.image.rot90(image, tf.cast(turns, "int32"))
         return tf.ensure_shape(image, self.shape), label
 
 

@@ -9,12 +9,15 @@ here by their names alone: no layer, model or file format is defined here.
 
 from keras_equiattn.applications.training.options import check_out
 from keras_equiattn.applications.training.options import claimed_out
+from keras_equiattn.applications.training.options import completed_epochs
 from keras_equiattn.applications.training.options import evaluation_steps
+from keras_equiattn.applications.training.options import is_complete
 from keras_equiattn.applications.training.options import open_out
 from keras_equiattn.applications.training.options import OptionsError
 from keras_equiattn.applications.training.options import resolve
 from keras_equiattn.applications.training.options import TrainOptions
 from keras_equiattn.applications.training.options import write_json
+from keras_equiattn.applications.training.run import accuracy_of_poses
 from keras_equiattn.applications.training.run import build_model
 from keras_equiattn.applications.training.run import compile_model
 from keras_equiattn.applications.training.run import Data
@@ -30,13 +33,16 @@ __all__ = [
     "OptionsError",
     "Summary",
     "TrainOptions",
+    "accuracy_of_poses",
     "build_model",
     "check_out",
     "claimed_out",
     "compile_model",
+    "completed_epochs",
     "equivariance",
     "evaluate_test",
     "evaluation_steps",
+    "is_complete",
     "load_data",
     "open_out",
     "resolve",

@@ -7,6 +7,8 @@ again.
 """
 
 import csv
+import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -17,16 +19,20 @@ import keras
 import numpy as np
 
 Row = dict[str, float]
+CHECKSUMS = "checksums.json"
 
 
 class EpochBackup(keras.callbacks.Callback):
-    """Keeps the state after the last completed epoch, and restores it.
+    """Keeps the state after the last completed epochs, and restores it.
 
     The state is that of `keras.callbacks.BackupAndRestore` (weights,
     optimiser, epoch), which writes in place and leaves out the states of
     random generators. Here each epoch gets a folder of its own that only
     takes its final name once it is complete, so that a kill during the
     writing costs nothing, and the states of dropout are kept with it.
+
+    The backups of the last two epochs are kept, with checksums: where a disk
+    has damaged one, the one before takes its place.
 
     Args:
         directory: Folder of the backups.
@@ -39,12 +45,17 @@ class EpochBackup(keras.callbacks.Callback):
 
     @property
     def completed(self) -> int:
-        """Number of epochs completed before the newest backup, or 0."""
+        """Number of epochs completed before the newest whole backup, or 0."""
+        return next(filter(self._is_whole, self.epochs), 0)
+
+    @property
+    def epochs(self) -> list[int]:
+        """Numbers of completed epochs that have a backup, the newest first."""
         names = [path.name for path in self.directory.glob("epoch-*")]
-        return max((int(name.partition("-")[2]) for name in names), default=0)
+        return sorted((int(n.partition("-")[2]) for n in names), reverse=True)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the newest backup, where there is one."""
+        """Restores the newest whole backup, where there is one."""
         self._expected = self.completed
         if not self._expected:
             return
@@ -65,7 +76,7 @@ class EpochBackup(keras.callbacks.Callback):
         self._expected = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes a backup and removes those of earlier epochs."""
+        """Writes a backup, and removes all but the one before."""
         partial = self.directory / "partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -74,13 +85,44 @@ class EpochBackup(keras.callbacks.Callback):
         backup.on_epoch_end(epoch)
         states: dict[str, Any] = random_states(self.model)
         np.savez(partial / "random_states.npz", **states)
-        os.replace(partial, self._folder(epoch + 1))
-        for path in self.directory.glob("epoch-*"):
-            if path != self._folder(epoch + 1):
-                shutil.rmtree(path)
+        checksums = json.dumps(_checksums(partial))
+        (partial / CHECKSUMS).write_text(checksums)
+        completed = epoch + 1
+        # A run that fell back to an earlier epoch replaces the damaged one.
+        shutil.rmtree(self._folder(completed), ignore_errors=True)
+        os.replace(partial, self._folder(completed))
+        self._keep({completed, completed - 1})
+
+    def keep_last(self) -> None:
+        """Removes all but the newest whole backup."""
+        self._keep({self.completed})
+
+    def _keep(self, epochs: set[int]) -> None:
+        for epoch in set(self.epochs) - epochs:
+            shutil.rmtree(self._folder(epoch))
+
+    def _is_whole(self, completed: int) -> bool:
+        """Whether all files of a backup are there and have their checksums."""
+        folder = self._folder(completed)
+        try:
+            expected = json.loads((folder / CHECKSUMS).read_text())
+            return bool(expected == _checksums(folder))
+        except (OSError, ValueError):
+            return False
 
     def _folder(self, completed: int) -> pathlib.Path:
         return self.directory / f"epoch-{completed:05d}"
+
+
+def _checksums(folder: pathlib.Path) -> dict[str, str]:
+    """The SHA-256 of each file in a folder but that of the checksums."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != CHECKSUMS:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = digest
+    return found
 
 
 def random_states(model: keras.Model) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from keras_equiattn.applications import registry
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
 from keras_equiattn.applications.training import recipes
+from keras_equiattn.applications.training.callbacks import EpochBackup
 from keras_equiattn.applications.training.recipe import Recipe
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -52,6 +53,7 @@ class TrainOptions:
             has a warm-up or a cosine.
         padding: Zero padding for random crops, 0 for none.
         flip: Whether images are mirrored at random.
+        turn: Whether images are turned by random multiples of 90 degrees.
         resized_crop: Whether images are random crops of several sizes; of a
             folder of images, in place of padding.
         label_smoothing: How much of the target the other classes share.
@@ -83,6 +85,7 @@ class TrainOptions:
     plateau_patience: int | None = None
     padding: int | None = None
     flip: bool | None = None
+    turn: bool | None = None
     resized_crop: bool | None = None
     label_smoothing: float | None = None
     validation_size: int | None = None
@@ -205,11 +208,74 @@ def check_out(options: TrainOptions, recipe: Recipe) -> None:
             "--out, or remove the folder."
         ) from None
     for name, value in _identity(options, recipe).items():
-        if started.get(name) != value:
+        before = started.get(name)
+        if name == "epochs" and _can_grow(before, value, recipe):
+            continue
+        if before != value:
             raise OptionsError(
                 f"The run in {options.out} was started with "
-                f"{name}={started.get(name)!r}, not with {name}={value!r}."
+                f"{name}={before!r}, not with {name}={value!r}."
             )
+
+
+def _can_grow(before: Any, epochs: int, recipe: Recipe) -> bool:
+    """Whether a run may have more epochs than those it was started with.
+
+    A cosine spreads the learning rate over all epochs: more of them would be
+    another run.
+    """
+    return isinstance(before, int) and epochs > before and not recipe.cosine
+
+
+def is_complete(options: TrainOptions, recipe: Recipe) -> bool:
+    """Whether the run has all its epochs, and was reported.
+
+    The results of a run that gets more epochs are set aside.
+
+    Raises:
+        OptionsError: If the results are damaged.
+    """
+    path = options.out / "results.json"
+    if not path.exists():
+        return False
+    try:
+        epochs = int(json.loads(path.read_text())["epochs"])
+    except (KeyError, TypeError, ValueError):
+        raise OptionsError(
+            f"{path} is damaged. Remove it: --resume writes it again."
+        ) from None
+    if epochs >= recipe.epochs:
+        return True
+    if not EpochBackup(options.out / "backup").completed:
+        raise OptionsError(
+            f"The run in {options.out} is complete after {epochs} epochs, and "
+            "has no backup to go on from. Start another one with --weights "
+            f"{options.out / 'last.keras'}"
+        )
+    path.rename(options.out / f"results-{epochs}-epochs.json")
+    return False
+
+
+def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
+    """How many epochs a run goes on after.
+
+    Says so where a damaged backup is left out.
+
+    Raises:
+        OptionsError: If all backups are damaged: to start anew would delete
+            what the run has logged.
+    """
+    completed = backup.completed
+    damaged = [epoch for epoch in backup.epochs if epoch > completed]
+    if damaged and not completed:
+        raise OptionsError(
+            f"All backups in {backup.directory} are damaged, and the run "
+            "cannot go on. Start another one in a new folder, with --weights "
+            f"{options.out / 'last.keras'}"
+        )
+    if damaged:
+        print(f"The backup of epoch {damaged[0]} is damaged.")
+    return completed
 
 
 @contextlib.contextmanager

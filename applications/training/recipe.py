@@ -48,6 +48,7 @@ class Recipe:
         padding: Pixels of zero padding from which a crop of the original
             size is drawn at random; 0 draws none.
         flip: Whether images are mirrored at random.
+        turn: Whether images are turned by random multiples of 90 degrees.
         resized_crop: Whether images are random crops of several sizes,
             resized, of a folder of images only; in place of `padding`.
         label_smoothing: How much of the target the other classes share; the
@@ -77,6 +78,7 @@ class Recipe:
     plateau_factor: float = 0.5
     padding: int = 0
     flip: bool = False
+    turn: bool = False
     resized_crop: bool = False
     label_smoothing: float = 0.0
     validation_size: int | None = None
@@ -125,7 +127,7 @@ class Recipe:
         _checks.choice(
             self.normalization, "normalization", ("dataset", "imagenet", None)
         )
-        for name in ("nesterov", "flip", "resized_crop", "cosine"):
+        for name in ("nesterov", "flip", "turn", "resized_crop", "cosine"):
             _checks.flag(getattr(self, name), name)
         if self.resized_crop and self.padding:
             raise ValueError(

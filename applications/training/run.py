@@ -2,14 +2,17 @@
 
 import dataclasses
 import importlib
+import itertools
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 from typing import Literal
 from typing import TypeAlias
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn import testing
@@ -25,6 +28,7 @@ from keras_equiattn.applications.training.options import TrainOptions
 from keras_equiattn.applications.training.recipe import make_loss
 from keras_equiattn.applications.training.recipe import make_optimizer
 from keras_equiattn.applications.training.recipe import Recipe
+from keras_equiattn.ops.group.action import group_action
 
 # Metrics on a split; None for those that are not finite.
 Summary: TypeAlias = dict[str, float | None]
@@ -69,9 +73,9 @@ def load_data(
     with_tensorflow = named and _has_tensorflow()
     load = datasets.load if with_tensorflow else datasets.load_pydataset
     augment = None
-    if recipe.padding or recipe.flip or recipe.resized_crop:
+    if recipe.padding or recipe.flip or recipe.resized_crop or recipe.turn:
         augment = datasets.Augmentation(
-            recipe.padding, recipe.flip, recipe.resized_crop
+            recipe.padding, recipe.flip, recipe.resized_crop, recipe.turn
         )
 
     def split(name: str, **kwargs: Any) -> Any:
@@ -151,6 +155,12 @@ def save_weights(model: keras.Model, path: pathlib.Path) -> None:
     bare.save_weights(path)
 
 
+def _group_of_poses(model: keras.Model) -> groups.Group:
+    """The group of a network; quarter turns for one without symmetry."""
+    group = groups.get(reporting.group_of(model))
+    return groups.get("p4") if group.order == 1 else group
+
+
 def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
     """How much the output depends on the pose of images of the dataset.
 
@@ -161,9 +171,7 @@ def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
         The group, and the largest relative error over its elements: None
         where outputs are not finite.
     """
-    group = groups.get(reporting.group_of(model))
-    if group.order == 1:
-        group = groups.get("p4")
+    group = _group_of_poses(model)
     finite = True
 
     def outputs(images: Any) -> Any:
@@ -197,13 +205,78 @@ def evaluate_test(
     """Metrics on the test set; None where it is left alone."""
     if data.test is None:
         return None
+    steps = evaluation_steps(options, recipe, data.test)
     metrics = model.evaluate(
-        data.test,
-        verbose=options.verbose,
-        steps=evaluation_steps(options, recipe, data.test),
-        return_dict=True,
+        data.test, verbose=options.verbose, steps=steps, return_dict=True
     )
-    return _summary(metrics["loss"], metrics["accuracy"])
+    summary = _summary(metrics["loss"], metrics["accuracy"])
+    if data.info.classes == 2:
+        summary["auc"] = _auc(model, _batches(data.test, steps))
+    return summary
+
+
+def accuracy_of_poses(
+    model: keras.Model, data: Data, count: int = 2000
+) -> dict[str, Any] | None:
+    """The accuracy on the first test images, in every pose.
+
+    Poses are those of the network's group that map the pixel grid onto itself.
+    A network without symmetry is tested in quarter turns.
+
+    Args:
+        model: the network.
+        data: the splits.
+        count: the number of images, at most; whole batches are taken.
+
+    Returns:
+        The group, the number of images, and an accuracy for each of
+        `group.grid_elements`; None where the test set is left alone, or images
+        are not square.
+    """
+    height, width, _ = data.info.shape
+    if data.test is None or height != width:
+        return None
+    group = _group_of_poses(model)
+    right = np.zeros(len(group.grid_elements))
+    seen = 0
+    for images, labels in _batches(data.test):
+        for n, element in enumerate(group.grid_elements):
+            turned = group_action(images, group, element)
+            scores = model.predict_on_batch(turned)
+            right[n] += (np.argmax(scores, axis=-1) == labels).sum()
+        seen += len(labels)
+        if seen >= count:
+            break
+    return {
+        "group": group.name,
+        "elements": group.grid_elements.tolist(),
+        "images": seen,
+        "accuracy": (right / seen).tolist(),
+    }
+
+
+def _batches(split: Any, steps: int | None = None) -> Iterator[Any]:
+    """Images as tensors and labels as arrays, once through a split."""
+    is_sequence = isinstance(split, keras.utils.PyDataset)
+    batches = (split[n] for n in range(len(split))) if is_sequence else split
+    for images, labels in itertools.islice(batches, steps):
+        images = np.asarray(images)
+        yield ops.convert_to_tensor(images), np.asarray(labels)
+
+
+def _auc(model: keras.Model, batches: Iterator[Any]) -> float | None:
+    """The area under the ROC curve of two classes; None if it is undefined."""
+    from sklearn.metrics import roc_auc_score
+
+    margins, labels = [], []
+    for images, of_images in batches:
+        scores = model.predict_on_batch(images)
+        margins.append(scores[:, 1] - scores[:, 0])
+        labels.append(of_images)
+    margin, label = np.concatenate(margins), np.concatenate(labels)
+    if not np.isfinite(margin).all() or len(np.unique(label)) < 2:
+        return None
+    return float(roc_auc_score(label, margin))
 
 
 def validation_metrics(row: dict[str, float]) -> Summary | None:

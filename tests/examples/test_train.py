@@ -29,6 +29,7 @@ from keras_equiattn.applications.training import reporting
 @pytest.mark.every_backend
 def test_run_leaves_a_record(whole_run, npz):
     assert sorted(path.name for path in whole_run.iterdir()) == [
+        "backup",
         "best.keras",
         "curves.png",
         "last.keras",
@@ -63,6 +64,10 @@ def test_run_leaves_a_record(whole_run, npz):
     assert results["wall_time_seconds"] > results["seconds_per_epoch"] > 0
     assert results["equivariance"]["group"] == "p4"
     assert results["equivariance"]["error"] < 1e-5
+    poses = results["poses"]
+    assert (poses["group"], poses["elements"]) == ("p4", [0, 1, 2, 3])
+    assert set(poses["accuracy"]) == {results["test"]["accuracy"]}
+    assert "auc" not in results["test"]
     assert (whole_run / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -160,9 +165,10 @@ def test_folder_of_images(train, tmp_path, capsys):
     assert results["dataset"]["name"] == "images"
     assert results["dataset"]["classes"] == 2
     assert results["recipe"]["resized_crop"] is True
-    assert results["test"] == results["validation"]
     # The best epoch was read from its file, with its loss.
     assert results["best"]["test"] == results["test"]
+    assert 0 <= results["test"].pop("auc") <= 1
+    assert results["test"] == results["validation"]
     model = keras.saving.load_model(tmp_path / "run" / "last.keras")
     assert model.loss.smoothing == 0.1
 

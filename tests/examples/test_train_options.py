@@ -136,7 +136,7 @@ def test_dataset_with_too_few_images(train, npz, tmp_path, capsys):
     [
         ((), "holds a run already: go on with it by --resume"),
         (("--resume", "--seed=1"), "started with seed=0, not with seed=1"),
-        (("--resume", "--epochs=5"), "started with epochs=4, not with epochs"),
+        (("--resume", "--epochs=3"), "started with epochs=4, not with epochs"),
         (("--resume", "--train-on-all"), "started with train_on_all=False"),
     ],
 )

@@ -1,11 +1,16 @@
 """``examples/train.py --resume``: a kill loses nothing."""
 
+import contextlib
 import csv
+import dataclasses
+import errno
 import os
+import shutil
 import signal
 import subprocess
 
 import keras
+import numpy as np
 import pytest
 from training_run import arguments
 from training_run import assert_same_run
@@ -15,6 +20,7 @@ from training_run import subprocess_command
 
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import recipes
 from keras_equiattn.applications.training import reporting
 
 
@@ -195,3 +201,177 @@ def test_both_pipelines_train_alike(train, tmp_path):
     assert_same_run(by_name, by_file)
     assert results_of(by_name)["pipeline"] == "tf.data"
     assert results_of(by_file)["pipeline"] == "PyDataset"
+
+
+def damage(path):
+    """Flips a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def stopped_run(train, npz, out, after=3):
+    """A run that was killed when its backups were those of two epochs."""
+    with pytest.MonkeyPatch.context() as patch:
+        kill_when(
+            patch,
+            callbacks.Checkpoints,
+            "on_epoch_end",
+            lambda self, epoch, logs: epoch + 1 == after,
+        )
+        with pytest.raises(Kill):
+            train.main(arguments(npz, out))
+    assert callbacks.EpochBackup(out / "backup").epochs == [after, after - 1]
+
+
+DAMAGES = {
+    "flipped bit": damage,
+    "empty file": lambda path: path.write_bytes(b""),
+    "truncated file": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "lost file": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_backup_is_left_out(
+    kind, train, whole_run, npz, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    stopped_run(train, npz, out)
+    files = sorted((out / "backup" / "epoch-00003").iterdir())
+    names = {path.name for path in files}
+    assert {"latest.weights.h5", "random_states.npz"} < names
+    for path in files[:1] if kind == "flipped bit" else files:
+        DAMAGES[kind](path)
+    train.main(arguments(npz, out, "--resume"))
+    said = capsys.readouterr().out
+    assert "The backup of epoch 3 is damaged." in said
+    assert "Resuming after epoch 2 of 4." in said
+    assert_same_run(out, whole_run)
+
+
+@pytest.mark.once
+def test_every_file_of_a_backup_is_checked(train, npz, tmp_path):
+    out = tmp_path / "run"
+    stopped_run(train, npz, out)
+    backup = callbacks.EpochBackup(out / "backup")
+    for path in sorted((out / "backup" / "epoch-00003").iterdir()):
+        before = path.read_bytes()
+        damage(path)
+        assert backup.completed == 2, path.name
+        path.write_bytes(before)
+        assert backup.completed == 3
+
+
+@pytest.mark.once
+def test_all_backups_are_damaged(train, npz, tmp_path, capsys):
+    out = tmp_path / "run"
+    stopped_run(train, npz, out)
+    for folder in (out / "backup").iterdir():
+        damage(folder / "latest.weights.h5")
+    log = (out / "log.csv").read_bytes()
+    with pytest.raises(SystemExit, match=r"All backups .* --weights .*last"):
+        train.main(arguments(npz, out, "--resume"))
+    assert (out / "log.csv").read_bytes() == log
+    assert (out / "last.keras").exists()
+
+
+@pytest.mark.once
+def test_complete_run_gets_more_epochs(train, whole_run, npz, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(npz, out, epochs=2))
+    assert callbacks.EpochBackup(out / "backup").epochs == [2]
+    train.main(arguments(npz, out, "--resume", epochs=4))
+    assert_same_run(out, whole_run)
+    assert (out / "results-2-epochs.json").exists()
+    train.main(arguments(npz, out, "--resume", epochs=4))
+
+
+@pytest.mark.once
+def test_complete_run_without_a_backup(train, npz, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(npz, out, epochs=1))
+    shutil.rmtree(out / "backup")
+    results = (out / "results.json").read_bytes()
+    with pytest.raises(SystemExit, match="no backup to go on from"):
+        train.main(arguments(npz, out, "--resume", epochs=2))
+    assert (out / "results.json").read_bytes() == results
+
+
+@pytest.mark.once
+def test_cosine_has_its_number_of_epochs(train, npz, tmp_path, monkeypatch):
+    recipe = recipes._RECIPES["tiny"]
+    cosine = dataclasses.replace(recipe, cosine=True, milestones=())
+    monkeypatch.setitem(recipes._RECIPES, "tiny", cosine)
+    out = tmp_path / "run"
+    train.main(arguments(npz, out, epochs=1))
+    with pytest.raises(SystemExit, match="started with epochs=1"):
+        train.main(arguments(npz, out, "--resume", epochs=2))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("owner", "name"), [(np, "savez"), (callbacks.Checkpoints, "_write")]
+)
+def test_full_disk(owner, name, train, whole_run, npz, tmp_path, monkeypatch):
+    """Stands in for the disk: the third write fails, and later ones work."""
+    out = tmp_path / "run"
+    original = getattr(owner, name)
+    calls = []
+
+    def write(*args, **options):
+        calls.append(args)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, write)
+    with pytest.raises(SystemExit, match=r"No space left.*--resume goes on"):
+        train.main(arguments(npz, out))
+    train.main(arguments(npz, out, "--resume"))
+    assert_same_run(out, whole_run)
+
+
+@pytest.mark.once
+def test_interrupt(train, npz, tmp_path, monkeypatch, capsys):
+    def interrupt(self, epoch, logs=None):
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_begin", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        train.main(arguments(npz, tmp_path / "run"))
+    assert stop.value.code == 130
+    said = capsys.readouterr().err
+    assert "completed 1 epochs: --resume goes on" in said
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_at_random_lose_nothing(seed, whole_run, train, npz, tmp_path):
+    """Killed after random times, until a run is complete by itself."""
+    rng = np.random.default_rng(seed)
+    out = tmp_path / "run"
+    command = subprocess_command(arguments(npz, out, "--resume"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    completed = 0
+    for _ in range(30):
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(5, 40))
+        if process.poll() == 0:
+            break
+        assert process.poll() is None, process.returncode
+        process.kill()
+        process.wait()
+        before, completed = (
+            completed,
+            callbacks.EpochBackup(out / "backup").completed,
+        )
+        assert completed >= before
+    train.main(arguments(npz, out, "--resume"))
+    assert_same_run(out, whole_run)

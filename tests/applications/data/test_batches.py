@@ -86,6 +86,53 @@ def test_augmented_images_are_crops_and_flips(padding, flip):
 
 
 @once
+@pytest.mark.parametrize("flip", [False, True])
+def test_augmented_images_come_in_all_poses(flip):
+    images, labels = random_arrays(3)
+    images = images[:, :4, :4]
+    augment = datasets.Augmentation(padding=0, flip=flip, turn=True)
+    batches = datasets.Batches(images, labels, augment=augment)
+    found = set()
+    for epoch in range(40):
+        ((result, _),) = batches.epoch(epoch)
+        for before, after in zip(images, result, strict=True):
+            poses = [
+                np.rot90(pose, turns) / np.float32(255)
+                for pose in (before, before[:, ::-1])
+                for turns in range(4)
+            ]
+            (pose,) = [
+                n for n, pose in enumerate(poses) if np.array_equal(pose, after)
+            ]
+            found.add(pose)
+    assert found == set(range(8 if flip else 4))
+
+
+@once
+def test_turns_change_no_other_choice():
+    images, labels = random_arrays(5)
+    images = np.concatenate([images[:, :4, :4]] * 2, axis=-1)
+    arrays = {}
+    for turn in (False, True):
+        augment = datasets.Augmentation(padding=2, flip=True, turn=turn)
+        batches = datasets.Batches(
+            images, labels, shuffle=True, augment=augment
+        )
+        arrays[turn] = next(batches.epoch(0))
+    np.testing.assert_array_equal(arrays[False][1], arrays[True][1])
+    for before, after in zip(arrays[False][0], arrays[True][0], strict=True):
+        assert any(np.array_equal(np.rot90(before, n), after) for n in range(4))
+
+
+@once
+def test_images_that_cannot_be_turned():
+    images, labels = random_arrays(3)
+    augment = datasets.Augmentation(turn=True)
+    with pytest.raises(ValueError, match=r"`turn` must be False .* not square"):
+        datasets.Batches(images[:, :3, :4], labels, augment=augment)
+
+
+@once
 def test_normalization_comes_after_the_padding():
     images = np.full((1, 4, 4, 2), 255, "uint8")
     labels = np.zeros(1, "int32")
