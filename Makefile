@@ -8,6 +8,7 @@
 #                    backend and some tests: make test BACKENDS=jax K=pooling
 #   make test-slow   full sweeps, prepared real data, oldest Keras; its parts are
 #                    targets, such as make slow-jax
+#   make fuzz        layers with arguments that nobody thought of, and a summary
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
 #   make dist        sdist and wheel, in dist/
@@ -27,7 +28,7 @@ install = $(if $(shell command -v uv),uv pip install -q --python $(1)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow test-floor lint types docs dist bench clean \
+.PHONY: demo test test-slow test-floor fuzz lint types docs dist bench clean \
   slow-networks slow-tensorflow slow-jax slow-torch sweep-layers \
   sweep-tensorflow sweep-jax
 
@@ -91,6 +92,10 @@ sweep-tensorflow:
 
 sweep-jax:
 	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
+
+fuzz: .venv/.dev
+	FUZZ_RESULTS=benchmarks/results KERAS_BACKEND=torch $(BIN)/python -m pytest -q \
+	  tests/test_fuzz.py tests/ops/test_arguments.py -m ""
 
 # The oldest versions that pyproject.toml allows.
 test-floor: .venv-floor/.done

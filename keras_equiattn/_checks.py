@@ -51,6 +51,13 @@ def rate(value: Any, name: str) -> float:
     )
 
 
+def seed(value: Any) -> int | None:
+    """None, or an integer that the seeds of every backend can hold."""
+    if value is not None and integer(value, "seed", 0) > LARGEST:
+        raise ValueError(f"`seed` must be below 2**31. Received: {value!r}")
+    return None if value is None else operator.index(value)
+
+
 def pair(value: Any, name: str) -> tuple[int, int]:
     """One positive integer for both axes, or a sequence of two."""
     try:
@@ -150,7 +157,8 @@ def flag(value: Any, name: str) -> bool:
 
 def exactness(value: Any, name: str) -> bool | str:
     """True or False, or "call": checked on the sizes that a call brings."""
-    if not isinstance(value, bool) and value != "call":
+    is_text = isinstance(value, str) and value == "call"
+    if not isinstance(value, bool) and not is_text:
         raise ValueError(
             f"`{name}` must be True or False or 'call'. Received: {value!r}"
         )
@@ -160,7 +168,11 @@ def exactness(value: Any, name: str) -> bool | str:
 def choice(value: Any, name: str, known: Iterable[Any]) -> Any:
     """One of a few values."""
     known = tuple(known)
-    if value not in known:
+    try:
+        found = value in known
+    except ValueError:  # an array, which compares entry by entry
+        found = False
+    if not found:
         raise ValueError(
             f"`{name}` must be {' or '.join(map(repr, known))}. "
             f"Received: {value!r}"

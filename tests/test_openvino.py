@@ -4,7 +4,6 @@ Models are saved and evaluated here; one new process for each test loads them
 all under OpenVINO, which Keras uses for inference alone.
 """
 
-import importlib
 import inspect
 import os
 import re
@@ -13,11 +12,11 @@ import sys
 from pathlib import Path
 
 import keras
+import layer_cases
 import numpy as np
 import pytest
 from layer_contract import as_array
 from layer_contract import init_arguments
-from layer_contract import LayerContract
 
 from keras_equiattn import applications
 from keras_equiattn import layers
@@ -109,26 +108,13 @@ assert list(ops.convert_to_numpy(mirrored)) == [1, 0, 1, 2, 1]
 @pytest.fixture(scope="module")
 def cases():
     """By name, what the tests of the layers run on."""
-    folder = Path(__file__).parent / "layers"
-    modules = {
-        path.stem: importlib.import_module(path.stem)
-        for path in sorted(folder.glob("test_*.py"))
-    }
-    encoding = modules["test_position_encoding"].CASE
-    found = {"RelativePositionEncoding": encoding}
-    for contract in LayerContract.__subclasses__():
-        for n, case in enumerate(contract.cases):
-            found[f"{contract.__name__}-{n}"] = case
-    return found
+    return layer_cases.all_cases()
 
 
 @pytest.fixture(scope="module")
-def first_cases(cases):
+def first_cases():
     """One of them for each layer, by its name."""
-    first = {}
-    for case in cases.values():
-        first.setdefault(case.layer.__name__, case)
-    return first
+    return layer_cases.first_cases()
 
 
 def run_under_openvino(code, *arguments, folder=None):

@@ -147,7 +147,9 @@ class BaseGroupConv2D(GroupLayer):
                 raise ValueError(
                     f"{self._label()}: a kernel that covers "
                     f"{effective_window(k, d)} pixels does not fit an input "
-                    f"of size {tuple(size)} with padding 'valid'."
+                    f"of size {tuple(size)} with padding 'valid'. Received: "
+                    f"kernel_size={self.kernel_size}, "
+                    f"dilation_rate={self.dilation_rate}"
                 )
         self.require_exact(size, **self._window)
         return tuple(outputs)

@@ -59,7 +59,10 @@ class GroupDropout(keras.layers.Dropout):
         axis = 4 if self.data_format == "channels_first" else 3
         shape = tuple(1 if n == axis else None for n in range(5))
         super().__init__(
-            _checks.rate(rate, "rate"), noise_shape=shape, seed=seed, **kwargs
+            _checks.rate(rate, "rate"),
+            noise_shape=shape,
+            seed=_checks.seed(seed),
+            **kwargs,
         )
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
@@ -87,7 +88,10 @@ class RelativePositionEncoding(keras.layers.Layer):
         self.hidden = _checks.integer(hidden, "hidden")
         self.group = groups.get(group)
         self.epsilon = _checks.number(
-            epsilon, "epsilon", "a positive number", lambda n: n > 0
+            epsilon,
+            "epsilon",
+            "a number that float32 tells from zero, 1.2e-38 or more",
+            lambda n: n >= np.finfo("float32").tiny,
         )
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -106,6 +110,7 @@ class RelativePositionEncoding(keras.layers.Layer):
     def _add(
         self, name: str, shape: tuple[int, ...], initializer: Any = None
     ) -> None:
+        _checks.weight_size(shape, f"The weight '{name}' of '{self.name}'")
         if initializer is None:
             kernel = len(shape) == 2
             initializer = fresh(

@@ -110,6 +110,7 @@ def compare(found, head, update):
                 )
 
 
+@pytest.mark.timeout(2400)
 @pytest.mark.skipif(BACKEND != "torch", reason="the other formats pass through")
 def test_export(tmp_path, request):
     """Every format, with batches of 1, 3 and 5, in its own runtime."""

@@ -29,6 +29,9 @@ def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
     weights of several independent maps share one variable.
     """
 
+    # None is what Keras' layers take for their default.
+    if initializer is None:
+        initializer = keras.initializers.GlorotUniform()
     initializer = fresh(initializer)
 
     def initialize(shape: Shape, dtype: str | None = None) -> Tensor:

@@ -1,0 +1,229 @@
+"""Layers with arguments and inputs that nobody thought of.
+
+A layer works, and is then what it says it is, or it raises a `ValueError` or a
+`TypeError` that names what is wrong. Operators have the same in
+tests/ops/test_arguments.py.
+
+`make fuzz` writes what came out to benchmarks/results.
+"""
+
+import collections
+import datetime
+import inspect
+import json
+import os
+import warnings
+from pathlib import Path
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from layer_cases import first_cases
+from layer_contract import as_array
+from layer_contract import init_arguments
+
+from keras_equiattn import groups
+from keras_equiattn import layers
+from keras_equiattn.applications.training import reporting
+from keras_equiattn.testing import equivariance_error
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.every_backend,
+    pytest.mark.skipif(
+        keras.backend.backend() != "torch",
+        reason="The others compile each case for a second.",
+    ),
+]
+
+# Cases of each layer: more than 9,000 of all layers together.
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+# Arguments of Keras' own base class, which checks them.
+OF_KERAS = {"name", "dtype", "trainable", "kwargs", "autocast"}
+VALUES = st.one_of(
+    st.integers(-2, 9),
+    st.sampled_from([2**31, 2**63, 0.5, -1.0, 2.0, float("nan"), 1e308]),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(groups.names()),
+    st.sampled_from(["same", "valid", "mean", "max", "relu", "call", "", "x"]),
+    st.tuples(st.integers(-1, 5), st.integers(-1, 5)),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.sampled_from([b"bytes", {}, object(), np.ones(2), ("a", "b"), Ellipsis]),
+)
+
+
+def like(value, name):
+    """Values that may do in place of one, more often than not."""
+    if name == "group":
+        return st.sampled_from(groups.names())
+    if name == "padding":
+        return st.sampled_from(["same", "valid"])
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int):
+        return st.integers(1, 6)
+    if isinstance(value, float):
+        return st.floats(0, 0.9)
+    if isinstance(value, tuple):
+        return st.tuples(*[st.integers(1, 4)] * len(value))
+    return st.just(value)
+
+
+@st.composite
+def calls(draw, case):
+    """Arguments of a layer, and the shape of its input.
+
+    Up to three arguments are changed, and up to two axes.
+    """
+    parameters = inspect.signature(case.layer.__init__).parameters
+    known = sorted(set(init_arguments(case.layer)) - OF_KERAS)
+    changed = draw(st.lists(st.sampled_from(known), max_size=3, unique=True))
+    arguments = dict(case.arguments)
+    for name in changed:
+        value = arguments.get(
+            name, getattr(parameters.get(name), "default", None)
+        )
+        is_wild = draw(st.integers(0, 5)) == 0
+        arguments[name] = draw(VALUES if is_wild else like(value, name))
+    shape = list(case.input_shape)
+    kind = draw(st.sampled_from(["same", "same", "same", "axes", "rank"]))
+    if kind == "axes":
+        for axis in draw(st.lists(st.integers(0, len(shape) - 1), max_size=2)):
+            shape[axis] = draw(st.integers(0, 9))
+    elif kind == "rank":
+        shape = draw(st.lists(st.integers(1, 5), max_size=6))
+    return arguments, changed, tuple(shape), kind
+
+
+@pytest.fixture(scope="module")
+def cases():
+    found = first_cases()
+    assert set(found) == set(layers.__all__)
+    return found
+
+
+@pytest.fixture(scope="module")
+def summary():
+    """Counts what came out; the last test that ends writes it."""
+    counts = collections.defaultdict(collections.Counter)
+    yield counts
+    folder = os.environ.get("FUZZ_RESULTS")
+    if folder:
+        total = sum(counts.values(), collections.Counter())
+        content = {
+            "benchmark": "tests/test_fuzz.py",
+            "cases": total.total(),
+            "total": total,
+            "layers": counts,
+            "hardware": reporting.hardware(),
+            "versions": reporting.versions(),
+        }
+        date = datetime.date.today().isoformat()
+        path = Path(folder) / f"fuzz-{keras.backend.backend()}-{date}.json"
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("name", layers.__all__)
+def test_layers_work_or_say_what_is_wrong(name, cases, summary):
+    case = cases[name]
+
+    @hypothesis.settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(calls(case))
+    def check(call):
+        arguments, changed, shape, kind = call
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                layer, x, y = called(case, arguments, shape)
+            except (TypeError, ValueError) as error:
+                if not names_what_is_wrong(error, changed, kind):
+                    pytest.fail(f"It says nothing of what is wrong: {error}")
+                summary[name]["refused"] += 1
+                return
+            check_result(layer, x, y)
+            summary[name]["worked"] += 1
+            if check_equivariance(layer, x):
+                summary[name]["exact"] += 1
+
+    check()
+
+
+def called(case, arguments, shape):
+    """The layer, an input and what the layer makes of it."""
+    layer = case.layer(**arguments)
+    if getattr(layer, "data_format", None) == "channels_first":
+        shape = (*shape[:1], *shape[-1:], *shape[1:-1]) if shape else shape
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    y = layer(keras.ops.convert_to_tensor(x))
+    return layer, x, y
+
+
+def names_what_is_wrong(error, changed, kind):
+    """Whether a message has an argument, or speaks of the input."""
+    words = [*changed, "Received", "argument"]
+    # Keras says "regularizer identifier", for example, or "Unknown `config`".
+    kinds = {name.rpartition("_")[2] for name in changed}
+    words += kinds
+    if kinds & {"initializer", "regularizer", "constraint"}:
+        words.append("config")
+    if kind != "same":
+        words += ["shape", "input", "axes", "ndim", "rank"]
+    return any(word in str(error) for word in words)
+
+
+def check_result(layer, x, y):
+    """The shape is what was announced, and the numbers are finite."""
+    announced = layer.compute_output_shape(x.shape)
+    for part, shape in zip(
+        keras.tree.flatten(y),
+        [announced] if not isinstance(announced, dict) else announced.values(),
+        strict=True,
+    ):
+        assert tuple(part.shape) == tuple(shape)
+        assert np.isfinite(as_array(part)).all()
+    config = layer.get_config()
+    again = type(layer).from_config(config)
+    assert json.dumps(again.get_config(), default=repr) == json.dumps(
+        config, default=repr
+    )
+
+
+def check_equivariance(layer, x):
+    """Whether it was tried: an error above rounding is a failure.
+
+    It is not tried for layers that say that they are not exact, for groups of
+    one element, or where a turned image has a size that is refused.
+    """
+    group = getattr(layer, "group", None)
+    if group is None or group.order == 1 or not x.size or not layer.weights:
+        return False
+    is_of_images = hasattr(layer, "data_format")
+    if not is_of_images or getattr(layer, "exact", True) is False:
+        return False
+    element = int(group.grid_elements[-1])
+    outputs = getattr(layer, "kind", "images")
+    try:
+        (error,) = equivariance_error(
+            layer,
+            group,
+            x,
+            elements=[element],
+            data_format=layer.data_format,
+            outputs=outputs if outputs in ("vectors", "axes") else "images",
+        )
+    except ValueError:
+        # The size of the turned image, which differs from that of the image.
+        if x.shape[1] == x.shape[2]:
+            raise
+        return False
+    assert error < 1e-4
+    return True
