@@ -60,9 +60,7 @@ class BaseGroupSelfAttention2D(AttentionLayer):
         linear_maps.configure(
             self, kernel_initializer, bias_initializer, kernel_regularizer
         )
-        self.seed = (
-            None if seed is None else _checks.integer(seed, "seed", least=0)
-        )
+        self.seed = _checks.seed(seed)
         self.positions = RelativePositionEncoding(
             self._encoded,
             group=self.group,

@@ -63,12 +63,10 @@ class TransformerACmix(TwoPaths):
             attention_dropout, "attention_dropout"
         )
         self.dropout = _checks.rate(dropout, "dropout")
+        if kernel_initializer is None:
+            kernel_initializer = keras.initializers.TruncatedNormal(stddev=0.02)
         linear_maps.configure(
-            self,
-            kernel_initializer
-            or keras.initializers.TruncatedNormal(stddev=0.02),
-            bias_initializer,
-            kernel_regularizer,
+            self, kernel_initializer, bias_initializer, kernel_regularizer
         )
         # Parts of a layer are not rematerialised by themselves.
         with keras.RematScope(mode=None):
