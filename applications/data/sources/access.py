@@ -103,7 +103,7 @@ def read_arrays(
         ImportError: An optional package is missing.
     """
     if isinstance(source, Path):
-        return npz.read(source, part)
+        return npz.read(source, part, npz.info(source))
     arrays = _ARRAYS.get(source.name, tfds)
     return arrays.read(source.name, data_dir, part)
 

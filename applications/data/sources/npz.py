@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,78 @@ from keras_equiattn.applications.data.sources.catalogue import (
 from keras_equiattn.applications.data.sources.pixels import read_only
 
 FORMAT = "keras-equiattn dataset 1"
+MOST_CLASSES = 2**20
 
 
-def read(path: Path, part: str) -> Arrays:
+def read(path: Path, part: str, facts: DatasetInfo) -> Arrays:
     """Returns a part of a file, which is kept in memory.
 
     Args:
         path: The file.
         part: "train", "validation" or "test".
+        facts: What the images and labels must be.
+
+    Raises:
+        ValueError: The part is missing or damaged, or its images or labels are
+            not what the facts say.
     """
-    return _arrays(path, path.stat().st_mtime_ns, part)
+    return _arrays(path, path.stat().st_mtime_ns, part, facts)
 
 
 @functools.lru_cache(maxsize=4)
-def _arrays(path: Path, changed: int, part: str) -> Arrays:
+def _arrays(path: Path, changed: int, part: str, facts: DatasetInfo) -> Arrays:
     del changed  # the time tells a rewritten file from the one in the cache
-    with np.load(path, allow_pickle=False) as file:
-        return (
-            read_only(file[f"{part}_images"]),
-            read_only(file[f"{part}_labels"].astype("int32")),
+    names = f"{part}_images", f"{part}_labels"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise ValueError(
+                    f"it has no {missing[0]}, but {', '.join(file.files)}"
+                )
+            images, labels = (file[name] for name in names)
+    except (EOFError, OSError, ValueError, zipfile.BadZipFile, zlib.error) as e:
+        raise ValueError(f"{path} cannot be read: {e}") from e
+    _check(path, names, images, labels, facts)
+    return read_only(images), read_only(labels.astype("int32"))
+
+
+def _check(
+    path: Path,
+    names: tuple[str, str],
+    images: NDArray[Any],
+    labels: NDArray[Any],
+    facts: DatasetInfo,
+) -> None:
+    """Raises unless images and labels are what a network can be trained on."""
+    if images.shape[1:] != tuple(facts.shape) or not len(images):
+        raise ValueError(
+            f"{names[0]} of {path} must be images of the shape "
+            f"{tuple(facts.shape)}. Received: an array of the shape "
+            f"{images.shape}"
+        )
+    if images.dtype not in (np.uint8, np.float32):
+        raise ValueError(
+            f"{names[0]} of {path} must be uint8 or float32. Received: "
+            f"{images.dtype}"
+        )
+    if images.dtype == np.float32 and not np.isfinite(images).all():
+        count = int((~np.isfinite(images)).sum())
+        raise ValueError(
+            f"{names[0]} of {path} must be finite. Received: {count} values "
+            "that are NaN or infinite"
+        )
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"{names[1]} of {path} must be {len(images)} integers. Received: "
+            f"{labels.dtype} of the shape {labels.shape}"
+        )
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= facts.classes:
+        raise ValueError(
+            f"{names[1]} of {path} must be from 0 to {facts.classes - 1}, for "
+            f"its {facts.classes} classes. Received: labels from {least} to "
+            f"{most}"
         )
 
 
@@ -89,7 +143,10 @@ def info(path: Path) -> DatasetInfo:
             key: tuple(value) if isinstance(value, list) else value
             for key, value in entry.items()
         }
-        return DatasetInfo(**fields)
+        facts = DatasetInfo(**fields)
+        if not 0 < facts.classes <= MOST_CLASSES:
+            raise ValueError("too many classes")
+        return facts
     except (
         AttributeError,
         EOFError,

@@ -13,6 +13,7 @@ from keras_equiattn.applications.data.sources.catalogue import Arrays
 from keras_equiattn.applications.data.sources.catalogue import (
     DatasetNotPreparedError,
 )
+from keras_equiattn.applications.data.sources.catalogue import INFOS
 from keras_equiattn.applications.data.sources.catalogue import not_prepared
 
 AMAT_FILES = {
@@ -24,7 +25,7 @@ SIZES = {"train": 12_000, "test": 50_000}
 
 def read(name: str, data_dir: Path, part: str) -> Arrays:
     """Returns "train", the whole training pool, or "test"."""
-    return npz.read(cache(data_dir), part)
+    return npz.read(cache(data_dir), part, INFOS["rot_mnist"])
 
 
 def prepare(name: str, data_dir: Path) -> str:

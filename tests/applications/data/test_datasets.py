@@ -1,11 +1,13 @@
 """Splits, files, command line and messages of the datasets."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import numpy as np
 import pytest
@@ -427,3 +429,67 @@ def test_info_of_every_dataset():
         assert facts.normalization == (facts.mean, facts.std)
     with pytest.raises(ValueError, match="Did you mean 'rot_mnist'"):
         datasets.info("rotmnist")
+
+
+def changed_npz(path, target, **changes):
+    """A copy of a dataset with other arrays, or without those that are None."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    for name, change in changes.items():
+        if change is None:
+            del arrays[name]
+        else:
+            arrays[name] = change(arrays[name])
+    np.savez(target, **arrays)
+    return target
+
+
+def with_nan(images):
+    images = images.astype("float32")
+    images[0, 0, 0, 0] = np.nan
+    return images
+
+
+def with_facts(**facts):
+    def change(metadata):
+        return np.array(json.dumps({**json.loads(str(metadata)), **facts}))
+
+    return change
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_labels": lambda y: y + 1}, "from 0 to 9.*labels from 1 to 10"),
+        ({"train_labels": lambda y: y - 1}, "from 0 to 9.*labels from -1 to 8"),
+        ({"train_labels": lambda y: y.astype(str)}, "integers.*<U"),
+        ({"train_labels": lambda y: y[:-1]}, "integers"),
+        ({"train_images": None}, "has no train_images"),
+        ({"train_images": lambda x: x[:, :-1]}, r"shape \(28, 28, 1\)"),
+        ({"train_images": with_nan}, "finite.*1 values"),
+        ({"train_images": lambda x: x.astype("int64")}, "uint8 or float32"),
+        ({"train_images": lambda x: x.astype(object)}, "cannot be read"),
+        ({"metadata": with_facts(classes=10**9)}, "not a dataset"),
+        ({"metadata": with_facts(classes=0)}, "not a dataset"),
+    ],
+)
+def test_files_that_no_network_can_learn(
+    digits_npz, tmp_path, changes, message
+):
+    path = changed_npz(digits_npz, tmp_path / "other.npz", **changes)
+    with pytest.raises(ValueError, match=message):
+        datasets.load_pydataset(path, "train")
+
+
+@pytest.mark.once
+def test_damaged_file(digits_npz, tmp_path):
+    path = tmp_path / "other.npz"
+    content = bytearray(pathlib.Path(digits_npz).read_bytes())
+    with zipfile.ZipFile(digits_npz) as archive:
+        place = archive.getinfo("train_images.npy").header_offset
+    for offset in range(200, 240):
+        content[place + offset] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"other\.npz cannot be read"):
+        datasets.load_pydataset(path, "train")
