@@ -42,9 +42,8 @@ RESULTS = Path(__file__).parent / "results"
 PLAIN = (
     "rotmnist_p4cnn",
     "rotmnist_p4cnn_input",
-    "allcnnc_p4m",
+    "resnet29_p4_se",
     "resnet44_p4m",
-    "unet_p4",
 )
 ATTENTION = {"none": None, "input": "input", "co": "co"}
 SUFFIXES = (".onnx", ".xml", ".pt2", ".tflite", "")
@@ -161,7 +160,7 @@ def main() -> None:
     )
     parser.add_argument("mode", choices=("plain", "int8"))
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--images", type=int, default=None, help="of the test")
     parser.add_argument("--networks", nargs="+", default=PLAIN)
     options = parser.parse_args()

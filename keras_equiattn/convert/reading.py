@@ -57,9 +57,19 @@ class Part:
         )
 
     def convert(self, array: Any) -> np.ndarray:
-        """The value of the variable."""
+        """The value of the variable.
+
+        Raises:
+            ValueError: if a weight is NaN or infinite.
+        """
         theirs = "".join(self.theirs)
         value = np.asarray(array, "float64")
+        wrong = int((~np.isfinite(value)).sum())
+        if wrong:
+            raise ValueError(
+                f"`state` must hold finite weights. Received: {self.key!r} "
+                f"with {wrong} values that are NaN or infinite"
+            )
         value = value.reshape([self._sizes[axis] for axis in theirs])
         axes = [axis for axis in self.ours if axis in theirs]
         value = value.transpose([theirs.index(axis) for axis in axes])
@@ -94,12 +104,13 @@ def read(state: Any) -> dict[str, np.ndarray]:
         prefix = ""
     arrays = {}
     for key, value in state.items():
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().double().numpy()
         try:
+            if hasattr(value, "detach"):
+                value = value.detach().cpu().double().numpy()
             array = np.asarray(value)
             numeric = array.dtype.kind in "iuf"
-        except ValueError:  # lists of lists of several lengths
+        # Sparse, quantised and meta tensors; lists of lists of several lengths.
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
             numeric = False
         if not numeric:
             raise ValueError(

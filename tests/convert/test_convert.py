@@ -453,6 +453,37 @@ def test_models_that_the_authors_do_not_have(make, message):
         convert.att_gconvs(make(), {})
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite(value):
+    model = small_model()
+    state = random_state(model)
+    key = next(iter(state))
+    state[key] = np.full_like(state[key], value)
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"finite weights.*NaN or infinite"):
+        convert.att_gconvs(model, state)
+    for now, then in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.once
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(2, 2).to_sparse(),
+        lambda: torch.empty(2, 2, device="meta"),
+        lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+    ],
+    ids=["sparse", "meta", "quantised"],
+)
+def test_tensors_without_plain_arrays(make):
+    model = small_model()
+    state = {**random_state(model), "another": make()}
+    with pytest.raises(ValueError, match=r"arrays of numbers.*'another'"):
+        convert.att_gconvs(model, state)
+
+
 def test_sources_that_hold_no_weights(tmp_path, monkeypatch):
     model = small_model()
 
