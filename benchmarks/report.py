@@ -24,7 +24,12 @@ from report_files import MissingResultError
 from report_files import Results
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("results.md", "guide/engine.md", "guide/deployment.md")
+PAGES = (
+    "results.md",
+    "guide/deployment.md",
+    "guide/engine.md",
+    "guide/testing.md",
+)
 BLOCK = re.compile(
     r"(?P<begin><!-- (?P<kind>table|figure): (?P<name>\w+) -->\n)"
     r".*?(?P<end><!-- end -->)",

@@ -317,10 +317,26 @@ def equivariance(results: Results) -> str:
     )
 
 
+def fuzz(results: Results) -> str:
+    """How the calls of all layers with random arguments ended."""
+    file = results.latest("fuzz-torch", "make fuzz")
+    total = file["total"]
+    rows = [
+        [title, count(total[key])]
+        for key, title in {
+            "worked": "worked",
+            "exact": "of these, compared with a turned input, and exact",
+            "refused": "refused, with what is wrong",
+        }.items()
+    ]
+    return block(("calls", "number"), rows, [file], "make fuzz")
+
+
 TABLES = (
     angles,
     checkpoints,
     equivariance,
+    fuzz,
     gsanet_epochs,
     gsanet_parameters,
     resnet29,

@@ -46,7 +46,7 @@ def files(tmp_path_factory):
     }
     paths = {}
     for name, model in made.items():
-        paths[name] = folder / f"{name}{OWN[0]}"
+        paths[name] = folder / f"{name}{OWN[-1]}"
         export(model, paths[name])
     return paths
 
@@ -67,7 +67,7 @@ def test_table(files):
     head, _, exact, broken = str(found).splitlines()
     assert "| mirrored, 90° |" in head
     assert exact.count("exact |") == 8
-    assert f"exact{OWN[0]}" in exact
+    assert f"exact{OWN[-1]}" in exact
     assert "e+00" in broken or "e-01" in broken
 
 
@@ -84,8 +84,8 @@ def test_json(files, tmp_path):
 
 
 def test_elements_on_the_grid(tmp_path):
-    export(network("p8"), tmp_path / f"p8{OWN[0]}")
-    found = certificate(tmp_path / f"p8{OWN[0]}", "p8", images())
+    export(network("p8"), tmp_path / f"p8{OWN[-1]}")
+    found = certificate(tmp_path / f"p8{OWN[-1]}", "p8", images())
     assert found.elements == (0, 2, 4, 6)
     assert max(found.files[0].errors) < 1e-5
 
@@ -97,4 +97,4 @@ def test_bad_images(files):
 
 def test_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing"):
-        certificate(tmp_path / f"nothing{OWN[0]}", "p4m", images())
+        certificate(tmp_path / f"nothing{OWN[-1]}", "p4m", images())

@@ -107,7 +107,7 @@ def swept(names, *fast):
 
 
 @pytest.mark.parametrize("name", swept(NETWORKS, SOME))
-@pytest.mark.parametrize("format", OWN)
+@pytest.mark.parametrize("format", swept(OWN, "onnx", "torch"))
 def test_file_computes_the_same(format, name, tmp_path):
     model = build(name)
     path = tmp_path / f"network{FORMATS[format].suffix}"
@@ -159,7 +159,7 @@ def test_several_inputs_and_outputs(format, tmp_path):
             assert relative_difference(y, as_array(expected)) < 1e-5
 
 
-@pytest.mark.parametrize("format", [OWN[0]] if OWN else [])
+@pytest.mark.parametrize("format", OWN[-1:])
 def test_batch_of_known_size(format, tmp_path):
     inputs = keras.Input(batch_shape=(3, 5, 5, 1))
     model = keras.Model(inputs, layers.LiftingConv2D(2, 3, group="p4")(inputs))
@@ -175,6 +175,7 @@ def small():
     return keras.Model(inputs, layers.LiftingConv2D(2, 3, group="p4")(inputs))
 
 
+@pytest.mark.sweep
 def test_network_trains_as_before(tmp_path):
     """What is kept for a file is not what is kept for training."""
     if not OWN:

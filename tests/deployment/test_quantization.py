@@ -294,6 +294,7 @@ class TestIntegersInONNX:
             lambda x: load_exported(path)(as_array(x)), "p4", x, rtol=0
         )
 
+    @pytest.mark.sweep
     def test_floats_of_a_plain_network_stay(self, tmp_path):
         path = tmp_path / "plain.onnx"
         model = with_weights(classifier("p4"))
@@ -305,6 +306,7 @@ class TestIntegersInONNX:
         assert "Conv" in operators
         assert "QLinearConv" not in operators
 
+    @pytest.mark.sweep
     def test_levels_that_others_take_stay_floats(self, tmp_path):
         inputs = keras.Input((9, 9, 2))
         x = Conv2D(4, 3, activation="relu")(inputs)

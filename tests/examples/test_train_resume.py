@@ -233,7 +233,13 @@ DAMAGES = {
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "flipped bit",
+        *(pytest.param(k, marks=pytest.mark.sweep) for k in list(DAMAGES)[1:]),
+    ],
+)
 def test_damaged_backup_is_left_out(
     kind, train, whole_run, npz, tmp_path, capsys
 ):
@@ -252,6 +258,7 @@ def test_damaged_backup_is_left_out(
 
 
 @pytest.mark.once
+@pytest.mark.sweep
 def test_every_file_of_a_backup_is_checked(train, npz, tmp_path):
     out = tmp_path / "run"
     stopped_run(train, npz, out)
@@ -289,6 +296,7 @@ def test_complete_run_gets_more_epochs(train, whole_run, npz, tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.sweep
 def test_complete_run_without_a_backup(train, npz, tmp_path):
     out = tmp_path / "run"
     train.main(arguments(npz, out, epochs=1))
@@ -300,6 +308,7 @@ def test_complete_run_without_a_backup(train, npz, tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.sweep
 def test_cosine_has_its_number_of_epochs(train, npz, tmp_path, monkeypatch):
     recipe = recipes._RECIPES["tiny"]
     cosine = dataclasses.replace(recipe, cosine=True, milestones=())
@@ -312,7 +321,11 @@ def test_cosine_has_its_number_of_epochs(train, npz, tmp_path, monkeypatch):
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("owner", "name"), [(np, "savez"), (callbacks.Checkpoints, "_write")]
+    ("owner", "name"),
+    [
+        (np, "savez"),
+        pytest.param(callbacks.Checkpoints, "_write", marks=pytest.mark.sweep),
+    ],
 )
 def test_full_disk(owner, name, train, whole_run, npz, tmp_path, monkeypatch):
     """Stands in for the disk: the third write fails, and later ones work."""
