@@ -4,14 +4,17 @@ Each format is written by the one backend that does it best. If Keras runs
 another one, a process of its own loads the network there.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
@@ -182,14 +185,26 @@ def _check_sizes(model: keras.Model, format: str) -> None:
 
 def _write(model: keras.Model, path: str, format: str) -> None:
     """Writes a file with the backend that runs."""
-    with warnings.catch_warnings():
-        # They are about code of Keras and of the converters.
-        warnings.simplefilter("ignore")
+    with _quiet():
         if FORMATS[format].backend == "tensorflow":
             with backend.portable():
                 model.export(path, format=format, verbose=False)
         else:
             _write_torch(model, path, format)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it, Keras and the converters do not warn about their own code."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _write_elsewhere(model: keras.Model, path: str, format: str) -> None:

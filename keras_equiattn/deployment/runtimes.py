@@ -111,7 +111,9 @@ def _torch(path: str) -> Network:
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
         with torch.no_grad():
             found = module(*map(torch.as_tensor, inputs))
-        return [x.numpy() for x in found]
+        # A file of Keras may return a tensor alone.
+        several = isinstance(found, (tuple, list))
+        return [x.numpy() for x in (found if several else [found])]
 
     return run
 

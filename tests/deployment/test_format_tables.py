@@ -8,6 +8,7 @@ import re
 import warnings
 from pathlib import Path
 
+import jaxtyping
 import keras
 import numpy as np
 import pytest
@@ -69,6 +70,12 @@ BY_KERAS = {
     },
 }
 NOT_TRIED = "not tried"
+
+
+@pytest.fixture(autouse=True)
+def as_for_users(monkeypatch):
+    """Without the check of annotations, which tests alone have."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def network(name):
