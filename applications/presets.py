@@ -158,7 +158,7 @@ def _from_hub(address: str) -> Path:
     except ImportError:
         raise ImportError(
             f"A preset such as {address!r} needs the package huggingface_hub: "
-            "pip install huggingface_hub"
+            "pip install keras-equiattn[hub]"
         ) from None
     name, _, revision = address.removeprefix(HUB).partition("@")
     if name.count("/") != 1 or not all(name.split("/")):

@@ -220,7 +220,7 @@ def test_bad_address(hub, address):
 
 def test_hub_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match="pip install huggingface_hub"):
+    with pytest.raises(ImportError, match=r"pip install keras-equiattn\[hub\]"):
         from_preset("hf://someone/net")
 
 
