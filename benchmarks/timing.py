@@ -38,16 +38,14 @@ def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
         import jax
 
         # Arguments: what is made of constants alone is made only once.
-        values = [variable.value for variable in layer.variables]
-        trained = len(layer.trainable_variables)
+        trained = [v.value for v in layer.trainable_variables]
+        others = [v.value for v in layer.non_trainable_variables]
 
         @jax.jit
-        def output(x, *values):
-            return layer.stateless_call(values[:trained], values[trained:], x)[
-                0
-            ]
+        def output(x, trained, others):
+            return layer.stateless_call(trained, others, x)[0]
 
-        return lambda: jax.block_until_ready(output(images, *values))
+        return lambda: jax.block_until_ready(output(images, trained, others))
     import torch
 
     def step():

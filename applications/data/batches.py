@@ -1,4 +1,4 @@
-"""Batches of arrays in memory, which need no framework."""
+"""Batches without TensorFlow: of arrays in memory, and for Keras."""
 
 import threading
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from keras_equiattn.applications.data.epochs import Batch
 from keras_equiattn.applications.data.epochs import Clock
 from keras_equiattn.applications.data.epochs import Epochs
 from keras_equiattn.applications.data.epochs import iterate
+from keras_equiattn.applications.data.epochs import Shard
 from keras_equiattn.applications.data.normalization import PerChannel
 from keras_equiattn.applications.data.normalization import to_float
 
@@ -32,6 +33,7 @@ class Batches(Epochs):
         normalization: None for images in [0, 1], or `(mean, std)` of pixels
             in [0, 1], each a number or one per channel.
         initial_epoch: The epoch with which iterating starts.
+        shard: The part of every batch that is read; None for all of it.
 
     Raises:
         ValueError: An argument has the wrong type, value or shape.
@@ -48,6 +50,7 @@ class Batches(Epochs):
         seed: int = 0,
         normalization: tuple[PerChannel, PerChannel] | None = None,
         initial_epoch: int = 0,
+        shard: Shard | None = None,
     ) -> None:
         if (
             not isinstance(images, np.ndarray)
@@ -78,6 +81,7 @@ class Batches(Epochs):
             seed=seed,
             normalization=normalization,
             initial_epoch=initial_epoch,
+            shard=shard,
         )
         self.images = images
         self.labels = labels.astype("int32", copy=False)
@@ -100,10 +104,10 @@ class Batches(Epochs):
         if not 0 <= index < len(self):
             raise IndexError(f"There is no batch {index} of {len(self)}.")
         plan = self._epoch_plan(epoch)
-        start = index * self.batch_size
-        rows = plan.order[start : start + self.batch_size]
-        images = plan.apply(self.images[rows], start)
-        return to_float(images, self.normalization), self.labels[rows]
+        rows = self.rows(index)
+        images = plan.apply(self.images[plan.order[rows]], rows.start)
+        labels = self.labels[plan.order[rows]]
+        return to_float(images, self.normalization), labels
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yields the batches of one epoch, as `batch` returns them."""
@@ -175,3 +179,42 @@ class ArrayDataset(keras.utils.PyDataset):
             if self._position == len(self):
                 self.clock.finish(self._token)
             self._position = None
+
+
+class StreamDataset(keras.utils.PyDataset):
+    """Batches that can only be read in their order, as a `PyDataset`.
+
+    Args:
+        batches: The batches; `fit` starts with their `initial_epoch`.
+    """
+
+    def __init__(self, batches: Epochs) -> None:
+        super().__init__()
+        self.batches = batches
+        self.clock = Clock(batches.initial_epoch)
+        self._iterator: Iterator[Batch] | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Returns the next batch of the current epoch, whatever the index."""
+        with self._lock:
+            if self._iterator is None:
+                self._iterator = iter(self)
+            return next(self._iterator)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the next epoch, as iterating over `load`'s result does."""
+        return iterate(self.batches, self.clock)
+
+    def on_epoch_begin(self) -> None:
+        """Starts to read an epoch."""
+        with self._lock:
+            self._iterator = None
+
+    def on_epoch_end(self) -> None:
+        """Stops to read: Keras may have taken only a first look."""
+        self.on_epoch_begin()

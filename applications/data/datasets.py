@@ -21,11 +21,13 @@ them; otherwise it is built from MNIST. All of these can be exported to one
 
 `imagenet_folder` is ImageNet in the folder of this name in the data directory,
 as `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The path of any such folder
-is a dataset too. Only `load` reads it, with TensorFlow. The labels of
-ImageNet's own test images are not public, so "validation" and "test" are both
-`val`: whoever chooses an epoch or a setting by one has chosen by the other. The
-order of its images, and of those of `pcam`, also depends on
-`tf.random.set_seed`.
+is a dataset too. `load` reads it with `tf.data`, and `load_pydataset` with
+grain; only a few images are in memory. The labels of ImageNet's own test images
+are not public, so "validation" and "test" are both `val`: whoever chooses an
+epoch or a setting by one has chosen by the other.
+
+The order of the images of `pcam`, which `load` reads from disk too, also depends
+on `tf.random.set_seed`.
 """
 
 import os
@@ -36,11 +38,14 @@ from keras_equiattn.applications.data import splits
 from keras_equiattn.applications.data.augmentation import Augmentation
 from keras_equiattn.applications.data.batches import ArrayDataset
 from keras_equiattn.applications.data.batches import Batches
+from keras_equiattn.applications.data.batches import StreamDataset
 from keras_equiattn.applications.data.epochs import Clock
 from keras_equiattn.applications.data.epochs import EpochCounter
 from keras_equiattn.applications.data.epochs import iterate
+from keras_equiattn.applications.data.epochs import Shard
 from keras_equiattn.applications.data.normalization import PerChannel
 from keras_equiattn.applications.data.sources import access
+from keras_equiattn.applications.data.sources import folders
 from keras_equiattn.applications.data.sources import npz
 from keras_equiattn.applications.data.sources.catalogue import DatasetInfo
 from keras_equiattn.applications.data.sources.catalogue import (
@@ -59,6 +64,8 @@ __all__ = [
     "DatasetInfo",
     "DatasetNotPreparedError",
     "EpochCounter",
+    "Shard",
+    "StreamDataset",
     "export",
     "info",
     "list_datasets",
@@ -84,6 +91,7 @@ def load(
     validation_size: int | None = None,
     normalization: tuple[PerChannel, PerChannel] | None = None,
     initial_epoch: int = 0,
+    shard: Shard | None = None,
 ) -> Any:
     """Loads a dataset as `tf.data`, for models of any Keras backend.
 
@@ -111,6 +119,8 @@ def load(
         normalization: None for images in [0, 1], or `(mean, std)`, such as
             `info(name).normalization`.
         initial_epoch: The epoch with which iterating starts.
+        shard: The part of every batch that one of several processes reads; None
+            for all of it.
 
     Returns:
         A `tf.data.Dataset` of float32 images, `(b, height, width, channels)`,
@@ -134,7 +144,8 @@ def load(
         validation_size=validation_size,
         normalization=normalization,
         initial_epoch=initial_epoch,
-        stream=True,
+        shard=shard,
+        reader="tf.data",
     )
     clock = Clock(initial_epoch)
     dataset = tf.data.Dataset.from_generator(
@@ -163,17 +174,18 @@ def load_pydataset(
     validation_size: int | None = None,
     normalization: tuple[PerChannel, PerChannel] | None = None,
     initial_epoch: int = 0,
-) -> ArrayDataset:
+    shard: Shard | None = None,
+) -> ArrayDataset | StreamDataset:
     """Loads a dataset as `keras.utils.PyDataset`: the batches of `load`.
 
     The embedded digits, .npz files and a rotated MNIST that was built before
-    need no TensorFlow. The whole split is held in memory, for which folders of
-    images are too large: `load` reads them.
+    need no TensorFlow, and the whole split is held in memory. Folders of images
+    need grain, and stay on disk.
 
     Args:
         name, split, batch_size, augment, seed: See `load`.
         data_dir, validation_size, normalization: See `load`.
-        initial_epoch: See `load`.
+        initial_epoch, shard: See `load`.
 
     Returns:
         A dataset of float32 images, `(b, height, width, channels)`, and int32
@@ -194,10 +206,12 @@ def load_pydataset(
         validation_size=validation_size,
         normalization=normalization,
         initial_epoch=initial_epoch,
-        stream=False,
+        shard=shard,
+        reader="grain",
     )
-    assert isinstance(batches, Batches)
-    return ArrayDataset(batches)
+    if isinstance(batches, Batches):
+        return ArrayDataset(batches)
+    return StreamDataset(batches)
 
 
 def export(
@@ -229,8 +243,12 @@ def export(
         FileNotFoundError: The file's folder does not exist.
         DatasetNotPreparedError: The data is not on disk.
     """
-    splits.refuse_folder(name)
     source = access.resolve(name)
+    if folders.is_folder(source):
+        raise ValueError(
+            "`name` must not be a folder of images, which is read as it is. "
+            f"Received: '{name}'"
+        )
     if isinstance(source, Path):
         raise ValueError(
             f"`name` must be a dataset's name. Received: {str(name)!r}"

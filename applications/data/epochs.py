@@ -1,6 +1,7 @@
 """Epochs of batches: what all of them have, and which one comes next."""
 
 import abc
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,56 @@ from keras_equiattn.applications.data.normalization import PerChannel
 Batch: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The part of every batch that one of several processes reads.
+
+    All devices of all processes get the same number of images. Where a batch,
+    such as the last one of an epoch, cannot be divided so, its last images are
+    left out.
+
+    Attributes:
+        index: Number of the process, from 0.
+        count: Number of processes.
+        devices: Number of devices of each process.
+
+    Raises:
+        ValueError: An argument has the wrong type or value.
+    """
+
+    index: int = 0
+    count: int = 1
+    devices: int = 1
+
+    def __post_init__(self) -> None:
+        _checks.integer(self.count, "count")
+        _checks.integer(self.devices, "devices")
+        if _checks.integer(self.index, "index", 0) >= self.count:
+            raise ValueError(
+                f"`index` must be less than {self.count}, the number of "
+                f"processes. Received: {self.index}"
+            )
+
+    @property
+    def all_devices(self) -> int:
+        """Number of devices of all processes."""
+        return self.count * self.devices
+
+    def rows(self, start: int, size: int) -> slice:
+        """Which images of a batch the process reads.
+
+        Args:
+            start: Position of the batch's first image in the epoch.
+            size: Number of images of the batch.
+
+        Returns:
+            Positions in the epoch.
+        """
+        share = size // self.all_devices * self.devices
+        first = start + self.index * share
+        return slice(first, first + share)
+
+
 class Epochs(abc.ABC):
     """Batches of images that are the same whenever an epoch is repeated.
 
@@ -33,6 +84,7 @@ class Epochs(abc.ABC):
         normalization: None for images in [0, 1], or `(mean, std)` of pixels
             in [0, 1], each a number or one per channel.
         initial_epoch: The epoch with which iterating starts.
+        shard: The part of every batch that is read; None for all of it.
 
     Raises:
         ValueError: An argument has the wrong type or value.
@@ -51,10 +103,12 @@ class Epochs(abc.ABC):
         seed: int = 0,
         normalization: tuple[PerChannel, PerChannel] | None = None,
         initial_epoch: int = 0,
+        shard: Shard | None = None,
     ) -> None:
         self.count = count
         self.shape = shape
         self.batch_size = _checks.integer(batch_size, "batch_size")
+        self.shard = check_shard(shard, batch_size, count)
         self.shuffle = _checks.flag(shuffle, "shuffle")
         self.augment = check_augment(augment, self.crops, shape)
         self.seed = _checks.integer(seed, "seed", 0)
@@ -63,7 +117,20 @@ class Epochs(abc.ABC):
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
-        return -(-self.count // self.batch_size)
+        whole, left = divmod(self.count, self.batch_size)
+        return whole + (left >= self.shard.all_devices)
+
+    @property
+    def left_out(self) -> int:
+        """How many images no process reads in an epoch."""
+        left = self.count % self.batch_size
+        return left % self.shard.all_devices
+
+    def rows(self, index: int) -> slice:
+        """Positions in the epoch of what is read of one batch."""
+        start = index * self.batch_size
+        size = min(self.batch_size, self.count - start)
+        return self.shard.rows(start, size)
 
     @abc.abstractmethod
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -72,6 +139,36 @@ class Epochs(abc.ABC):
         Args:
             epoch: Number of the epoch, from 0.
         """
+
+
+def check_shard(shard: Shard | None, batch_size: int, count: int) -> Shard:
+    """Returns the shard that an argument `shard` means.
+
+    Args:
+        shard: A shard, or None for all images.
+        batch_size: Images per batch of all processes.
+        count: Number of images.
+
+    Raises:
+        ValueError: It is something else, or a device would have no images.
+    """
+    if shard is None:
+        return Shard()
+    if not isinstance(shard, Shard):
+        raise ValueError(
+            f"`shard` must be None or a Shard. Received: {shard!r}"
+        )
+    if batch_size % shard.all_devices:
+        raise ValueError(
+            f"`batch_size` must be a multiple of the {shard.all_devices} "
+            f"devices that share a batch. Received: {batch_size}"
+        )
+    if count < shard.all_devices:
+        raise ValueError(
+            f"Each of {shard.all_devices} devices must have an image. "
+            f"Received: a split of {count} images"
+        )
+    return shard
 
 
 class Clock:

@@ -13,6 +13,9 @@ from keras_equiattn.applications.data.augmentation import Augmentation
 from keras_equiattn.applications.data.augmentation import check_augment
 from keras_equiattn.applications.data.batches import Batches
 from keras_equiattn.applications.data.epochs import Epochs
+from keras_equiattn.applications.data.epochs import Shard
+from keras_equiattn.applications.data.images import FolderBatches
+from keras_equiattn.applications.data.images import Reader
 from keras_equiattn.applications.data.normalization import check_normalization
 from keras_equiattn.applications.data.normalization import PerChannel
 from keras_equiattn.applications.data.sources import access
@@ -22,7 +25,6 @@ from keras_equiattn.applications.data.sources import tfds
 from keras_equiattn.applications.data.sources.catalogue import Arrays
 from keras_equiattn.applications.data.sources.catalogue import DatasetInfo
 from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
-from keras_equiattn.applications.data.streams import FolderBatches
 from keras_equiattn.applications.data.streams import StreamedBatches
 
 Name: TypeAlias = str | os.PathLike[str]
@@ -31,15 +33,6 @@ SPLITS = ("train", "validation", "test", "train+validation")
 TRAINING_SPLITS = ("train", "train+validation")
 # Larger datasets, in bytes, are streamed from disk, not held in memory.
 MEMORY_LIMIT = 2 * 10**9
-
-
-def refuse_folder(name: Name) -> None:
-    """Raises `ValueError` if a dataset is a folder of images."""
-    if folders.is_folder(access.resolve(name)):
-        raise ValueError(
-            "`name` must not be a folder of images, which only `load` reads, "
-            f"with TensorFlow. Received: '{name}'"
-        )
 
 
 def info(name: Name) -> DatasetInfo:
@@ -72,15 +65,18 @@ def open_split(
     validation_size: int | None,
     normalization: tuple[PerChannel, PerChannel] | None,
     initial_epoch: int,
-    stream: bool,
+    shard: Shard | None,
+    reader: Reader,
 ) -> Epochs:
     """Checks every argument, and then reads one split of a dataset.
 
     Args:
         name, split, batch_size, augment, seed: See `datasets.load`.
         data_dir, validation_size, normalization: See `datasets.load`.
-        initial_epoch: See `datasets.load`.
-        stream: Whether a large split may stay on disk.
+        initial_epoch, shard: See `datasets.load`.
+        reader: What reads images that stay on disk. Only `"tf.data"` reads
+            large datasets of tensorflow_datasets, and they are in memory for
+            others.
 
     Raises:
         ValueError: An argument has the wrong type or value.
@@ -89,8 +85,6 @@ def open_split(
     """
     source = access.resolve(name)
     of_images = folders.is_folder(source)
-    if not stream:
-        refuse_folder(name)
     _checks.choice(split, "split", SPLITS)
     if of_images and split not in folders.FOLDERS:
         raise ValueError(
@@ -120,17 +114,18 @@ def open_split(
         "seed": seed,
         "normalization": normalization,
         "initial_epoch": initial_epoch,
+        "shard": shard,
     }
     if of_images:
         images_of = folders.image_folder(source, folder)
         return FolderBatches(
-            images_of / folders.FOLDERS[split], batch_size, **options
+            images_of / folders.FOLDERS[split], batch_size, reader, **options
         )
     if facts.validation_size is not None:
         images, labels = _cut(source, facts.name, folder, split, size)
         return Batches(images, labels, batch_size, **options)
     parts = split.split("+")
-    if stream and _too_large(source, folder, parts):
+    if reader == "tf.data" and _too_large(source, folder, parts):
         return StreamedBatches(facts.name, folder, parts, batch_size, **options)
     pieces = [access.read_arrays(source, folder, part) for part in parts]
     images, labels = pieces[0]

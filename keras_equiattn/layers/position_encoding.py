@@ -90,7 +90,7 @@ class RelativePositionEncoding(keras.layers.Layer):
         self.epsilon = _checks.number(
             epsilon,
             "epsilon",
-            "a number that float32 tells from zero, 1.2e-38 or more",
+            "a positive number that float32 tells from zero, 1.2e-38 or more",
             lambda n: n >= np.finfo("float32").tiny,
         )
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

@@ -1,7 +1,11 @@
 """Folders with a sub-folder of images for each class."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from keras_equiattn.applications.data.sources.catalogue import DatasetInfo
 from keras_equiattn.applications.data.sources.catalogue import (
@@ -15,6 +19,7 @@ IMAGE_SIZE = 224
 # The folder of each split. The labels of ImageNet's own test images are not
 # public, so that the validation images are also the test images.
 FOLDERS = {"train": "train", "validation": "val", "test": "val"}
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 LAYOUT = "train/<class>/<image> and val/<class>/<image>, JPEG or PNG"
 
 
@@ -107,3 +112,35 @@ def folder_info(folder: Path) -> DatasetInfo:
         name=folder.name,
         classes=len(folder_classes(folder)),
     )
+
+
+def image_files(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int32]]:
+    """Returns the path of each image in the folders of classes, and its label.
+
+    Classes come in alphabetical order, and so do the images of each.
+
+    Raises:
+        DatasetNotPreparedError: There are no images.
+    """
+    classes = sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".")
+    )
+    paths: list[bytes] = []
+    labels: list[int] = []
+    for label, path in enumerate(classes):
+        found = sorted(
+            os.fsencode(os.path.join(root, name))
+            for root, _, names in os.walk(path, followlinks=True)
+            for name in names
+            if name.lower().endswith(ENDINGS)
+        )
+        paths += found
+        labels += len(found) * [label]
+    if not paths:
+        raise DatasetNotPreparedError(
+            f"{folder} must hold images in its class folders, whose names end "
+            f"in one of {', '.join(ENDINGS)}"
+        )
+    return np.array(paths), np.array(labels, "int32")
