@@ -11,9 +11,16 @@ is that of the environment variable `KERAS_BACKEND`.
 The folder of a run holds `log.csv`, `last.keras`, `best.keras` (best
 validation accuracy), `last.weights.h5`, `results.json` and `curves.png`, with
 `--log-steps` also `steps.csv`.
+
+`--distribute` trains on all devices of a machine, and in several processes
+where the backend is told of them:
+
+    torchrun --nproc-per-node 2 examples/train.py --distribute ...
 """
 
 import dataclasses
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,10 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             'train.py: tyro is missing: pip install "keras-equiattn[examples]"'
         ) from None
     options = tyro.cli(training.TrainOptions, args=arguments)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         train(options)
     except training.OptionsError as error:
         raise SystemExit(f"train.py: error: {error}") from None
+    except training.ProcessLostError as error:
+        message = f"train.py: error: {error}. {stopped(options)}"
+        print(message, file=sys.stderr, flush=True)
+        # What waits for the other process at exit would wait in vain.
+        os._exit(1)
     except OSError as error:
         # A full disk, for example, or one that was taken away.
         raise SystemExit(
@@ -48,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"\nInterrupted. {stopped(options)}", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _terminate(*_: object) -> None:
+    """Stops as by Ctrl-C where a scheduler ends the process."""
+    raise KeyboardInterrupt
 
 
 def stopped(options: training.TrainOptions) -> str:
@@ -64,32 +82,65 @@ def stopped(options: training.TrainOptions) -> str:
 def train(options: training.TrainOptions) -> None:
     """Trains, tests and reports."""
     recipe = training.resolve(options)
-    training.check_out(options, recipe)
-    if training.is_complete(options, recipe):
-        print(f"The run in {options.out} is complete.")
-        return
-    backup = callbacks.EpochBackup(options.out / "backup")
-    completed = training.completed_epochs(options, backup)
-    if options.resume:
+    distribution = training.start(options.distribute, options.batch_statistics)
+    with distribution.watched():
+        first = distribution.index == 0
+        complete, completed = False, 0
+        if first:
+            training.check_out(options, recipe)
+            complete = training.is_complete(options, recipe)
+        if distribution.agree(complete):
+            if first:
+                print(f"The run in {options.out} is complete.")
+            return
+        if first:
+            backup = callbacks.EpochBackup(options.out / "backup")
+            completed = training.completed_epochs(options, backup)
+        completed = distribution.agree(completed)
+        with training.folder_of_process(
+            options, distribution.index, completed
+        ) as own:
+            train_from(completed, own, recipe, distribution)
+
+
+def train_from(
+    completed: int,
+    options: training.TrainOptions,
+    recipe: recipes.Recipe,
+    distribution: training.Distribution,
+) -> None:
+    """Goes on after some epochs, and reports in the first process."""
+    first = distribution.index == 0
+    if options.resume and first:
         print(
             f"Resuming after epoch {completed} of {recipe.epochs}."
             if completed
             else f"Nothing to resume in {options.out}: starting at epoch 1."
         )
+    backup = callbacks.EpochBackup(options.out / "backup")
     log = callbacks.EpochLog(options.out / "log.csv", completed)
     steps_log = None
     if options.log_steps is not None:
         steps_log = callbacks.StepLog(
             options.out / "steps.csv", options.log_steps, completed
         )
-    with training.claimed_out(options):
+    with training.claimed_out(options), distribution.scope():
         model = training.build_model(options, recipe)
-        print(reporting.model_line(model), flush=True)
-        data = training.load_data(options, recipe, completed)
+        if first:
+            print(reporting.model_line(model), flush=True)
+        data = training.load_data(
+            options, recipe, completed, distribution.shard
+        )
         training.compile_model(model, recipe, len(data.train))
+        distribution.prepare(model, options.batch_statistics)
         training.open_out(options, recipe)
 
-    actions = [log, backup, callbacks.Checkpoints(options.out, log)]
+    actions = [
+        *distribution.callbacks(options.seed),
+        log,
+        backup,
+        callbacks.Checkpoints(options.out, log),
+    ]
     if recipe.plateau_patience is not None:
         plateau = callbacks.Plateau(
             log,
@@ -97,26 +148,32 @@ def train(options: training.TrainOptions) -> None:
             recipe.plateau_patience,
             recipe.plateau_factor,
         )
-        actions.insert(1, plateau)  # the backup keeps the lowered rate
+        actions.insert(-2, plateau)  # the backup keeps the lowered rate
     if steps_log is not None:
         actions.append(steps_log)
-    if completed < recipe.epochs:
-        model.fit(
-            data.train,
-            validation_data=data.validation,
-            validation_steps=training.evaluation_steps(
-                options, recipe, data.validation
-            ),
-            epochs=recipe.epochs,
-            initial_epoch=completed,
-            callbacks=[datasets.EpochCounter(data.train), *actions],
-            verbose=options.verbose,
-            shuffle=False,  # the dataset does
-        )
-    else:  # killed between the last epoch and the report
-        for action in actions:
-            action.set_model(model)
-            action.on_train_begin()
+    with distribution.scope():
+        if completed < recipe.epochs:
+            model.fit(
+                distribution.data(data.train),
+                validation_data=distribution.data(data.validation),
+                validation_steps=training.evaluation_steps(
+                    options, recipe, data.validation
+                ),
+                epochs=recipe.epochs,
+                initial_epoch=completed,
+                callbacks=[datasets.EpochCounter(data.train), *actions],
+                verbose=options.verbose,
+                shuffle=False,  # the dataset does
+            )
+        else:  # killed between the last epoch and the report
+            for action in actions:
+                action.set_model(model)
+                action.on_train_begin()
+    distribution.leave()
+    if not first:
+        return
+    if options.distribute:
+        model = keras.saving.load_model(options.out / "last.keras")
     training.save_weights(model, options.out / "last.weights.h5")
     steps = [] if steps_log is None else steps_log.rows
     report(options, recipe, data, model, log, steps)

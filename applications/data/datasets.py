@@ -26,8 +26,8 @@ grain; only a few images are in memory. The labels of ImageNet's own test images
 are not public, so "validation" and "test" are both `val`: whoever chooses an
 epoch or a setting by one has chosen by the other.
 
-The order of the images of `pcam`, which `load` reads from disk too, also depends
-on `tf.random.set_seed`.
+The order of the images of `pcam`, which `load` reads from disk too, also
+depends on `tf.random.set_seed`.
 """
 
 import os

@@ -61,9 +61,7 @@ class FolderBatches(Epochs):
         )
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        plan = Plan(
-            self.count, self.seed, epoch, self.shuffle, self.augment
-        )
+        plan = Plan(self.count, self.seed, epoch, self.shuffle, self.augment)
         # The positions in the epoch of all images that this process reads.
         rows = np.concatenate(
             [np.r_[self.rows(index)] for index in range(len(self))]
@@ -71,9 +69,7 @@ class FolderBatches(Epochs):
         files = plan.order[rows]
         views = _views(plan, rows)
         share = self.batch_size // self.shard.count
-        batches = self._read(
-            self._paths[files], views, share, self.augment
-        )
+        batches = self._read(self._paths[files], views, share, self.augment)
         for index, images in enumerate(batches):
             labels = self._labels[files[index * share :][: len(images)]]
             yield to_float(images, self.normalization), labels
@@ -99,7 +95,9 @@ def _views(plan: Plan, rows: NDArray[np.int64]) -> Views:
     """The choices of a plan for the images in some positions."""
     size, augment = folders.READ_SIZE, plan.augment
     margin = (size - folders.IMAGE_SIZE) // 2
-    boxes = np.tile([margin, margin, size - margin, size - margin], (len(rows), 1))
+    boxes = np.tile(
+        [margin, margin, size - margin, size - margin], (len(rows), 1)
+    )
     if augment is None:
         zeros = np.zeros(len(rows), "int64")
         return Views(boxes, np.zeros((len(rows), 2), "int64"), zeros > 0, zeros)
@@ -177,7 +175,9 @@ def _with_grain(
         image = image[:, ::-1] if flip else image
         return np.rot90(image, turns)
 
-    options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=WAITING)
+    options = grain.ReadOptions(
+        num_threads=THREADS, prefetch_buffer_size=WAITING
+    )
     data = grain.MapDataset.range(len(paths)).map(read)
     yield from data.to_iter_dataset(options).batch(batch_size)
 
@@ -190,7 +190,8 @@ def _resized(image: NDArray[Any], side: int) -> NDArray[np.float32]:
         places = (np.arange(side, dtype="float32") + 0.5) * length / side - 0.5
         places = places.clip(0, length - 1).astype("float32")
         low = places.astype("int64")
-        part = np.expand_dims(places - low, (1, 2) if axis == 0 else (0, 2))
+        part = (places - low).astype("float32")
+        part = np.expand_dims(part, (1, 2) if axis == 0 else (0, 2))
         first = image.take(low, axis)
         second = image.take(np.minimum(low + 1, length - 1), axis)
         image = first + (second - first) * part

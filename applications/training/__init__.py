@@ -2,15 +2,20 @@
 
 A `recipe.Recipe` states a protocol, and `recipes` has one for each registered
 network. `options` combines a recipe with what a user asks for, and `run` does
-the steps of a training run. `optimizers`, `losses` and `callbacks` are what
-Keras lacks, and `reporting` says what came out. Networks and datasets are used
-here by their names alone: no layer, model or file format is defined here.
+the steps of a training run, on the devices of `distribution`. `optimizers`,
+`losses` and `callbacks` are what Keras lacks, and `reporting` says what came
+out. Networks and datasets are used here by their names alone: no layer, model
+or file format is defined here.
 """
 
+from keras_equiattn.applications.training.distribution import Distribution
+from keras_equiattn.applications.training.distribution import ProcessLostError
+from keras_equiattn.applications.training.distribution import start
 from keras_equiattn.applications.training.options import check_out
 from keras_equiattn.applications.training.options import claimed_out
 from keras_equiattn.applications.training.options import completed_epochs
 from keras_equiattn.applications.training.options import evaluation_steps
+from keras_equiattn.applications.training.options import folder_of_process
 from keras_equiattn.applications.training.options import is_complete
 from keras_equiattn.applications.training.options import open_out
 from keras_equiattn.applications.training.options import OptionsError
@@ -30,7 +35,9 @@ from keras_equiattn.applications.training.run import validation_metrics
 
 __all__ = [
     "Data",
+    "Distribution",
     "OptionsError",
+    "ProcessLostError",
     "Summary",
     "TrainOptions",
     "accuracy_of_poses",
@@ -42,11 +49,13 @@ __all__ = [
     "equivariance",
     "evaluate_test",
     "evaluation_steps",
+    "folder_of_process",
     "is_complete",
     "load_data",
     "open_out",
     "resolve",
     "save_weights",
+    "start",
     "validation_metrics",
     "write_json",
 ]

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,14 @@ from keras_equiattn.applications.training.recipe import Recipe
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 # What makes a run, beside its recipe; a resumed run has the same.
-_FIXED = ("model", "seed", "train_on_all", "dtype_policy", "weights")
+_FIXED = (
+    "model",
+    "seed",
+    "train_on_all",
+    "dtype_policy",
+    "weights",
+    "batch_statistics",
+)
 
 
 class OptionsError(ValueError):
@@ -69,6 +77,10 @@ class TrainOptions:
             and draw it.
         dtype_policy: Keras' dtype policy.
         weights: Weights to start from, as the network takes them.
+        distribute: Train on all devices, and with other processes where there
+            are any; see `training.distribution`. `batch_size` is that of all.
+        batch_statistics: Whether batch normalisation takes the statistics of
+            the batch of all devices, or of each device's own part.
         resume: Go on with the run in `out`, or start it where there is none.
         verbose: Keras' progress bar: 1 bar, 2 line per epoch, 0 silent.
     """
@@ -98,6 +110,8 @@ class TrainOptions:
         "float32"
     )
     weights: str | None = None
+    distribute: bool = False
+    batch_statistics: Literal["synchronized", "per_device"] = "synchronized"
     resume: bool = False
     verbose: Literal[0, 1, 2] = 1
 
@@ -201,7 +215,7 @@ def check_out(options: TrainOptions, recipe: Recipe) -> None:
         )
     try:
         # A run of an earlier version had the defaults of what came later.
-        started = _recipe_defaults() | dict(json.loads(text))
+        started = _defaults() | dict(json.loads(text))
     except (TypeError, ValueError):
         raise OptionsError(
             f"{path} is damaged: the run cannot be resumed. Choose another "
@@ -305,6 +319,38 @@ def claimed_out(options: TrainOptions) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def folder_of_process(
+    options: TrainOptions, index: int, completed: int
+) -> Iterator[TrainOptions]:
+    """The options with the folder that a process keeps its files in.
+
+    The first process has that of the run. The others have a copy of what it
+    goes on with, which is deleted in the end: all do the same work, as some
+    backends need all processes where one saves a network.
+
+    Raises:
+        OptionsError: If another process does not see the folder of the run.
+    """
+    if index == 0:
+        yield options
+        return
+    with tempfile.TemporaryDirectory() as own:
+        out = pathlib.Path(own)
+        for name in ("log.csv", "steps.csv") if completed else ():
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(options.out / name, out)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copytree(options.out / "backup", out / "backup")
+        if EpochBackup(out / "backup").completed != completed:
+            raise OptionsError(
+                f"Process {index} does not see the {completed} epochs that "
+                f"the first process goes on after in {options.out}: --out must "
+                "be a folder that all processes share."
+            )
+        yield dataclasses.replace(options, out=out, verbose=0)
+
+
 def open_out(options: TrainOptions, recipe: Recipe) -> None:
     """Writes down in the folder of the run what it is."""
     write_json(options.out / "options.json", _identity(options, recipe))
@@ -319,11 +365,13 @@ def _identity(options: TrainOptions, recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(identity))
 
 
-def _recipe_defaults() -> dict[str, Any]:
+def _defaults() -> dict[str, Any]:
+    """Of all that a run may be said to be."""
     return {
         field.name: field.default
-        for field in dataclasses.fields(Recipe)
-        if field.default is not dataclasses.MISSING
+        for of in (Recipe, TrainOptions)
+        for field in dataclasses.fields(of)
+        if field.default not in (dataclasses.MISSING, None)
     }
 
 

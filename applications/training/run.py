@@ -51,26 +51,32 @@ class Data:
             for data in (self.test, self.validation, self.train)
             if data is not None
         )
-        if self.pipeline == "PyDataset":
-            images = split[0][0]
-        else:
-            images = next(iter(split))[0]
+        images = next(iter(split))[0]
         return np.asarray(images)[:count]
 
 
 def load_data(
-    options: TrainOptions, recipe: Recipe, initial_epoch: int
+    options: TrainOptions,
+    recipe: Recipe,
+    initial_epoch: int,
+    shard: datasets.Shard | None = None,
 ) -> Data:
     """Opens the splits: by `tf.data`, or as PyDatasets for .npz files.
 
-    Without TensorFlow the PyDatasets serve the datasets by name too.
+    Without TensorFlow the PyDatasets serve the datasets by name too, and
+    `tf.distribute` takes `tf.data` alone. What the network is trained and
+    validated with is the shard; the test set is whole.
 
     Raises:
         OptionsError: If the dataset is not prepared, has too few examples, or
             needs a package that is not installed.
     """
     named = not recipe.dataset.endswith(".npz")
-    with_tensorflow = named and _has_tensorflow()
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    if shard is not None and on_tensorflow:
+        with_tensorflow = True
+    else:
+        with_tensorflow = named and _has_tensorflow()
     load = datasets.load if with_tensorflow else datasets.load_pydataset
     augment = None
     if recipe.padding or recipe.flip or recipe.resized_crop or recipe.turn:
@@ -93,8 +99,13 @@ def load_data(
     try:
         return Data(
             datasets.info(recipe.dataset),
-            split(train, augment=augment, initial_epoch=initial_epoch),
-            None if options.train_on_all else split("validation"),
+            split(
+                train,
+                augment=augment,
+                initial_epoch=initial_epoch,
+                shard=shard,
+            ),
+            None if options.train_on_all else split("validation", shard=shard),
             split("test") if options.test else None,
             "tf.data" if with_tensorflow else "PyDataset",
         )
@@ -257,9 +268,7 @@ def accuracy_of_poses(
 
 def _batches(split: Any, steps: int | None = None) -> Iterator[Any]:
     """Images as tensors and labels as arrays, once through a split."""
-    is_sequence = isinstance(split, keras.utils.PyDataset)
-    batches = (split[n] for n in range(len(split))) if is_sequence else split
-    for images, labels in itertools.islice(batches, steps):
+    for images, labels in itertools.islice(split, steps):
         images = np.asarray(images)
         yield ops.convert_to_tensor(images), np.asarray(labels)
 

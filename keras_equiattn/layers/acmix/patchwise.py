@@ -366,7 +366,7 @@ class BatchNorm(keras.layers.Layer):
         """
         # As in Keras, a frozen layer goes on with what it has learned.
         if training and self.trainable:
-            mean, variance = moments()
+            mean, variance = self._moments(moments)
             self._remember(self.moving_mean, mean)
             self._remember(self.moving_variance, variance)
         else:
@@ -376,6 +376,12 @@ class BatchNorm(keras.layers.Layer):
             )
         scale = full(self.gamma) / ops.sqrt(variance + EPSILON)
         return scale, full(self.beta) - mean * scale
+
+    def _moments(
+        self, moments: Callable[[], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the batch, which devices combine here."""
+        return moments()
 
     def _remember(self, moving: Any, statistic: Tensor) -> None:
         new = full(moving) * MOMENTUM + statistic * (1 - MOMENTUM)

@@ -1,5 +1,6 @@
 """What the tests of the datasets share."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -50,3 +51,27 @@ def random_arrays(count, shape=(6, 5, 2), seed=0):
     rng = np.random.default_rng(seed)
     images = rng.integers(1, 256, (count, *shape)).astype("uint8")
     return images, np.arange(count, dtype="int32")
+
+
+class Spy(keras.Model):
+    """Keeps every batch that `fit` trains on."""
+
+    def train_step(self, *args):
+        batch = [keras.ops.convert_to_numpy(part) for part in args[-1]]
+        self.seen.append(tuple(batch))
+        return super().train_step(*args)
+
+
+def make_spy(shape=(28, 28, 1)):
+    inputs = keras.Input(shape)
+    means = keras.layers.GlobalAveragePooling2D()(inputs)
+    outputs = keras.layers.Dense(10)(means)
+    model = Spy(inputs, outputs)
+    model.seen = []
+    model.compile(
+        "sgd",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        run_eagerly=True,
+    )
+    return model

@@ -6,6 +6,7 @@ import pytest
 from dataset_helpers import assert_equal
 from dataset_helpers import get_loader
 from dataset_helpers import LOADERS
+from dataset_helpers import make_spy
 from dataset_helpers import numpy_batches
 from dataset_helpers import once
 from dataset_helpers import random_arrays
@@ -201,29 +202,6 @@ def test_iterations_are_epochs(pipeline):
         assert_equal(numpy_batches(dataset), list(batches.epoch(epoch)))
 
 
-class Spy(keras.Model):
-    """Keeps every batch that `fit` trains on."""
-
-    def train_step(self, *args):
-        batch = [keras.ops.convert_to_numpy(part) for part in args[-1]]
-        self.seen.append(tuple(batch))
-        return super().train_step(*args)
-
-
-def make_spy():
-    inputs = keras.Input((28, 28, 1))
-    outputs = keras.layers.Dense(10)(keras.layers.Flatten()(inputs))
-    model = Spy(inputs, outputs)
-    model.seen = []
-    model.compile(
-        "sgd",
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        run_eagerly=True,
-    )
-    return model
-
-
 @pytest.mark.parametrize("batch_size", [400, 2000], ids=["several", "one"])
 @pytest.mark.parametrize("pipeline", LOADERS)
 def test_epochs_of_fit_are_epochs_of_the_data(pipeline, batch_size, tmp_path):
@@ -279,3 +257,47 @@ def test_evaluation_and_prediction_keep_the_order(pipeline):
     np.testing.assert_allclose(
         accuracy, (predicted == labels).mean(), atol=1e-6
     )
+
+
+@pytest.mark.parametrize(("count", "devices"), [(1, 2), (2, 1), (3, 2)])
+def test_shards_are_the_parts_of_batches(count, devices):
+    # The last batch has 5 images, of which some cannot be divided.
+    images = np.random.default_rng(0).random((29, 6, 6, 1), "float32")
+    labels = np.arange(29)
+    kwargs = {"batch_size": 12, "shuffle": True, "augment": True, "seed": 1}
+    whole = datasets.Batches(images, labels, **kwargs)
+    shards = [
+        datasets.Batches(
+            images,
+            labels,
+            shard=datasets.Shard(index, count, devices),
+            **kwargs,
+        )
+        for index in range(count)
+    ]
+    all_devices = count * devices
+    left_out = 5 % all_devices
+    assert {len(shard) for shard in shards} == {3 if left_out < 5 else 2}
+    assert {shard.left_out for shard in shards} == {left_out}
+    for batch in range(len(shards[0])):
+        parts = [shard.batch(1, batch) for shard in shards]
+        assert {len(y) for _, y in parts} == {len(parts[0][1])}
+        assert not len(parts[0][1]) % devices
+        x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+        expected_x, expected_y = whole.batch(1, batch)
+        np.testing.assert_array_equal(x, expected_x[: len(x)])
+        np.testing.assert_array_equal(y, expected_y[: len(y)])
+        assert len(expected_y) - len(y) == (left_out if batch == 2 else 0)
+
+
+def test_shards_that_cannot_be():
+    images, labels = np.zeros((5, 3, 3, 1), "uint8"), np.zeros(5, "int32")
+    for shard, batch_size, message in (
+        (datasets.Shard(0, 3), 4, "multiple of the 3 devices.* Received: 4"),
+        (datasets.Shard(0, 3, 2), 6, "6 devices must have an image.* 5 images"),
+        ((0, 2), 4, r"`shard` must be None or a Shard. Received: \(0, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            datasets.Batches(images, labels, batch_size, shard=shard)
+    with pytest.raises(ValueError, match=r"`index` must be less than 2.* 2"):
+        datasets.Shard(2, 2)

@@ -1,15 +1,18 @@
 """Datasets that are folders of images."""
 
+import sys
+
 import numpy as np
 import pytest
 from dataset_helpers import assert_equal
+from dataset_helpers import make_spy
 from dataset_helpers import numpy_batches
 from dataset_helpers import once
 from PIL import Image
 
 from keras_equiattn.applications.data import augmentation
 from keras_equiattn.applications.data import datasets
-from keras_equiattn.applications.data import streams
+from keras_equiattn.applications.data import images as image_batches
 from keras_equiattn.applications.data.__main__ import main
 from keras_equiattn.applications.data.sources import access
 from keras_equiattn.applications.data.sources import catalogue
@@ -46,6 +49,17 @@ def folder(tmp_path_factory):
     (root / "train" / ".hidden").mkdir()
     (root / "val" / "readme.txt").write_text("not an image")
     return root
+
+
+@pytest.fixture
+def ramp(tmp_path):
+    """One image, whose pixels are its coordinates; in 256 x 256, exactly."""
+    for part in ("train", "val"):
+        (tmp_path / part / "one").mkdir(parents=True)
+        rows, columns = np.indices((256, 256), "uint8")
+        image = np.stack([rows, columns, 0 * rows], axis=-1)
+        Image.fromarray(image).save(tmp_path / part / "one" / "ramp.png")
+    return tmp_path
 
 
 def load(*args, **kwargs):
@@ -131,19 +145,10 @@ def test_epochs_are_reproducible_and_resumable(folder):
     np.testing.assert_array_equal(plain[1], together(epochs[0])[1])
 
 
-@pytest.fixture
-def ramp(tmp_path):
-    """One image, whose pixels are its coordinates; in 256 x 256, exactly."""
-    for part in ("train", "val"):
-        (tmp_path / part / "one").mkdir(parents=True)
-        rows, columns = np.indices((256, 256), "uint8")
-        image = np.stack([rows, columns, 0 * rows], axis=-1)
-        Image.fromarray(image).save(tmp_path / part / "one" / "ramp.png")
-    return tmp_path
-
-
 def test_crops_are_the_boxes_of_the_plan(ramp):
-    batches = streams.FolderBatches(ramp / "train", 1, augment=CROP, seed=1)
+    batches = image_batches.FolderBatches(
+        ramp / "train", 1, augment=CROP, seed=1
+    )
     found = set()
     for epoch in range(8):
         ((images, _),) = batches.epoch(epoch)
@@ -167,7 +172,7 @@ def test_crops_are_the_boxes_of_the_plan(ramp):
 
 def test_padding_moves_the_central_crop(ramp):
     augment = datasets.Augmentation(3, False)
-    batches = streams.FolderBatches(ramp / "train", 1, augment=augment)
+    batches = image_batches.FolderBatches(ramp / "train", 1, augment=augment)
     for epoch in range(5):
         ((images, _),) = batches.epoch(epoch)
         offset = augmentation.Plan(1, 0, epoch, False, augment).offsets[0]
@@ -222,13 +227,76 @@ def test_crops_are_of_folders_alone(tmp_path):
         datasets.Augmentation(0, True, 1)
 
 
-def test_only_load_reads_folders(folder, tmp_path):
+def test_folders_are_not_exported(folder, tmp_path):
     for name in (folder, "imagenet_folder"):
-        message = f"which only `load` reads, with TensorFlow. Received: '{name}"
-        with pytest.raises(ValueError, match=message):
-            datasets.load_pydataset(name)
+        message = f"which is read as it is. Received: '{name}"
         with pytest.raises(ValueError, match=message):
             datasets.export(name, tmp_path / "out.npz")
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [None, CROP, datasets.Augmentation(5, True, turn=True)],
+    ids=["none", "crops", "turns"],
+)
+def test_grain_reads_what_tensorflow_reads(folder, augment):
+    pytest.importorskip("grain")
+    shard = datasets.Shard(1, 2)
+    for split in ("train", "validation"):
+        kwargs = {
+            "batch_size": 4,
+            "augment": augment if split == "train" else None,
+            "seed": 3,
+            "shard": shard if split == "train" else None,
+        }
+        expected = load(folder, split, **kwargs)
+        found = datasets.load_pydataset(folder, split, **kwargs)
+        assert len(found) == len(expected)
+        for _ in range(2):
+            pairs = zip(found, numpy_batches(expected), strict=True)
+            for (images, labels), (others, of_others) in pairs:
+                assert (images.dtype, labels.dtype) == ("float32", "int32")
+                np.testing.assert_array_equal(labels, of_others)
+                np.testing.assert_allclose(images, others, atol=0.03)
+                assert abs(images - others).mean() < 1 / 255
+
+
+@pytest.mark.parametrize(
+    "augment", [CROP, datasets.Augmentation(5, True, turn=True)]
+)
+def test_readers_agree_to_rounding(ramp, augment):
+    """On a file whose pixels all decoders return as they are."""
+    pytest.importorskip("grain")
+    pytest.importorskip("tensorflow")
+    found, expected = (
+        image_batches.FolderBatches(ramp / "train", 1, reader, augment=augment)
+        for reader in ("grain", "tf.data")
+    )
+    for epoch in range(4):
+        ((images, _),), ((others, _),) = (
+            batches.epoch(epoch) for batches in (found, expected)
+        )
+        np.testing.assert_allclose(images, others, atol=2e-6)
+
+
+def test_fit_reads_epochs_of_grain(folder):
+    pytest.importorskip("grain")
+    dataset = datasets.load_pydataset(folder, batch_size=5, seed=1)
+    spy = make_spy((224, 224, 3))
+    spy.fit(dataset, epochs=2, verbose=0, shuffle=False)
+    epochs = np.split(np.concatenate([labels for _, labels in spy.seen]), 2)
+    again = datasets.load_pydataset(folder, batch_size=5, seed=1)
+    for found in epochs:
+        expected = np.concatenate([labels for _, labels in again])
+        np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(*epochs)
+
+
+def test_folders_need_grain_without_tensorflow(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "grain", None)
+    dataset = datasets.load_pydataset(folder)
+    with pytest.raises(ImportError, match=r"keras-equiattn\[grain\]"):
+        next(iter(dataset))
 
 
 def test_folders_that_cannot_be(tmp_path, capsys):

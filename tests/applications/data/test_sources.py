@@ -247,12 +247,12 @@ def test_real_pcam():
 @needs("pcam")
 def test_streamed_batches(monkeypatch):
     monkeypatch.setattr(splits, "MEMORY_LIMIT", 1_000)
-    streams = []
-    stream = streams.StreamedBatches
+    opened = []
+    stream = splits.StreamedBatches
 
     def spy(*args, **kwargs):
-        streams.append(stream(*args, **kwargs))
-        return streams[-1]
+        opened.append(stream(*args, **kwargs))
+        return opened[-1]
 
     monkeypatch.setattr(splits, "StreamedBatches", spy)
     builder = tfds.builder("pcam", DATA_DIR)
@@ -274,7 +274,7 @@ def test_streamed_batches(monkeypatch):
     second = numpy_batches(dataset)
     assert_equal(numpy_batches(resumed), second)
     assert not np.array_equal(second[0][1], epochs[0][1])
-    assert len(streams) == 5
+    assert len(opened) == 5
     # Shuffled, but complete.
     plain = datasets.load("pcam", "train", 100)
     sums = np.concatenate([x.sum((1, 2, 3)) for x, _ in numpy_batches(plain)])
@@ -316,3 +316,26 @@ def test_nothing_is_downloaded_unless_asked(
     with pytest.raises(FileNotFoundError) as caught:
         load(name, "test", data_dir=tmp_path)
     assert str(caught.value).endswith(f"{command} --data-dir {tmp_path}")
+
+
+@needs("pcam")
+def test_each_process_streams_examples_of_its_own(monkeypatch):
+    monkeypatch.setattr(splits, "MEMORY_LIMIT", 1_000)
+    kwargs = {"split": "validation", "batch_size": 30}
+    whole, _ = datasets.load_pydataset("pcam", **kwargs).batches.batch(0, 0)
+    parts = [
+        datasets.load("pcam", shard=datasets.Shard(index, 3), **kwargs)
+        for index in range(3)
+    ]
+    first = [numpy_batches(part)[0][0] for part in parts]
+    assert [len(images) for images in first] == [10, 10, 10]
+    np.testing.assert_array_equal(first[0], whole[:10])
+    counts = [sum(len(y) for _, y in numpy_batches(part)) for part in parts]
+    assert len(set(counts)) == 1
+    total = datasets.load_pydataset("pcam", **kwargs).batches.count
+    assert 0 <= total - sum(counts) < 3
+    keys = [
+        {images.tobytes() for x, _ in numpy_batches(part) for images in x}
+        for part in parts
+    ]
+    assert not keys[0] & keys[1] | keys[1] & keys[2] | keys[0] & keys[2]

@@ -1,0 +1,422 @@
+"""Training on several devices, in one process or in several.
+
+Every process builds the same network and reads its own part of each batch. The
+gradients are averaged over all devices, so that a run is that of one device
+with the same batch size. How processes are started is up to the backend:
+
+* PyTorch: `torchrun`, one process for each device;
+* JAX: `keras.distribution`, by the variables
+  `KERAS_DISTRIBUTION_JOB_ADDRESSES`, `KERAS_DISTRIBUTION_NUM_PROCESSES` and
+  `KERAS_DISTRIBUTION_PROCESS_ID`;
+* TensorFlow: `tf.distribute`, by the variable `TF_CONFIG`.
+
+Under JAX and TensorFlow one process serves all devices of its machine, and
+without these variables there is only one.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import TypeAlias
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training.options import OptionsError
+from keras_equiattn.graphs import layers_within
+from keras_equiattn.layers.acmix import patchwise
+
+Tensor: TypeAlias = Any
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of the run has ended."""
+
+
+class Distribution:
+    """One device: what other distributions change, they override.
+
+    Attributes:
+        index: number of this process. The first one keeps the files of a run.
+        count: number of processes.
+        devices: number of devices of each process.
+    """
+
+    index, count, devices = 0, 1, 1
+
+    @property
+    def shard(self) -> datasets.Shard | None:
+        """What this process reads of each batch."""
+        if self.count * self.devices == 1:
+            return None
+        return datasets.Shard(self.index, self.count, self.devices)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it a network is built, compiled and trained."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tells where an error only means that another process has ended.
+
+        Raises:
+            ProcessLostError: In place of such an error.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._tells_of_others(error):
+                raise
+            first_line = str(error).strip().partition("\n")[0]
+            raise ProcessLostError(
+                f"another process of the run has ended ({first_line})"
+            ) from None
+
+    def prepare(self, model: keras.Model, batch_statistics: str) -> None:
+        """Makes a compiled network train on all devices.
+
+        Args:
+            model: the network.
+            batch_statistics: whether batch normalisation takes them over the
+                batch of all devices, `"synchronized"`, or `"per_device"`.
+        """
+
+    def data(self, split: Any) -> Any:
+        """A split as `fit` takes it."""
+        return split
+
+    def callbacks(self, seed: int) -> list[keras.callbacks.Callback]:
+        """Callbacks that come before all others."""
+        return []
+
+    def mean(self, numbers: Any) -> np.ndarray:
+        """The mean of an array of numbers over all processes."""
+        return np.asarray(numbers, "float64")
+
+    def agree(self, number: int) -> int:
+        """The number that the first process has."""
+        own = number if self.index == 0 else 0
+        return round(float(self.mean([own])[0]) * self.count)
+
+    def leave(self) -> None:
+        """Ends the work with other processes, after all have come here."""
+
+    def _tells_of_others(self, error: Exception) -> bool:
+        """Whether an error means that another process has ended."""
+        return False
+
+
+def start(distribute: bool, batch_statistics: str) -> Distribution:
+    """Joins the other processes, before the backend computes anything.
+
+    Args:
+        distribute: whether there is more than one device.
+        batch_statistics: see `Distribution.prepare`.
+
+    Raises:
+        OptionsError: If the process was not started as the backend wants it,
+            or the backend cannot take the statistics like this.
+    """
+    if not distribute:
+        if batch_statistics != "synchronized":
+            raise OptionsError(
+                f"--batch-statistics {batch_statistics} needs --distribute: "
+                "there is only one device without."
+            )
+        return Distribution()
+    backend = keras.backend.backend()
+    if backend == "jax" and batch_statistics != "synchronized":
+        raise OptionsError(
+            "Under JAX batch statistics are those of all devices: "
+            "--batch-statistics must be 'synchronized'. Received: "
+            f"{batch_statistics!r}"
+        )
+    return {"tensorflow": _TensorFlow, "jax": _Jax, "torch": _Torch}[backend]()
+
+
+class _Torch(Distribution):
+    """`DistributedDataParallel`, in processes that torchrun has started."""
+
+    def __init__(self) -> None:
+        import torch
+
+        if "RANK" not in os.environ:
+            raise OptionsError(
+                "Under PyTorch --distribute needs torchrun, for example: "
+                "torchrun --nproc-per-node 2 examples/train.py --distribute"
+            )
+        backend = "gloo"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+            backend = "nccl"
+        torch.distributed.init_process_group(backend)
+        self.index = torch.distributed.get_rank()
+        self.count = torch.distributed.get_world_size()
+
+    def prepare(self, model: keras.Model, batch_statistics: str) -> None:
+        import torch
+
+        synchronized = batch_statistics == "synchronized"
+        if synchronized:
+            _synchronize_batch_statistics(model, self._mean_of_tensor)
+        # Its hooks average the gradients while others are still computed.
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        moving = [
+            v.value
+            for v in model.non_trainable_variables
+            if v.dtype != "uint32"
+        ]
+
+        def train_step(batch: Any) -> dict[str, Tensor]:
+            # As Keras' own step, but for the call of the network.
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            model.zero_grad()
+            outputs = parallel(x, training=True)
+            loss = model.compute_loss(x, y, outputs, weight, training=True)
+            model._loss_tracker.update_state(loss, sample_weight=len(x))
+            model.optimizer.scale_loss(loss).backward()
+            weights = model.trainable_weights
+            with torch.no_grad():
+                gradients = [w.value.grad for w in weights]
+                model.optimizer.apply(gradients, weights)
+                if not synchronized:
+                    for value in moving:
+                        value.copy_(self._mean_of_tensor(value))
+            return model.compute_metrics(x, y, outputs, weight)
+
+        model.train_step = train_step
+
+    def _mean_of_tensor(self, x: Tensor) -> Tensor:
+        return _torch_sum(x) / self.count
+
+    def callbacks(self, seed: int) -> list[keras.callbacks.Callback]:
+        return [_MeanLogs(self), _OwnDropout(seed, self.index)]
+
+    def mean(self, numbers: Any) -> np.ndarray:
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        x = torch.as_tensor(np.asarray(numbers, "float64"), device=device)
+        torch.distributed.all_reduce(x)
+        return (x / self.count).cpu().numpy()
+
+    def leave(self) -> None:
+        import torch
+
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+    def _tells_of_others(self, error: Exception) -> bool:
+        import torch
+
+        if isinstance(error, torch.distributed.DistError):
+            return True
+        text = str(error)
+        return isinstance(error, RuntimeError) and (
+            "gloo" in text or "NCCL" in text or "Connection" in text
+        )
+
+
+def _torch_sum(x: Tensor) -> Tensor:
+    """The sum over all processes, through which gradients flow."""
+    import torch
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            total = x.clone(memory_format=torch.contiguous_format)
+            torch.distributed.all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:
+            return Sum.forward(None, gradient)
+
+    return Sum.apply(x)
+
+
+class _MeanLogs(keras.callbacks.Callback):
+    """Makes the metrics of an epoch those of all processes.
+
+    All of them have seen as many images.
+    """
+
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        self._distribution = distribution
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        means = self._distribution.mean([float(x) for x in logs.values()])
+        logs.update(zip(logs, means.tolist(), strict=True))
+
+
+class _OwnDropout(keras.callbacks.Callback):
+    """Gives each process random numbers of its own, anew for each epoch."""
+
+    def __init__(self, seed: int, index: int) -> None:
+        super().__init__()
+        self._seeds = seed, index
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        import torch
+
+        generator = np.random.default_rng((*self._seeds, epoch))
+        torch.manual_seed(int(generator.integers(2**63)))
+
+
+class _Jax(Distribution):
+    """`keras.distribution.DataParallel` over the devices of all processes."""
+
+    def __init__(self) -> None:
+        import jax
+
+        if "KERAS_DISTRIBUTION_JOB_ADDRESSES" in os.environ:
+            keras.distribution.initialize()
+        self._parallel = keras.distribution.DataParallel(
+            auto_shard_dataset=False
+        )
+        self.index = jax.process_index()
+        self.count = jax.process_count()
+        self.devices = jax.local_device_count()
+
+    def mean(self, numbers: Any) -> np.ndarray:
+        from jax.experimental import multihost_utils
+
+        found = multihost_utils.process_allgather(
+            np.asarray(numbers, "float32")
+        )
+        return np.reshape(found, (self.count, -1)).mean(0, dtype="float64")
+
+    def leave(self) -> None:
+        import jax
+
+        if self.count > 1:
+            jax.distributed.shutdown()  # waits for all
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self._parallel.scope()
+
+    def _tells_of_others(self, error: Exception) -> bool:
+        import jax
+
+        return self.count > 1 and isinstance(error, jax.errors.JaxRuntimeError)
+
+
+class _TensorFlow(Distribution):
+    """`tf.distribute`, with one worker or several."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        if "TF_CONFIG" in os.environ:
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            self.index = _index_in_cluster(self._strategy.cluster_resolver)
+        else:
+            self._strategy = tf.distribute.MirroredStrategy()
+        self.devices = len(self._strategy.extended.worker_devices)
+        self.count = self._strategy.num_replicas_in_sync // self.devices
+
+    def prepare(self, model: keras.Model, batch_statistics: str) -> None:
+        import tensorflow as tf
+
+        def mean(x: Tensor) -> Tensor:
+            context = tf.distribute.get_replica_context()
+            if context is None or context.num_replicas_in_sync == 1:
+                return x
+            return context.all_reduce("mean", x)
+
+        if batch_statistics == "synchronized":
+            _synchronize_batch_statistics(model, mean)
+        if self.count == 1:
+            return
+        # Two things that Keras 3.15 does work with one worker alone: it takes
+        # the mean of a batch to build a network, which is built already, and
+        # the mean of metrics over their first axis, which they do not have.
+        model._distribute_strategy = None
+        for name in ("train_step", "test_step"):
+            setattr(model, name, _with_first_axis(getattr(model, name)))
+
+    def data(self, split: Any) -> Any:
+        if self.count == 1 or split is None:
+            return split
+        # One batch for each device.
+        parts = split if self.devices == 1 else split.flat_map(self._divide)
+        return self._strategy.distribute_datasets_from_function(lambda _: parts)
+
+    def _divide(self, images: Tensor, labels: Tensor) -> Any:
+        import tensorflow as tf
+
+        parts = [
+            tf.reshape(x, [self.devices, -1, *x.shape[1:]])
+            for x in (images, labels)
+        ]
+        return tf.data.Dataset.from_tensor_slices(tuple(parts))
+
+    def mean(self, numbers: Any) -> np.ndarray:
+        import tensorflow as tf
+
+        def of_replica() -> Tensor:
+            x = tf.constant(np.asarray(numbers), "float64")
+            return tf.distribute.get_replica_context().all_reduce("mean", x)
+
+        found = self._strategy.run(tf.function(of_replica))
+        return self._strategy.experimental_local_results(found)[0].numpy()
+
+    def leave(self) -> None:
+        self.mean([0.0])  # which waits for all
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self._strategy.scope()
+
+    def _tells_of_others(self, error: Exception) -> bool:
+        import tensorflow as tf
+
+        return self.count > 1 and isinstance(error, tf.errors.OpError)
+
+
+def _index_in_cluster(resolver: Any) -> int:
+    """The number of a process, of which the chief is the first."""
+    index = int(resolver.task_id)
+    has_chief = "chief" in resolver.cluster_spec().as_dict()
+    return index + (has_chief and resolver.task_type == "worker")
+
+
+def _with_first_axis(
+    step: Callable[[Any], dict[str, Tensor]],
+) -> Callable[[Any], dict[str, Tensor]]:
+    """A step whose metrics have an axis of length one."""
+
+    def wrapped(batch: Any) -> dict[str, Tensor]:
+        return {name: x[None] for name, x in step(batch).items()}
+
+    return wrapped
+
+
+def _synchronize_batch_statistics(
+    model: keras.Model, mean_of_devices: Callable[[Tensor], Tensor]
+) -> None:
+    """Lets batch normalisation see the batch of all devices.
+
+    Keras' own `synchronized=True` is for TensorFlow alone, and files that have
+    it cannot be read by other backends.
+    """
+
+    def combined(moments: Callable[..., Any]) -> Callable[..., Any]:
+        def of_all(*args: Any) -> tuple[Tensor, Tensor]:
+            mean, variance = moments(*args)
+            total = mean_of_devices(mean)
+            # All devices have as many images.
+            spread = variance + ops.square(mean - total)
+            return total, mean_of_devices(spread)
+
+        return of_all
+
+    for layer in layers_within(model):
+        if isinstance(
+            layer, keras.layers.BatchNormalization | patchwise.BatchNorm
+        ):
+            layer._moments = combined(layer._moments)
