@@ -213,12 +213,13 @@ class _Torch(Distribution):
     def _tells_of_others(self, error: Exception) -> bool:
         import torch
 
-        if isinstance(error, torch.distributed.DistError):
-            return True
-        text = str(error)
-        return isinstance(error, RuntimeError) and (
-            "gloo" in text or "NCCL" in text or "Connection" in text
-        )
+        lost = isinstance(error, torch.distributed.DistError)
+        return lost or _names_a_library_of_collectives(error)
+
+
+def _names_a_library_of_collectives(error: Exception) -> bool:
+    text = str(error).lower()
+    return "gloo" in text or "nccl" in text
 
 
 def _torch_sum(x: Tensor) -> Tensor:
@@ -303,7 +304,11 @@ class _Jax(Distribution):
     def _tells_of_others(self, error: Exception) -> bool:
         import jax
 
-        return self.count > 1 and isinstance(error, jax.errors.JaxRuntimeError)
+        lost = isinstance(error, jax.errors.JaxRuntimeError)
+        # Some of its errors are ValueErrors, with the same text.
+        return self.count > 1 and (
+            lost or _names_a_library_of_collectives(error)
+        )
 
 
 class _TensorFlow(Distribution):
@@ -316,7 +321,14 @@ class _TensorFlow(Distribution):
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
             self.index = _index_in_cluster(self._strategy.cluster_resolver)
         else:
-            self._strategy = tf.distribute.MirroredStrategy()
+            gpus = tf.config.list_logical_devices("GPU")
+            devices = gpus or tf.config.list_logical_devices("CPU")
+            # Between CPUs of one process, collectives end with a mismatch of
+            # shapes for group self-attention (TensorFlow 2.21).
+            self._strategy = tf.distribute.MirroredStrategy(
+                [device.name for device in devices],
+                None if gpus else tf.distribute.ReductionToOneDevice(),
+            )
         self.devices = len(self._strategy.extended.worker_devices)
         self.count = self._strategy.num_replicas_in_sync // self.devices
 

@@ -216,3 +216,59 @@ def test_xla_gets_no_long_reductions(size, monkeypatch):
     backend.sums_together((x, 2 * x), 1)
     assert lengths
     assert max(lengths) <= 16
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_equal_numbers_share_the_gradient_of_a_maximum(axis):
+    x = np.array([[1, 3, 3, -1, 3], [0, 0, 0, 0, 0], [-2, -1, -3, -3, -1]])
+    x = np.repeat(x.astype("float32")[..., None], 3, axis=2)
+    x = x if axis == 1 else x.swapaxes(0, 1)
+    share = np.array([0, 1, 1, 0, 1]) / 3, np.ones(5) / 5, [0, 0.5, 0, 0, 0.5]
+    weights = np.arange(1, 4, dtype="float32")
+    expected = np.array(share)[..., None] * weights
+    expected = expected if axis == 1 else expected.swapaxes(0, 1)
+    cotangent = np.broadcast_to(weights, x.max(axis).shape)
+    found, (gradient,) = backend.vjp(
+        lambda x: backend.largest(x, axis),
+        (ops.convert_to_tensor(x),),
+        ops.convert_to_tensor(cotangent),
+    )
+    np.testing.assert_allclose(found, x.max(axis))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="XLA compiles it for JAX."
+)
+def test_gradient_of_a_maximum_of_what_is_computed_twice():
+    """It was infinite in this network: nothing was equal to the maximum.
+
+    XLA rounds the batch normalisation in two ways if LLVM does not optimise.
+    """
+    import jax
+
+    keras.utils.set_random_seed(0)
+    network = keras.Sequential(
+        [
+            keras.Input((7, 7, 1)),
+            layers.LiftingConv2D(4, 3, group="p4"),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            layers.GroupPooling(),
+        ]
+    )
+    rng = np.random.default_rng(0)
+    for variable in network.trainable_variables:
+        variable.assign(variable + 0.1 * rng.normal(size=variable.shape))
+    trained = [v.value for v in network.trainable_variables]
+    others = [v.value for v in network.non_trainable_variables]
+
+    def loss(trained, x):
+        y, _ = network.stateless_call(trained, others, x, training=True)
+        return ops.mean(ops.square(y - 1))
+
+    gradient = jax.jit(jax.grad(loss))
+    for _ in range(20):
+        x = rng.normal(size=(8, 7, 7, 1)).astype("float32")
+        for found in gradient(trained, x):
+            assert np.isfinite(found).all()

@@ -45,6 +45,7 @@ from keras_equiattn.ops.backend.random import next_seed
 from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import einsum_in_full_precision
+from keras_equiattn.ops.backend.reductions import largest
 from keras_equiattn.ops.backend.reductions import softmax
 from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sums_together
@@ -70,6 +71,7 @@ __all__ = [
     "has_gradients",
     "in_one_piece",
     "is_in_dynamo",
+    "largest",
     "masked",
     "maximum",
     "multiplied",

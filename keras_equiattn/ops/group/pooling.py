@@ -5,6 +5,7 @@ from typing import Any
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
@@ -64,5 +65,5 @@ def group_pool(
         )
     # Not all backends take a maximum of no numbers; the mean has its shape.
     if pooling_mode(mode) == "max" and 0 not in tuple(x.shape):
-        return ops.max(x, axis=axis)
+        return backend.largest(x, axis)
     return mean(x, axis)

@@ -1,0 +1,304 @@
+"""``examples/train.py --distribute``: several devices, several processes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from training_run import arguments
+from training_run import log_of
+from training_run import results_of
+from training_run import subprocess_command
+from training_run import weights_of
+
+from keras_equiattn.applications import training
+from keras_equiattn.applications.training import callbacks
+
+BACKEND = keras.backend.backend()
+EPOCHS = 2
+# Starting two processes takes as long as many tests.
+SWEEP = (pytest.mark.slow, pytest.mark.every_backend)
+
+
+def command(npz, out, *more, epochs=EPOCHS):
+    """A run whose batches two devices can share, without dropout."""
+    run = arguments(npz, out, *more, epochs=epochs)
+    return ["--model=tiny_without_dropout", *run[1:]]
+
+
+def free_ports(count):
+    """Ports of the loopback that nobody uses."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+def variables(index, ports):
+    """What tells a process of each backend of the two that there are."""
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    if BACKEND == "torch":
+        return {
+            "RANK": str(index),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports[0]),
+        }
+    if BACKEND == "jax":
+        return {
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses[0],
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+            "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+        }
+    cluster = {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": index},
+    }
+    return {"TF_CONFIG": json.dumps(cluster)}
+
+
+@dataclasses.dataclass
+class Done:
+    """How a process ended."""
+
+    returncode: int
+    output: str
+
+
+def run_two(run, *setups):
+    """Runs two processes with `--distribute`, after lines of their own."""
+    ports = free_ports(2)
+    started = []
+    for index in range(2):
+        setup = setups[index] if setups else ""
+        started.append(
+            subprocess.Popen(
+                subprocess_command([*run, "--distribute"], setup),
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "XLA_FLAGS": "",
+                    **variables(index, ports),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    done = []
+    for process in started:
+        try:
+            output, _ = process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        done.append(Done(process.returncode, output))
+    return done
+
+
+def assert_succeeded(done):
+    for process in done:
+        assert process.returncode == 0, process.output[-3000:]
+
+
+def assert_close_logs(found, expected, rtol=1e-5):
+    assert len(found) == len(expected) == EPOCHS
+    for row, other in zip(found, expected, strict=True):
+        assert row.keys() == other.keys()
+        for name, value in row.items():
+            np.testing.assert_allclose(value, other[name], rtol, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(train, npz, tmp_path_factory):
+    """Folder of the run of one device."""
+    out = tmp_path_factory.mktemp("runs") / "alone"
+    train.main(command(npz, out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def together(npz, tmp_path_factory):
+    """Folder of the run of two processes, and what they printed."""
+    out = tmp_path_factory.mktemp("runs") / "together"
+    done = run_two(command(npz, out))
+    assert_succeeded(done)
+    return out, done
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+class TestTwoProcesses:
+    def test_losses_are_those_of_one_process(self, alone, together):
+        """Batch statistics are synchronised, and metrics are of all images."""
+        out, _ = together
+        assert_close_logs(log_of(out), log_of(alone))
+        pairs = zip(
+            weights_of(out / "last.keras"),
+            weights_of(alone / "last.keras"),
+            strict=True,
+        )
+        for found, expected in pairs:
+            np.testing.assert_allclose(found, expected, 1e-4, 1e-5)
+
+    def test_first_process_reports(self, together):
+        out, (first, second) = together
+        results, printed = results_of(out), first.output
+        assert results["options"]["distribute"] is True
+        assert results["test"]["accuracy"] > 0
+        assert results["equivariance"]["error"] < 1e-5
+        assert "test error" in printed
+        assert "error" not in second.output.replace("errors", "")
+        assert sorted(path.name for path in out.iterdir()) == [
+            "backup",
+            "best.keras",
+            "curves.png",
+            "last.keras",
+            "last.weights.h5",
+            "log.csv",
+            "options.json",
+            "results.json",
+        ]
+
+    def test_killed_process_ends_the_run_and_resume_goes_on(
+        self, npz, together, tmp_path
+    ):
+        out, run = tmp_path / "run", command(npz, tmp_path / "run")
+        first, second = run_two(run, "", KILL_ITSELF)
+        assert second.returncode == -signal.SIGKILL
+        assert first.returncode not in (0, None)
+        message = "train.py: error: another process of the run has ended ("
+        assert message in first.output, first.output[-3000:]
+        assert (
+            f"The run in {out} has completed 1 epochs: --resume goes on"
+        ) in first.output
+        assert "Traceback" not in first.output
+        assert callbacks.EpochBackup(out / "backup").completed == 1
+        assert_succeeded(run_two([*run, "--resume"]))
+        assert_close_logs(log_of(out), log_of(together[0]))
+
+    def test_statistics_of_each_device(self, npz, alone, tmp_path):
+        out = tmp_path / "run"
+        run = command(npz, out, "--batch-statistics=per_device")
+        done = run_two(run)
+        if BACKEND == "jax":
+            for process in done:
+                assert process.returncode == 1
+                assert "must be 'synchronized'" in process.output
+            return
+        assert_succeeded(done)
+        row, other = log_of(out)[0], log_of(alone)[0]
+        assert row["loss"] != pytest.approx(other["loss"], rel=1e-4)
+        assert row["loss"] == pytest.approx(other["loss"], rel=0.3)
+        assert np.isfinite(row["val_loss"])
+
+
+# The process kills itself after the second batch of the second epoch.
+KILL_ITSELF = """
+import os
+import signal
+from keras_equiattn.applications.training import callbacks
+
+class Backup(callbacks.EpochBackup):
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+callbacks.EpochBackup = Backup
+"""
+
+TWO_CPUS = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(cpu, two)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.skipif(
+    BACKEND == "torch", reason="PyTorch has a process for each device."
+)
+def test_two_devices_of_one_process(npz, alone, tmp_path):
+    out = tmp_path / "run"
+    setup = TWO_CPUS if BACKEND == "tensorflow" else ""
+    done = subprocess.run(
+        subprocess_command([*command(npz, out), "--distribute"], setup),
+        env={
+            **os.environ,
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_close_logs(log_of(out), log_of(alone))
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_torchrun(npz, alone, tmp_path):
+    """The command of the documentation."""
+    program = tmp_path / "program.py"
+    program.write_text(subprocess_command([])[-1])
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nproc-per-node", "2", "--master-port", str(free_ports(1)[0])),
+            *(str(program), *command(npz, out), "--distribute"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_close_logs(log_of(out), log_of(alone))
+
+
+@pytest.mark.once
+class TestOptions:
+    def test_torch_needs_torchrun(self, train, npz, tmp_path):
+        with pytest.raises(SystemExit, match="needs torchrun, for example"):
+            train.main(command(npz, tmp_path / "run", "--distribute"))
+        assert not (tmp_path / "run").exists()
+
+    def test_statistics_need_devices(self, train, npz, tmp_path):
+        more = "--batch-statistics=per_device"
+        with pytest.raises(SystemExit, match="needs --distribute"):
+            train.main(command(npz, tmp_path / "run", more))
+
+    def test_processes_share_the_folder(self, tmp_path):
+        options = training.TrainOptions("tiny", tmp_path / "run")
+        with (
+            pytest.raises(
+                training.OptionsError, match=r"Process 1 .* 3 epochs"
+            ),
+            training.folder_of_process(options, 1, 3),
+        ):
+            pass
+
+    def test_other_processes_write_elsewhere(self, tmp_path):
+        options = training.TrainOptions("tiny", tmp_path)
+        with training.folder_of_process(options, 0, 0) as own:
+            assert own is options
+        with training.folder_of_process(options, 1, 0) as own:
+            assert own.out != tmp_path
+            assert own.out.is_dir()
+            assert own.verbose == 0
+        assert not own.out.exists()
