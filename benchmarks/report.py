@@ -27,6 +27,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (
     "results.md",
     "guide/deployment.md",
+    "guide/distributed.md",
     "guide/engine.md",
     "guide/testing.md",
 )

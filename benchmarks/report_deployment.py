@@ -1,4 +1,6 @@
-"""Tables of the guide to deployment."""
+"""Tables of the guides to deployment and to distributed training."""
+
+import statistics
 
 from report_files import block
 from report_files import Results
@@ -78,4 +80,60 @@ def _poses(files: list) -> str:
     return ", ".join(f"{e:.0e} in {name}" for name, e in errors.items())
 
 
-TABLES = (int8, plain_time)
+def processes(results: Results) -> str:
+    """How much a run in two processes differs from one in one process."""
+    command = run("scale.py processes")
+    files = results.by_backend("scale-processes-{}", command)
+    rows = []
+    for backend, file in files.items():
+        found = file["found"]
+        one, two = (
+            statistics.median(row["seconds"] for row in log)
+            for log in found["logs"].values()
+        )
+        differences = found["differences"]
+        rows.append(
+            [
+                versioned(backend, file),
+                f"{found['logs']['1'][-1]['loss']:.4f}",
+                *(f"{differences[n]:.0e}" for n in ("loss", "val_loss")),
+                f"{one:.1f}, {two:.1f}",
+            ]
+        )
+    settings = next(iter(files.values()))["settings"]
+    header = (
+        f"`{settings['model']}`, {settings['epochs']} epochs of "
+        f"{settings['images']} digits, batch 64",
+        "last training loss",
+        "largest relative difference of the training loss",
+        "of the validation loss",
+        "seconds of an epoch in one process, in two",
+    )
+    return block(header, rows, list(files.values()), command)
+
+
+def folders(results: Results) -> str:
+    """The memory of a process that reads an epoch of a folder of images."""
+    command = run("scale.py folders", "torch")
+    file = results.latest("scale-folders", command)
+    rows = [
+        [
+            f"{entry['files']:,}",
+            entry["reader"],
+            f"{entry['images'] / entry['seconds']:,.0f}",
+            f"{entry['peak_before_mib']:,.0f}",
+            f"{entry['peak_mib']:,.0f}",
+        ]
+        for entry in file["found"]
+    ]
+    header = (
+        "files",
+        "read by",
+        "images per second",
+        "MiB before the epoch",
+        "largest MiB",
+    )
+    return block(header, rows, [file], command)
+
+
+TABLES = (folders, int8, plain_time, processes)

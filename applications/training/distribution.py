@@ -165,11 +165,7 @@ class _Torch(Distribution):
             _synchronize_batch_statistics(model, self._mean_of_tensor)
         # Its hooks average the gradients while others are still computed.
         parallel = torch.nn.parallel.DistributedDataParallel(model)
-        moving = [
-            v.value
-            for v in model.non_trainable_variables
-            if v.dtype != "uint32"
-        ]
+        moving = [v.value for v in _moving_averages(model)]
 
         def train_step(batch: Any) -> dict[str, Tensor]:
             # As Keras' own step, but for the call of the network.
@@ -339,10 +335,13 @@ class _TensorFlow(Distribution):
             context = tf.distribute.get_replica_context()
             if context is None or context.num_replicas_in_sync == 1:
                 return x
-            return context.all_reduce("mean", x)
+            # The copy is on the device of the replica, as a variable is not.
+            return context.all_reduce("mean", tf.identity(x))
 
         if batch_statistics == "synchronized":
             _synchronize_batch_statistics(model, mean)
+        else:
+            model.train_step = _with_mean_of_moving(model, mean)
         if self.count == 1:
             return
         # Two things that Keras 3.15 does work with one worker alone: it takes
@@ -395,6 +394,27 @@ def _index_in_cluster(resolver: Any) -> int:
     index = int(resolver.task_id)
     has_chief = "chief" in resolver.cluster_spec().as_dict()
     return index + (has_chief and resolver.task_type == "worker")
+
+
+def _with_mean_of_moving(
+    model: keras.Model, mean_of_devices: Callable[[Tensor], Tensor]
+) -> Callable[[Any], dict[str, Tensor]]:
+    """A step of TensorFlow after which moving averages are those of all."""
+    step = model.train_step
+
+    def wrapped(batch: Any) -> dict[str, Tensor]:
+        metrics = step(batch)
+        for variable in _moving_averages(model):
+            value = ops.convert_to_tensor(variable)
+            variable.assign(mean_of_devices(value))
+        return metrics
+
+    return wrapped
+
+
+def _moving_averages(model: keras.Model) -> list[Any]:
+    """Variables that are no weights to train, and no states of generators."""
+    return [v for v in model.non_trainable_variables if v.dtype != "uint32"]
 
 
 def _with_first_axis(

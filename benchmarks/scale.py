@@ -1,0 +1,219 @@
+"""Training in two processes, and reading folders that do not fit into memory.
+
+    KERAS_BACKEND=jax python benchmarks/scale.py processes
+    KERAS_BACKEND=torch python benchmarks/scale.py folders
+
+`processes` runs `examples/train.py` twice, in one process and in two on the
+loopback, with the same batches of digits, and compares their logs.
+
+`folders` makes folders of small PNG files, and new processes read one epoch of
+each by `tf.data` and by grain, without a network. The largest memory of a
+process (its peak resident set) is compared with that before it read anything.
+
+Both write `benchmarks/results/scale-<mode>[-<backend>]-<date>.json`.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
+
+RESULTS = Path(__file__).parent / "results"
+TRAIN = Path(__file__).parents[1] / "examples" / "train.py"
+READERS = {"tf.data": "load", "grain": "load_pydataset"}
+
+
+def write_digits(path: Path, count: int) -> None:
+    """Writes the first embedded digits as a dataset of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = datasets.export("digits", Path(folder) / "digits.npz")
+        with np.load(whole) as file:
+            arrays = {
+                name: values if name == "metadata" else values[:count]
+                for name, values in file.items()
+            }
+    np.savez(path, **arrays)
+
+
+def ports() -> list[int]:
+    """Two ports of the loopback that nobody uses."""
+    sockets = [socket.socket() for _ in range(2)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    found = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return found
+
+
+def variables(index: int, free: list[int]) -> dict[str, str]:
+    """What tells one of two processes who the others are."""
+    addresses = [f"127.0.0.1:{port}" for port in free]
+    cluster = {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": index},
+    }
+    return {
+        "torch": {
+            "RANK": f"{index}",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{free[0]}",
+        },
+        "jax": {
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses[0],
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+            "KERAS_DISTRIBUTION_PROCESS_ID": f"{index}",
+        },
+        "tensorflow": {"TF_CONFIG": json.dumps(cluster)},
+    }[keras.backend.backend()]
+
+
+def train(options: argparse.Namespace, data: Path, count: int) -> list[dict]:
+    """The log of a run in one process or in two, one row for each epoch."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [
+            *(sys.executable, str(TRAIN), "--model", options.model),
+            *("--dataset", str(data), "--validation-size", "128"),
+            *("--epochs", f"{options.epochs}", "--batch-size", "64"),
+            *("--out", f"{out}/run", "--no-test", "--verbose", "0"),
+            *(["--distribute"] if count > 1 else []),
+        ]
+        free = ports()
+        processes = [
+            subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": f"{2 // count}",
+                    **(variables(index, free) if count > 1 else {}),
+                },
+            )
+            for index in range(count)
+        ]
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise SystemExit(f"{' '.join(command)} ended with {codes}")
+        with open(f"{out}/run/log.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+    return [{name: float(x) for name, x in row.items()} for row in rows]
+
+
+def compare_processes(options: argparse.Namespace) -> Any:
+    """Logs of both runs, and the largest relative difference of a metric."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "digits.npz"
+        write_digits(data, options.images)
+        logs = {f"{n}": train(options, data, n) for n in (1, 2)}
+    metrics = ("loss", "accuracy", "val_loss", "val_accuracy")
+    differences = {
+        name: max(
+            abs(one[name] - two[name]) / abs(one[name])
+            for one, two in zip(logs["1"], logs["2"], strict=True)
+        )
+        for name in metrics
+    }
+    return {"logs": logs, "differences": differences}
+
+
+def make_folder(folder: Path, count: int) -> None:
+    """A folder of so many images in ten classes, and ten to validate."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part, images in (("train", count), ("val", 10)):
+        for index in range(images):
+            path = folder / part / f"class_{index % 10}" / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype="uint8")
+            Image.fromarray(pixels).save(path)
+
+
+def read_folder(folder: str, reader: str) -> dict[str, float]:
+    """Reads one shuffled epoch with augmentation in this process."""
+
+    def peak() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    load = getattr(datasets, READERS[reader])
+    augment = datasets.Augmentation(0, resized_crop=True)
+    # The libraries are loaded, and the first few images are read.
+    next(iter(load(folder, "validation", 8)))
+    before = peak()
+    start = time.perf_counter()
+    images = sum(len(y) for _, y in load(folder, "train", 64, augment))
+    return {
+        "images": images,
+        "seconds": time.perf_counter() - start,
+        "peak_before_mib": before,
+        "peak_mib": peak(),
+    }
+
+
+def measure_folders(options: argparse.Namespace) -> Any:
+    """Peak memory of an epoch, for each number of files and each reader."""
+    found = []
+    for count in options.files:
+        with tempfile.TemporaryDirectory() as folder:
+            make_folder(Path(folder), count)
+            for reader in READERS:
+                done = subprocess.run(
+                    [sys.executable, __file__, "read", folder, reader],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    check=True,
+                )
+                entry = json.loads(done.stdout.splitlines()[-1])
+                found.append({"files": count, "reader": reader, **entry})
+                print(found[-1], flush=True)
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["read"]:
+        print(json.dumps(read_folder(*sys.argv[2:])))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("mode", choices=("processes", "folders"))
+    parser.add_argument("--model", default="resnet29_p4_se")
+    parser.add_argument("--images", type=int, default=448, help="of digits")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument(
+        "--files", type=int, nargs="+", default=[1_000, 10_000, 100_000]
+    )
+    options = parser.parse_args()
+    processes = options.mode == "processes"
+    measure = compare_processes if processes else measure_folders
+    results = {
+        "benchmark": f"scale.py {options.mode}",
+        "settings": {k: v for k, v in vars(options).items() if k != "mode"},
+        "found": measure(options),
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    kind = f"scale-{options.mode}"
+    if processes:
+        kind += f"-{keras.backend.backend()}"
+    path = RESULTS / f"{kind}-{datetime.date.today().isoformat()}.json"
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
