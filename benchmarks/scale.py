@@ -91,6 +91,8 @@ def train(options: argparse.Namespace, data: Path, count: int) -> list[dict]:
             *(sys.executable, str(TRAIN), "--model", options.model),
             *("--dataset", str(data), "--validation-size", "128"),
             *("--epochs", f"{options.epochs}", "--batch-size", "64"),
+            *("--milestones", f"{options.epochs - 1}"),
+            *("--learning-rate", f"{options.learning_rate}"),
             *("--out", f"{out}/run", "--no-test", "--verbose", "0"),
             *(["--distribute"] if count > 1 else []),
         ]
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet29_p4_se")
     parser.add_argument("--images", type=int, default=448, help="of digits")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--learning-rate", type=float, default=0.001)
     parser.add_argument(
         "--files", type=int, nargs="+", default=[1_000, 10_000, 100_000]
     )
