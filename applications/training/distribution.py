@@ -291,8 +291,9 @@ class _Jax(Distribution):
     def leave(self) -> None:
         import jax
 
+        # It waits for all.
         if self.count > 1:
-            jax.distributed.shutdown()  # waits for all
+            jax.distributed.shutdown()  # type: ignore[no-untyped-call]
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._parallel.scope()
@@ -447,8 +448,9 @@ def _synchronize_batch_statistics(
 
         return of_all
 
-    for layer in layers_within(model):
-        if isinstance(
-            layer, keras.layers.BatchNormalization | patchwise.BatchNorm
-        ):
-            layer._moments = combined(layer._moments)
+    kinds = keras.layers.BatchNormalization, patchwise.BatchNorm
+    normalizing: list[Any] = [
+        layer for layer in layers_within(model) if isinstance(layer, kinds)
+    ]
+    for layer in normalizing:
+        layer._moments = combined(layer._moments)
