@@ -66,7 +66,7 @@ def test_table(files):
     found = certificate([files["exact"], files["broken"]], "p4m", images())
     head, _, exact, broken = str(found).splitlines()
     assert "| mirrored, 90° |" in head
-    assert exact.count("exact |") == 8
+    assert exact.strip("| ").split(" | ")[-8:] == 8 * ["exact"]
     assert f"exact{OWN[-1]}" in exact
     assert "e+00" in broken or "e-01" in broken
 
