@@ -31,6 +31,7 @@ import keras
 import numpy as np
 
 from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import distribution
 from keras_equiattn.applications.training import reporting
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,38 +51,15 @@ def write_digits(path: Path, count: int) -> None:
     np.savez(path, **arrays)
 
 
-def ports() -> list[int]:
-    """Two ports of the loopback that nobody uses."""
+def addresses() -> list[str]:
+    """Two addresses on the loopback whose ports nobody uses."""
     sockets = [socket.socket() for _ in range(2)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
-    found = [one.getsockname()[1] for one in sockets]
+    found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:
         one.close()
     return found
-
-
-def variables(index: int, free: list[int]) -> dict[str, str]:
-    """What tells one of two processes who the others are."""
-    addresses = [f"127.0.0.1:{port}" for port in free]
-    cluster = {
-        "cluster": {"worker": addresses},
-        "task": {"type": "worker", "index": index},
-    }
-    return {
-        "torch": {
-            "RANK": f"{index}",
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": f"{free[0]}",
-        },
-        "jax": {
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses[0],
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
-            "KERAS_DISTRIBUTION_PROCESS_ID": f"{index}",
-        },
-        "tensorflow": {"TF_CONFIG": json.dumps(cluster)},
-    }[keras.backend.backend()]
 
 
 def train(options: argparse.Namespace, data: Path, count: int) -> list[dict]:
@@ -96,14 +74,18 @@ def train(options: argparse.Namespace, data: Path, count: int) -> list[dict]:
             *("--out", f"{out}/run", "--no-test", "--verbose", "0"),
             *(["--distribute"] if count > 1 else []),
         ]
-        free = ports()
+        others = addresses()
         processes = [
             subprocess.Popen(
                 command,
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": f"{2 // count}",
-                    **(variables(index, free) if count > 1 else {}),
+                    **(
+                        distribution.variables(index, others)
+                        if count > 1
+                        else {}
+                    ),
                 },
             )
             for index in range(count)

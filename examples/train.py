@@ -44,23 +44,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ) from None
     options = tyro.cli(training.TrainOptions, args=arguments)
     signal.signal(signal.SIGTERM, _terminate)
+    distribution = training.Distribution()
     try:
-        train(options)
+        recipe = training.resolve(options)
+        distribution = training.start(options)
+        train(options, recipe, distribution)
     except training.OptionsError as error:
-        raise SystemExit(f"train.py: error: {error}") from None
-    except training.ProcessLostError as error:
-        message = f"train.py: error: {error}. {stopped(options)}"
-        print(message, file=sys.stderr, flush=True)
-        # What waits for the other process at exit would wait in vain.
-        os._exit(1)
-    except OSError as error:
+        message, code = f"train.py: error: {error}", 1
+    except (OSError, training.ProcessLostError) as error:
         # A full disk, for example, or one that was taken away.
-        raise SystemExit(
-            f"train.py: error: {error}. {stopped(options)}"
-        ) from None
+        message, code = f"train.py: error: {error}. {stopped(options)}", 1
     except KeyboardInterrupt:
-        print(f"\nInterrupted. {stopped(options)}", file=sys.stderr)
-        raise SystemExit(130) from None
+        message, code = f"\nInterrupted. {stopped(options)}", 130
+    else:
+        return
+    if distribution.count == 1 and code == 1:
+        raise SystemExit(message)
+    print(message, file=sys.stderr, flush=True)
+    if distribution.count == 1:
+        raise SystemExit(code)
+    # What waits for the other processes at exit could wait for minutes.
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _terminate(*_: object) -> None:
@@ -79,28 +84,43 @@ def stopped(options: training.TrainOptions) -> str:
     )
 
 
-def train(options: training.TrainOptions) -> None:
+# What the first process tells the others in place of completed epochs.
+COMPLETE, REFUSED = -1, -2
+
+
+def train(
+    options: training.TrainOptions,
+    recipe: recipes.Recipe,
+    distribution: training.Distribution,
+) -> None:
     """Trains, tests and reports."""
-    recipe = training.resolve(options)
-    distribution = training.start(options.distribute, options.batch_statistics)
+    state, refusal = 0, training.OptionsError("The first process has refused.")
     with distribution.watched():
-        first = distribution.index == 0
-        complete, completed = False, 0
-        if first:
-            training.check_out(options, recipe)
-            complete = training.is_complete(options, recipe)
-        if distribution.agree(complete):
-            if first:
-                print(f"The run in {options.out} is complete.")
+        if distribution.index == 0:
+            try:
+                state = look(options, recipe)
+            except training.OptionsError as error:
+                state, refusal = REFUSED, error
+        state = distribution.agree(state)
+        if state < 0:
+            distribution.leave()
+            if state == REFUSED:
+                raise refusal
             return
-        if first:
-            backup = callbacks.EpochBackup(options.out / "backup")
-            completed = training.completed_epochs(options, backup)
-        completed = distribution.agree(completed)
         with training.folder_of_process(
-            options, distribution.index, completed
+            options, distribution.index, state
         ) as own:
-            train_from(completed, own, recipe, distribution)
+            train_from(state, own, recipe, distribution)
+
+
+def look(options: training.TrainOptions, recipe: recipes.Recipe) -> int:
+    """How many epochs of the run are completed, or `COMPLETE`."""
+    training.check_out(options, recipe)
+    if training.is_complete(options, recipe):
+        print(f"The run in {options.out} is complete.")
+        return COMPLETE
+    backup = callbacks.EpochBackup(options.out / "backup")
+    return training.completed_epochs(options, backup)
 
 
 def train_from(
@@ -134,6 +154,8 @@ def train_from(
         training.compile_model(model, recipe, len(data.train))
         distribution.prepare(model, options.batch_statistics)
         training.open_out(options, recipe)
+    if steps_log is not None:
+        steps_log.steps = len(data.train)
 
     actions = [
         *distribution.callbacks(options.seed),
@@ -157,7 +179,7 @@ def train_from(
                 distribution.data(data.train),
                 validation_data=distribution.data(data.validation),
                 validation_steps=training.evaluation_steps(
-                    options, recipe, data.validation
+                    options, recipe.batch_size, data.validation
                 ),
                 epochs=recipe.epochs,
                 initial_epoch=completed,
@@ -205,7 +227,7 @@ def report(
         "best": None,
     }
     results["validation"] = training.validation_metrics(log.rows[-1])
-    evaluated = (data, options, recipe)
+    evaluated = (data, options)
     results["test"] = training.evaluate_test(model, *evaluated)
     if log.best is not None:
         best = keras.saving.load_model(options.out / "best.keras")

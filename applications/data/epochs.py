@@ -120,12 +120,6 @@ class Epochs(abc.ABC):
         whole, left = divmod(self.count, self.batch_size)
         return whole + (left >= self.shard.all_devices)
 
-    @property
-    def left_out(self) -> int:
-        """How many images no process reads in an epoch."""
-        left = self.count % self.batch_size
-        return left % self.shard.all_devices
-
     def rows(self, index: int) -> slice:
         """Positions in the epoch of what is read of one batch."""
         start = index * self.batch_size

@@ -179,7 +179,11 @@ def _with_grain(
         num_threads=THREADS, prefetch_buffer_size=WAITING
     )
     data = grain.MapDataset.range(len(paths)).map(read)
-    yield from data.to_iter_dataset(options).batch(batch_size)
+    batches = iter(data.to_iter_dataset(options).batch(batch_size))
+    try:
+        yield from batches
+    finally:
+        batches.close()  # the threads would go on to the end of their queue
 
 
 def _resized(image: NDArray[Any], side: int) -> NDArray[np.float32]:

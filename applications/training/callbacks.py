@@ -129,7 +129,7 @@ def random_states(model: keras.Model) -> dict[str, np.ndarray]:
     """States of the random generators that training draws from, by name."""
     states = {
         f"seed_{index}": keras.ops.convert_to_numpy(variable)
-        for index, variable in enumerate(_seed_variables(model))
+        for index, variable in enumerate(seed_variables(model))
     }
     if keras.backend.backend() == "torch":
         # Keras' dropout layers draw from PyTorch's own generators.
@@ -145,7 +145,7 @@ def set_random_states(
     model: keras.Model, states: dict[str, np.ndarray]
 ) -> None:
     """Sets what `random_states` returned."""
-    for index, variable in enumerate(_seed_variables(model)):
+    for index, variable in enumerate(seed_variables(model)):
         variable.assign(states[f"seed_{index}"])
     if keras.backend.backend() == "torch":
         import torch
@@ -157,8 +157,8 @@ def set_random_states(
                 torch.cuda.set_rng_state(state, index)
 
 
-def _seed_variables(model: keras.Model) -> list[Any]:
-    """Variables that are neither weights nor metrics: Keras saves no seeds."""
+def seed_variables(model: keras.Model) -> list[Any]:
+    """States of random generators: neither weights, nor metrics, nor saved."""
     others = {id(v) for v in model.weights + model.metrics_variables}
     return [v for v in model.non_trainable_variables if id(v) not in others]
 
@@ -244,6 +244,9 @@ class StepLog(keras.callbacks.Callback):
         path: The file.
         every: Number of steps of a row. What is left of an epoch makes none.
         completed: Epochs of the run that is resumed. Later rows are removed.
+
+    Attributes:
+        steps: Number of steps in an epoch; None for what Keras says.
     """
 
     def __init__(
@@ -252,6 +255,7 @@ class StepLog(keras.callbacks.Callback):
         super().__init__()
         self.path = path
         self.every = every
+        self.steps: int | None = None
         self.rows = [row for row in read_log(path) if row["epoch"] <= completed]
         self._epoch = 0
         self._before: Row = {}
@@ -272,7 +276,9 @@ class StepLog(keras.callbacks.Callback):
             return
         # Keras gives means over the epoch so far.
         sums = {name: step * float(x) for name, x in (logs or {}).items()}
-        row = {"epoch": self._epoch + step / self.params["steps"]}
+        row = {
+            "epoch": self._epoch + step / (self.steps or self.params["steps"])
+        }
         for name, total in sums.items():
             row[name] = (total - self._before.get(name, 0.0)) / self.every
         self._before = sums

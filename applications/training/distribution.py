@@ -15,18 +15,24 @@ without these variables there is only one.
 """
 
 import contextlib
+import functools
+import json
 import os
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import callbacks
 from keras_equiattn.applications.training.options import OptionsError
+from keras_equiattn.applications.training.options import TrainOptions
 from keras_equiattn.graphs import layers_within
 from keras_equiattn.layers.acmix import patchwise
 
@@ -68,13 +74,15 @@ class Distribution:
         """
         try:
             yield
+        except (OptionsError, OSError):
+            raise
         except Exception as error:
             if not self._tells_of_others(error):
                 raise
             first_line = str(error).strip().partition("\n")[0]
             raise ProcessLostError(
                 f"another process of the run has ended ({first_line})"
-            ) from None
+            ) from error
 
     def prepare(self, model: keras.Model, batch_statistics: str) -> None:
         """Makes a compiled network train on all devices.
@@ -110,32 +118,136 @@ class Distribution:
         return False
 
 
-def start(distribute: bool, batch_statistics: str) -> Distribution:
+def start(options: TrainOptions) -> Distribution:
     """Joins the other processes, before the backend computes anything.
 
-    Args:
-        distribute: whether there is more than one device.
-        batch_statistics: see `Distribution.prepare`.
-
     Raises:
-        OptionsError: If the process was not started as the backend wants it,
-            or the backend cannot take the statistics like this.
+        OptionsError: If an option cannot be, or the process was not started
+            as the backend wants it, or the others cannot be reached.
     """
-    if not distribute:
-        if batch_statistics != "synchronized":
+    backend = keras.backend.backend()
+    statistics = options.batch_statistics
+    _check_variables(backend, options.distribute)
+    if not options.distribute:
+        if statistics != "synchronized":
             raise OptionsError(
-                f"--batch-statistics {batch_statistics} needs --distribute: "
-                "there is only one device without."
+                f"--batch-statistics {statistics} needs --distribute: there "
+                "is only one device without."
             )
         return Distribution()
-    backend = keras.backend.backend()
-    if backend == "jax" and batch_statistics != "synchronized":
+    if backend == "jax" and statistics != "synchronized":
         raise OptionsError(
             "Under JAX batch statistics are those of all devices: "
             "--batch-statistics must be 'synchronized'. Received: "
-            f"{batch_statistics!r}"
+            f"{statistics!r}"
         )
-    return {"tensorflow": _TensorFlow, "jax": _Jax, "torch": _Torch}[backend]()
+    if backend == "tensorflow" and options.dtype_policy == "mixed_float16":
+        # Keras looks for infinite gradients before they are summed, and each
+        # device would decide for itself whether to make the step.
+        raise OptionsError(
+            "Under TensorFlow --distribute needs the dtype policy 'float32' "
+            f"or 'mixed_bfloat16'. Received: {options.dtype_policy!r}"
+        )
+    kinds = {"tensorflow": _TensorFlow, "jax": _Jax, "torch": _Torch}
+    try:
+        distribution = kinds[backend]()
+        same = distribution.mean([distribution.devices])
+    except Exception as error:
+        raise OptionsError(
+            "--distribute cannot join the processes that "
+            f"{' and '.join(VARIABLES[backend])} name: {error}"
+        ) from error
+    if same[0] != distribution.devices:
+        raise OptionsError(
+            "All processes must have as many devices. Process "
+            f"{distribution.index} has {distribution.devices}, and the mean is "
+            f"{same[0]:g}."
+        )
+    return distribution
+
+
+# What tells a process who the others are, on each backend.
+VARIABLES = {
+    "torch": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "jax": (
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES",
+        "KERAS_DISTRIBUTION_PROCESS_ID",
+    ),
+    "tensorflow": ("TF_CONFIG",),
+}
+
+
+def variables(index: int, addresses: Sequence[str]) -> dict[str, str]:
+    """The environment variables of one process, for the backend in use.
+
+    Args:
+        index: number of the process.
+        addresses: "host:port" of each process.
+    """
+    host, _, port = addresses[0].rpartition(":")
+    cluster = {
+        "cluster": {"worker": list(addresses)},
+        "task": {"type": "worker", "index": index},
+    }
+    count = len(addresses)
+    values: dict[str, tuple[Any, ...]] = {
+        "torch": (index, count, host, port),
+        "jax": (addresses[0], count, index),
+        "tensorflow": (json.dumps(cluster),),
+    }
+    backend = keras.backend.backend()
+    pairs = zip(VARIABLES[backend], values[backend], strict=True)
+    return {name: str(value) for name, value in pairs}
+
+
+def _check_variables(backend: str, distribute: bool) -> None:
+    """Refuses variables that contradict the option, or each other."""
+    if backend not in VARIABLES:
+        if distribute:
+            raise OptionsError(
+                "--distribute needs the backend 'tensorflow', 'jax' or "
+                f"'torch'. Received: {backend!r}"
+            )
+        return
+    names = VARIABLES[backend]
+    given = [name for name in names if name in os.environ]
+    if not distribute:
+        # Each process would take itself for the only one.
+        if given and _count_processes(backend) != 1:
+            raise OptionsError(
+                f"{' and '.join(given)} say that there are several processes: "
+                "give --distribute, or unset these variables."
+            )
+        return
+    missing = [name for name in names if name not in given]
+    if backend == "torch" and missing:
+        raise OptionsError(
+            "Under PyTorch --distribute needs torchrun, for example: torchrun "
+            "--nproc-per-node 2 examples/train.py --distribute. Missing: "
+            f"{', '.join(missing)}"
+        )
+    if given and missing:
+        raise OptionsError(
+            f"{' and '.join(given)} need {' and '.join(missing)}, too."
+        )
+    if given and _count_processes(backend) is None:
+        found = {name: os.environ[name] for name in given}
+        raise OptionsError(
+            "The variables of the processes cannot be read. Received: "
+            f"{', '.join(f'{n}={v!r}' for n, v in found.items())}"
+        )
+
+
+def _count_processes(backend: str) -> int | None:
+    """How many processes the variables name; None if they name no number."""
+    try:
+        if backend == "tensorflow":
+            cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+            return sum(map(len, cluster.values()))
+        return int(os.environ[VARIABLES[backend][1]])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 class _Torch(Distribution):
@@ -144,16 +256,10 @@ class _Torch(Distribution):
     def __init__(self) -> None:
         import torch
 
-        if "RANK" not in os.environ:
-            raise OptionsError(
-                "Under PyTorch --distribute needs torchrun, for example: "
-                "torchrun --nproc-per-node 2 examples/train.py --distribute"
-            )
-        backend = "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-            backend = "nccl"
-        torch.distributed.init_process_group(backend)
+        # Gloo between processors, NCCL between GPUs.
+        torch.distributed.init_process_group()
         self.index = torch.distributed.get_rank()
         self.count = torch.distributed.get_world_size()
 
@@ -165,7 +271,7 @@ class _Torch(Distribution):
             _synchronize_batch_statistics(model, self._mean_of_tensor)
         # Its hooks average the gradients while others are still computed.
         parallel = torch.nn.parallel.DistributedDataParallel(model)
-        moving = [v.value for v in _moving_averages(model)]
+        moving = [v.value for v in model.non_trainable_weights]
 
         def train_step(batch: Any) -> dict[str, Tensor]:
             # As Keras' own step, but for the call of the network.
@@ -190,15 +296,22 @@ class _Torch(Distribution):
         return _torch_sum(x) / self.count
 
     def callbacks(self, seed: int) -> list[keras.callbacks.Callback]:
-        return [_MeanLogs(self), _OwnDropout(seed, self.index)]
+        import torch
+
+        def assign(state: Any, rows: NDArray[np.int64]) -> None:
+            if state is None:  # what dropout without a generator draws from
+                torch.manual_seed(int(rows[self.index, 0]))
+            else:
+                state.assign(rows[self.index])
+
+        return [_MeanLogs(self), _OwnRandomNumbers(seed, self.count, assign)]
 
     def mean(self, numbers: Any) -> np.ndarray:
         import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        x = torch.as_tensor(np.asarray(numbers, "float64"), device=device)
+        x = torch.as_tensor(np.asarray(numbers, "float64"), device="cpu")
         torch.distributed.all_reduce(x)
-        return (x / self.count).cpu().numpy()
+        return (x / self.count).numpy()
 
     def leave(self) -> None:
         import torch
@@ -210,16 +323,24 @@ class _Torch(Distribution):
         import torch
 
         lost = isinstance(error, torch.distributed.DistError)
-        return lost or _names_a_library_of_collectives(error)
+        return lost or _is_of_collectives(error)
 
 
-def _names_a_library_of_collectives(error: Exception) -> bool:
+def _is_of_collectives(error: Exception) -> bool:
+    """Whether the library that processes speak with has failed."""
     text = str(error).lower()
-    return "gloo" in text or "nccl" in text
+    is_named = "gloo" in text or "nccl" in text
+    # JAX has errors of Gloo that are ValueErrors.
+    return is_named and isinstance(error, RuntimeError | ValueError)
 
 
 def _torch_sum(x: Tensor) -> Tensor:
     """The sum over all processes, through which gradients flow."""
+    return _sum_function().apply(x)
+
+
+@functools.cache
+def _sum_function() -> Any:
     import torch
 
     class Sum(torch.autograd.Function):
@@ -233,7 +354,7 @@ def _torch_sum(x: Tensor) -> Tensor:
         def backward(_: Any, gradient: Tensor) -> Tensor:
             return Sum.forward(None, gradient)
 
-    return Sum.apply(x)
+    return Sum
 
 
 class _MeanLogs(keras.callbacks.Callback):
@@ -251,18 +372,28 @@ class _MeanLogs(keras.callbacks.Callback):
         logs.update(zip(logs, means.tolist(), strict=True))
 
 
-class _OwnDropout(keras.callbacks.Callback):
-    """Gives each process random numbers of its own, anew for each epoch."""
+class _OwnRandomNumbers(keras.callbacks.Callback):
+    """Gives each device random numbers of its own, anew for each epoch.
 
-    def __init__(self, seed: int, index: int) -> None:
+    Args:
+        seed: of the run.
+        devices: number of all devices.
+        assign: sets a generator's state from one row for each device.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        devices: int,
+        assign: Callable[[Any, NDArray[np.int64]], None],
+    ) -> None:
         super().__init__()
-        self._seeds = seed, index
+        self._seed, self._devices, self._assign = seed, devices, assign
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        import torch
-
-        generator = np.random.default_rng((*self._seeds, epoch))
-        torch.manual_seed(int(generator.integers(2**63)))
+        rng = np.random.default_rng((self._seed, epoch))
+        for state in [None, *callbacks.seed_variables(self.model)]:
+            self._assign(state, rng.integers(2**31, size=(self._devices, 2)))
 
 
 class _Jax(Distribution):
@@ -271,7 +402,10 @@ class _Jax(Distribution):
     def __init__(self) -> None:
         import jax
 
-        if "KERAS_DISTRIBUTION_JOB_ADDRESSES" in os.environ:
+        if VARIABLES["jax"][0] in os.environ:
+            # It would catch SIGTERM, and only remember it.
+            config: Any = jax.config
+            config.update("jax_enable_preemption_service", False)
             keras.distribution.initialize()
         self._parallel = keras.distribution.DataParallel(
             auto_shard_dataset=False
@@ -301,11 +435,11 @@ class _Jax(Distribution):
     def _tells_of_others(self, error: Exception) -> bool:
         import jax
 
-        lost = isinstance(error, jax.errors.JaxRuntimeError)
-        # Some of its errors are ValueErrors, with the same text.
-        return self.count > 1 and (
-            lost or _names_a_library_of_collectives(error)
-        )
+        if self.count == 1:
+            return False
+        lost = str(error).startswith(("UNAVAILABLE", "ABORTED", "DEADLINE"))
+        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        return (lost and is_of_jax) or _is_of_collectives(error)
 
 
 class _TensorFlow(Distribution):
@@ -316,7 +450,12 @@ class _TensorFlow(Distribution):
 
         if "TF_CONFIG" in os.environ:
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
-            self.index = _index_in_cluster(self._strategy.cluster_resolver)
+            resolver = self._strategy.cluster_resolver
+            self.index = _index_in_cluster(resolver)
+            self.count = len(
+                resolver.cluster_spec().as_dict().get("worker", ())
+            )
+            self.count += "chief" in resolver.cluster_spec().as_dict()
         else:
             gpus = tf.config.list_logical_devices("GPU")
             devices = gpus or tf.config.list_logical_devices("CPU")
@@ -327,7 +466,6 @@ class _TensorFlow(Distribution):
                 None if gpus else tf.distribute.ReductionToOneDevice(),
             )
         self.devices = len(self._strategy.extended.worker_devices)
-        self.count = self._strategy.num_replicas_in_sync // self.devices
 
     def prepare(self, model: keras.Model, batch_statistics: str) -> None:
         import tensorflow as tf
@@ -359,6 +497,21 @@ class _TensorFlow(Distribution):
         parts = split if self.devices == 1 else split.flat_map(self._divide)
         return self._strategy.distribute_datasets_from_function(lambda _: parts)
 
+    def callbacks(self, seed: int) -> list[keras.callbacks.Callback]:
+        import tensorflow as tf
+
+        def assign(state: Any, rows: NDArray[np.int64]) -> None:
+            def of_replica() -> None:
+                context = tf.distribute.get_replica_context()
+                row = tf.gather(rows, context.replica_id_in_sync_group)
+                state.assign(tf.cast(row, state.dtype))
+
+            if state is not None:
+                self._strategy.run(of_replica)
+
+        devices = self.count * self.devices
+        return [_OwnRandomNumbers(seed, devices, assign)]
+
     def _divide(self, images: Tensor, labels: Tensor) -> Any:
         import tensorflow as tf
 
@@ -387,7 +540,13 @@ class _TensorFlow(Distribution):
     def _tells_of_others(self, error: Exception) -> bool:
         import tensorflow as tf
 
-        return self.count > 1 and isinstance(error, tf.errors.OpError)
+        lost = (
+            tf.errors.UnavailableError,
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+            tf.errors.DeadlineExceededError,
+        )
+        return self.count > 1 and isinstance(error, lost)
 
 
 def _index_in_cluster(resolver: Any) -> int:
@@ -405,17 +564,12 @@ def _with_mean_of_moving(
 
     def wrapped(batch: Any) -> dict[str, Tensor]:
         metrics = step(batch)
-        for variable in _moving_averages(model):
+        for variable in model.non_trainable_weights:
             value = ops.convert_to_tensor(variable)
             variable.assign(mean_of_devices(value))
         return metrics
 
     return wrapped
-
-
-def _moving_averages(model: keras.Model) -> list[Any]:
-    """Variables that are no weights to train, and no states of generators."""
-    return [v for v in model.non_trainable_variables if v.dtype != "uint32"]
 
 
 def _with_first_axis(

@@ -184,12 +184,12 @@ def _check_evaluation_size(options: TrainOptions, recipe: Recipe) -> None:
 
 
 def evaluation_steps(
-    options: TrainOptions, recipe: Recipe, data: Any
+    options: TrainOptions, batch_size: int, data: Any
 ) -> int | None:
     """How many batches of a split are evaluated; None for all."""
     if options.evaluation_size is None or data is None:
         return None
-    return min(options.evaluation_size // recipe.batch_size, len(data))
+    return min(options.evaluation_size // batch_size, len(data))
 
 
 def check_out(options: TrainOptions, recipe: Recipe) -> None:

@@ -36,13 +36,18 @@ Summary: TypeAlias = dict[str, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The splits of a run, as `fit` and `evaluate` take them."""
+    """The splits of a run, as `fit` and `evaluate` take them.
+
+    One device tests the network, by batches of `test_batch_size`; the others
+    may be of several devices.
+    """
 
     info: datasets.DatasetInfo
     train: Any
     validation: Any
     test: Any
     pipeline: Literal["tf.data", "PyDataset"]
+    test_batch_size: int
 
     def images(self, count: int) -> np.ndarray:
         """The first images of a split that is not shuffled, if there is one."""
@@ -64,8 +69,8 @@ def load_data(
     """Opens the splits: by `tf.data`, or as PyDatasets for .npz files.
 
     Without TensorFlow the PyDatasets serve the datasets by name too, and
-    `tf.distribute` takes `tf.data` alone. What the network is trained and
-    validated with is the shard; the test set is whole.
+    several workers of TensorFlow take `tf.data` alone. The network is trained
+    and validated with the shard; the test set is whole.
 
     Raises:
         OptionsError: If the dataset is not prepared, has too few examples, or
@@ -84,11 +89,14 @@ def load_data(
             recipe.padding, recipe.flip, recipe.resized_crop, recipe.turn
         )
 
+    devices = 1 if shard is None else shard.all_devices
+    test_batch_size = max(recipe.batch_size // devices, 1)
+
     def split(name: str, **kwargs: Any) -> Any:
         return load(
             recipe.dataset,
             name,
-            recipe.batch_size,
+            test_batch_size if name == "test" else recipe.batch_size,
             seed=options.seed,
             data_dir=options.data_dir,
             validation_size=recipe.validation_size,
@@ -108,6 +116,7 @@ def load_data(
             None if options.train_on_all else split("validation", shard=shard),
             split("test") if options.test else None,
             "tf.data" if with_tensorflow else "PyDataset",
+            test_batch_size,
         )
     except (FileNotFoundError, ImportError, ValueError) as error:
         raise OptionsError(str(error)) from None
@@ -211,12 +220,11 @@ def evaluate_test(
     model: keras.Model,
     data: Data,
     options: TrainOptions,
-    recipe: Recipe,
 ) -> Summary | None:
     """Metrics on the test set; None where it is left alone."""
     if data.test is None:
         return None
-    steps = evaluation_steps(options, recipe, data.test)
+    steps = evaluation_steps(options, data.test_batch_size, data.test)
     metrics = model.evaluate(
         data.test, verbose=options.verbose, steps=steps, return_dict=True
     )

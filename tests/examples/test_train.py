@@ -198,7 +198,7 @@ def test_diverged_run_is_reported(train, npz, tmp_path, capfd):
 @pytest.mark.once
 def test_only_outputs_that_are_not_finite_make_no_error(monkeypatch):
     images = np.ones((2, 8, 8, 1), "float32")
-    dataset = training.Data(None, None, None, [(images, None)], "PyDataset")
+    dataset = training.Data(None, None, None, [(images, None)], "PyDataset", 4)
     inputs = keras.Input((8, 8, 1))
     shapes = iter([(2, 3), (2, 4)])
     model = lambda x: keras.ops.ones(next(shapes))  # noqa: E731

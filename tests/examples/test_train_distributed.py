@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from training_run import weights_of
 from keras_equiattn.applications import training
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import distribution
 
 BACKEND = keras.backend.backend()
 EPOCHS = 2
@@ -43,29 +43,6 @@ def free_ports(count):
         return [one.getsockname()[1] for one in found]
 
 
-def variables(index, ports):
-    """What tells a process of each backend of the two that there are."""
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    if BACKEND == "torch":
-        return {
-            "RANK": str(index),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(ports[0]),
-        }
-    if BACKEND == "jax":
-        return {
-            "KERAS_DISTRIBUTION_JOB_ADDRESSES": addresses[0],
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
-            "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
-        }
-    cluster = {
-        "cluster": {"worker": addresses},
-        "task": {"type": "worker", "index": index},
-    }
-    return {"TF_CONFIG": json.dumps(cluster)}
-
-
 @dataclasses.dataclass
 class Done:
     """How a process ended."""
@@ -76,7 +53,7 @@ class Done:
 
 def run_two(run, *setups):
     """Runs two processes with `--distribute`, after lines of their own."""
-    ports = free_ports(2)
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     started = []
     for index in range(2):
         setup = setups[index] if setups else ""
@@ -87,7 +64,7 @@ def run_two(run, *setups):
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
                     "XLA_FLAGS": "",
-                    **variables(index, ports),
+                    **distribution.variables(index, addresses),
                 },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -170,7 +147,7 @@ class TestTwoProcesses:
         ]
 
     def test_killed_process_ends_the_run_and_resume_goes_on(
-        self, npz, together, tmp_path
+        self, train, npz, together, tmp_path
     ):
         out, run = tmp_path / "run", command(npz, tmp_path / "run")
         first, second = run_two(run, "", KILL_ITSELF)
@@ -183,8 +160,51 @@ class TestTwoProcesses:
         ) in first.output
         assert "Traceback" not in first.output
         assert callbacks.EpochBackup(out / "backup").completed == 1
-        assert_succeeded(run_two([*run, "--resume"]))
+        # One process can go on with what two have begun.
+        train.main([*run, "--resume"])
         assert_close_logs(log_of(out), log_of(together[0]))
+
+    def test_refusal_ends_all_processes(self, npz, together):
+        out, _ = together
+        before = (out / "results.json").read_bytes()
+        first, second = run_two(command(npz, out))
+        assert (first.returncode, second.returncode) == (1, 1)
+        assert f"{out} holds a run already" in first.output
+        assert "The first process has refused" in second.output
+        for process in (first, second):
+            assert "Traceback" not in process.output
+        first, second = run_two(command(npz, out, "--resume"))
+        assert_succeeded([first, second])
+        assert f"The run in {out} is complete." in first.output
+        assert (out / "results.json").read_bytes() == before
+
+    def test_terminated_process_says_what_is_left(self, npz, tmp_path):
+        out = tmp_path / "run"
+        setup = KILL_ITSELF.replace("SIGKILL", "SIGTERM")
+        first, second = run_two(command(npz, out), setup, "")
+        assert first.returncode == 130, first.output[-3000:]
+        assert f"Interrupted. The run in {out} has completed 1 epochs" in (
+            first.output
+        )
+        assert second.returncode == 1
+        assert "another process of the run has ended" in second.output
+
+    def test_random_numbers_of_each_process(self, npz, tmp_path):
+        """Dropout that Keras seeds draws other masks in each process."""
+        seeds = tmp_path / "seeds"
+        seeds.mkdir()
+        run = command(npz, tmp_path / "run", "--log-steps=2", "--train-on-all")
+        run[0] = "--model=tiny"
+        assert_succeeded(run_two(run, *2 * [WRITE_SEEDS.format(seeds)]))
+        states = [np.load(path) for path in sorted(seeds.iterdir())]
+        assert len(states) == 2
+        # JAX draws one mask for the batch of all devices.
+        assert np.array_equal(*states) == (BACKEND == "jax")
+        assert "best.keras" not in [
+            p.name for p in (tmp_path / "run").iterdir()
+        ]
+        rows = callbacks.read_log(tmp_path / "run" / "steps.csv")
+        assert rows[-1]["epoch"] <= EPOCHS
 
     def test_statistics_of_each_device(self, npz, alone, tmp_path):
         out = tmp_path / "run"
@@ -213,6 +233,7 @@ KILL_ITSELF = """
 import os
 import signal
 from keras_equiattn.applications.training import callbacks
+from keras_equiattn.applications.training import distribution
 
 class Backup(callbacks.EpochBackup):
     def on_epoch_begin(self, epoch, logs=None):
@@ -222,6 +243,22 @@ class Backup(callbacks.EpochBackup):
     def on_train_batch_end(self, batch, logs=None):
         if (self.epoch, batch) == (1, 1):
             os.kill(os.getpid(), signal.SIGKILL)
+
+callbacks.EpochBackup = Backup
+"""
+
+# Each process writes the states of its generators, and PyTorch's own.
+WRITE_SEEDS = """
+import os
+import numpy as np
+from keras_equiattn.applications.training import callbacks
+
+class Backup(callbacks.EpochBackup):
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        states = callbacks.random_states(self.model).values()
+        states = [np.ravel(state).astype("int64") for state in states]
+        np.save(f"{}/{{os.getpid()}}.npy", np.concatenate(states))
 
 callbacks.EpochBackup = Backup
 """
@@ -280,10 +317,64 @@ def test_torchrun(npz, alone, tmp_path):
 
 @pytest.mark.once
 class TestOptions:
-    def test_torch_needs_torchrun(self, train, npz, tmp_path):
-        with pytest.raises(SystemExit, match="needs torchrun, for example"):
-            train.main(command(npz, tmp_path / "run", "--distribute"))
+    @pytest.mark.parametrize(
+        ("variables", "more", "message"),
+        [
+            ({}, ["--distribute"], "needs torchrun, .* Missing: RANK, WORLD_"),
+            ({"RANK": "0"}, ["--distribute"], "Missing: WORLD_SIZE, MASTER_AD"),
+            (
+                {"WORLD_SIZE": "2"},
+                [],
+                "WORLD_SIZE say that there are several .* give --distribute",
+            ),
+            (
+                distribution.variables(0, ["here:1", "there:2"])
+                | {"WORLD_SIZE": "two"},
+                ["--distribute"],
+                "cannot be read.* WORLD_SIZE='two'",
+            ),
+            (
+                distribution.variables(0, ["here:nowhere"]),
+                ["--distribute"],
+                "cannot join the processes that RANK and WORLD_SIZE",
+            ),
+        ],
+    )
+    def test_processes_that_cannot_be(
+        self, train, npz, tmp_path, monkeypatch, variables, more, message
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit, match=message):
+            train.main(command(npz, tmp_path / "run", *more))
         assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("backend", "variables", "distribute", "message"),
+        [
+            (
+                "jax",
+                {"KERAS_DISTRIBUTION_JOB_ADDRESSES": "here:1"},
+                True,
+                "need KERAS_DISTRIBUTION_NUM_PROCESSES and",
+            ),
+            (
+                "jax",
+                {"KERAS_DISTRIBUTION_NUM_PROCESSES": "2"},
+                False,
+                "say that there are several processes",
+            ),
+            ("tensorflow", {"TF_CONFIG": "worker"}, True, "'worker'"),
+            ("openvino", {}, True, "Received: 'openvino'"),
+        ],
+    )
+    def test_variables_of_other_backends(
+        self, monkeypatch, backend, variables, distribute, message
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(training.OptionsError, match=message):
+            distribution._check_variables(backend, distribute)
 
     def test_statistics_need_devices(self, train, npz, tmp_path):
         more = "--batch-statistics=per_device"

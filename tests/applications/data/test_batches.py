@@ -278,7 +278,6 @@ def test_shards_are_the_parts_of_batches(count, devices):
     all_devices = count * devices
     left_out = 5 % all_devices
     assert {len(shard) for shard in shards} == {3 if left_out < 5 else 2}
-    assert {shard.left_out for shard in shards} == {left_out}
     for batch in range(len(shards[0])):
         parts = [shard.batch(1, batch) for shard in shards]
         assert {len(y) for _, y in parts} == {len(parts[0][1])}

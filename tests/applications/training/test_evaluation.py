@@ -15,7 +15,7 @@ from keras_equiattn.layers import LiftingConv2D
 def data_of(images, labels, classes):
     test = datasets.ArrayDataset(datasets.Batches(images, labels, 4))
     info = types.SimpleNamespace(shape=images.shape[1:], classes=classes)
-    return run.Data(info, None, None, test, "PyDataset")
+    return run.Data(info, None, None, test, "PyDataset", 4)
 
 
 def images(*shape):
