@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             'train.py: tyro is missing: pip install "keras-equiattn[examples]"'
         ) from None
     options = tyro.cli(training.TrainOptions, args=arguments)
-    signal.signal(signal.SIGTERM, _terminate)
     distribution = training.Distribution()
     try:
         recipe = training.resolve(options)
         distribution = training.start(options)
+        # Not before: some backends take the signal for themselves.
+        signal.signal(signal.SIGTERM, _terminate)
         train(options, recipe, distribution)
     except training.OptionsError as error:
         message, code = f"train.py: error: {error}", 1
@@ -58,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message, code = f"\nInterrupted. {stopped(options)}", 130
     else:
         return
-    if distribution.count == 1 and code == 1:
+    if distribution.is_alone and code == 1:
         raise SystemExit(message)
     print(message, file=sys.stderr, flush=True)
-    if distribution.count == 1:
+    if distribution.is_alone:
         raise SystemExit(code)
     # What waits for the other processes at exit could wait for minutes.
     sys.stdout.flush()

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import os
+import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -50,9 +51,16 @@ class Distribution:
         index: number of this process. The first one keeps the files of a run.
         count: number of processes.
         devices: number of devices of each process.
+        has_left: whether this process works with no other any more.
     """
 
     index, count, devices = 0, 1, 1
+    has_left = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process waits for this one."""
+        return self.count == 1 or self.has_left
 
     @property
     def shard(self) -> datasets.Shard | None:
@@ -112,6 +120,11 @@ class Distribution:
 
     def leave(self) -> None:
         """Ends the work with other processes, after all have come here."""
+        self._part()
+        self.has_left = True
+
+    def _part(self) -> None:
+        """What the backend does where processes part."""
 
     def _tells_of_others(self, error: Exception) -> bool:
         """Whether an error means that another process has ended."""
@@ -313,7 +326,7 @@ class _Torch(Distribution):
         torch.distributed.all_reduce(x)
         return (x / self.count).numpy()
 
-    def leave(self) -> None:
+    def _part(self) -> None:
         import torch
 
         torch.distributed.barrier()
@@ -422,7 +435,7 @@ class _Jax(Distribution):
         )
         return np.reshape(found, (self.count, -1)).mean(0, dtype="float64")
 
-    def leave(self) -> None:
+    def _part(self) -> None:
         import jax
 
         # It waits for all.
@@ -531,8 +544,11 @@ class _TensorFlow(Distribution):
         found = self._strategy.run(tf.function(of_replica))
         return self._strategy.experimental_local_results(found)[0].numpy()
 
-    def leave(self) -> None:
+    def _part(self) -> None:
         self.mean([0.0])  # which waits for all
+        if self.count > 1:
+            # Another one may still have to fetch the last mean from here.
+            time.sleep(1)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._strategy.scope()
