@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from training_run import arguments
 from training_run import EPOCHS
+from training_run import FILES
 from training_run import log_of
 from training_run import results_of
 from training_run import SCRIPT
@@ -28,16 +29,7 @@ from keras_equiattn.applications.training import reporting
 
 @pytest.mark.every_backend
 def test_run_leaves_a_record(whole_run, npz):
-    assert sorted(path.name for path in whole_run.iterdir()) == [
-        "backup",
-        "best.keras",
-        "curves.png",
-        "last.keras",
-        "last.weights.h5",
-        "log.csv",
-        "options.json",
-        "results.json",
-    ]
+    assert sorted(path.name for path in whole_run.iterdir()) == FILES
     rows = log_of(whole_run)
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert {row["learning_rate"] for row in rows} == {0.001}

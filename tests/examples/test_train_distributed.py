@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 from training_run import arguments
+from training_run import FILES
+from training_run import KILL_ITSELF
 from training_run import log_of
 from training_run import results_of
 from training_run import subprocess_command
@@ -142,16 +144,7 @@ class TestTwoProcesses:
         assert results["equivariance"]["error"] < 1e-5
         assert "test error" in printed
         assert "error" not in second.output.replace("errors", "")
-        assert sorted(path.name for path in out.iterdir()) == [
-            "backup",
-            "best.keras",
-            "curves.png",
-            "last.keras",
-            "last.weights.h5",
-            "log.csv",
-            "options.json",
-            "results.json",
-        ]
+        assert sorted(path.name for path in out.iterdir()) == FILES
 
     @pytest.mark.parametrize("lost", [0, 1])
     def test_killed_process_ends_the_run_and_resume_goes_on(
@@ -241,25 +234,6 @@ class TestTwoProcesses:
         loss, _ = last.evaluate(validation, verbose=0)
         assert log_of(out)[-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
 
-
-# The process kills itself after the second batch of the second epoch.
-KILL_ITSELF = """
-import os
-import signal
-from keras_equiattn.applications.training import callbacks
-from keras_equiattn.applications.training import distribution
-
-class Backup(callbacks.EpochBackup):
-    def on_epoch_begin(self, epoch, logs=None):
-        super().on_epoch_begin(epoch, logs)
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if (self.epoch, batch) == (1, 1):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-callbacks.EpochBackup = Backup
-"""
 
 # Each process writes the states of its generators, and PyTorch's own.
 WRITE_SEEDS = """

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from training_run import arguments
 from training_run import assert_same_run
+from training_run import KILL_ITSELF
 from training_run import log_of
 from training_run import results_of
 from training_run import subprocess_command
@@ -29,25 +30,6 @@ def test_complete_run_is_left_alone(train, whole_run, npz, capsys):
     train.main(arguments(npz, whole_run, "--resume"))
     assert "is complete" in capsys.readouterr().out
     assert (whole_run / "results.json").read_bytes() == before
-
-
-# The process kills itself after the second batch of the second epoch.
-KILL_ITSELF = """
-import os
-import signal
-from keras_equiattn.applications.training import callbacks
-
-class Backup(callbacks.EpochBackup):
-    def on_epoch_begin(self, epoch, logs=None):
-        super().on_epoch_begin(epoch, logs)
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if (self.epoch, batch) == (1, 1):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-callbacks.EpochBackup = Backup
-"""
 
 
 def test_kill_9_and_resume_lose_nothing(whole_run, train, npz, tmp_path):
