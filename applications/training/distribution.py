@@ -416,9 +416,6 @@ class _Jax(Distribution):
         import jax
 
         if VARIABLES["jax"][0] in os.environ:
-            # It would catch SIGTERM, and only remember it.
-            config: Any = jax.config
-            config.update("jax_enable_preemption_service", False)
             keras.distribution.initialize()
         self._parallel = keras.distribution.DataParallel(
             auto_shard_dataset=False
