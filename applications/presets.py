@@ -47,8 +47,9 @@ def from_preset(
 
     Args:
         preset: one of `list_presets()`; a folder that `save_to_preset` has
-            written; or `"hf://user/name"`, or `"hf://user/name@revision"`, for
-            such a folder on the Hugging Face Hub, which needs the package
+            written, `"./name"` where a shipped preset has its name; or
+            `"hf://user/name"`, or `"hf://user/name@revision"`, for such a
+            folder on the Hugging Face Hub, which needs the package
             `huggingface_hub`.
         load_weights: whether to load the weights. Without them the network
             starts from random ones.
@@ -119,13 +120,17 @@ def save_to_preset(
         >>> save_to_preset(keras.Model(inputs, outputs), "lifting")
     """
     require_graph(model)
+    if not isinstance(card, str | None):
+        raise ValueError(f"`card` must be a text or None. Received: {card!r}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Without it the folder is no preset until all of it is written.
     (folder / METADATA).unlink(missing_ok=True)
     config = keras.saving.serialize_keras_object(model)
+    # A network that is loaded is not compiled: its loss may be unknown there.
+    config.pop("compile_config", None)
     _write_json(folder / CONFIG, config)
-    model.save_weights(folder / WEIGHTS)
+    save_weights(model, folder / WEIGHTS)
     text = _card(model, folder.name) if card is None else card
     (folder / CARD).write_text(text, encoding="utf-8")
     about = {
@@ -140,12 +145,28 @@ def save_to_preset(
     _write_json(folder / METADATA, about)
 
 
+def save_weights(model: keras.Model, path: Path) -> None:
+    """Saves the weights alone; Keras adds those of an optimiser."""
+    bare = model
+    if model.compiled:
+        bare = type(model).from_config(model.get_config())
+        bare.set_weights(model.get_weights())
+    bare.save_weights(path)
+
+
 def _folder(preset: str | os.PathLike[str]) -> Path:
     """The folder of a preset, which may have to be downloaded."""
+    if not isinstance(preset, str | os.PathLike):
+        raise ValueError(
+            "`preset` must be a name, a folder or an address. Received: "
+            f"preset={preset!r}"
+        )
     text = os.fspath(preset)
     if text.startswith(HUB):
         return _from_hub(text)
-    if Path(text).is_dir():
+    if text in list_presets():
+        return SHIPPED / text
+    if text and Path(text).is_dir():
         return Path(text)
     also = f". A preset may also be a folder, or '{HUB}user/name'"
     return SHIPPED / _checks.known_name(text, "preset", list_presets(), also)

@@ -27,6 +27,7 @@ from typing import Any
 
 import keras
 
+from keras_equiattn.applications import presets
 from keras_equiattn.applications import training
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import callbacks
@@ -197,7 +198,7 @@ def train_from(
         return
     if options.distribute:
         model = keras.saving.load_model(options.out / "last.keras")
-    training.save_weights(model, options.out / "last.weights.h5")
+    presets.save_weights(model, options.out / "last.weights.h5")
     steps = [] if steps_log is None else steps_log.rows
     report(options, recipe, data, model, log, steps)
     # More epochs can go on from here.

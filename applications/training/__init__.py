@@ -29,7 +29,6 @@ from keras_equiattn.applications.training.run import Data
 from keras_equiattn.applications.training.run import equivariance
 from keras_equiattn.applications.training.run import evaluate_test
 from keras_equiattn.applications.training.run import load_data
-from keras_equiattn.applications.training.run import save_weights
 from keras_equiattn.applications.training.run import Summary
 from keras_equiattn.applications.training.run import validation_metrics
 
@@ -54,7 +53,6 @@ __all__ = [
     "load_data",
     "open_out",
     "resolve",
-    "save_weights",
     "start",
     "validation_metrics",
     "write_json",

@@ -19,6 +19,7 @@ from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
 from keras_equiattn.applications.training import recipes
 from keras_equiattn.applications.training.callbacks import EpochBackup
+from keras_equiattn.applications.training.callbacks import EpochLog
 from keras_equiattn.applications.training.recipe import Recipe
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -266,7 +267,6 @@ def is_complete(options: TrainOptions, recipe: Recipe) -> bool:
             "has no backup to go on from. Start another one with --weights "
             f"{options.out / 'last.keras'}"
         )
-    path.rename(options.out / f"results-{epochs}-epochs.json")
     return False
 
 
@@ -276,8 +276,8 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
     Says so where a damaged backup is left out.
 
     Raises:
-        OptionsError: If all backups are damaged: to start anew would delete
-            what the run has logged.
+        OptionsError: If all backups are damaged, or the log: to start anew
+            would delete what the run has logged.
     """
     completed = backup.completed
     damaged = [epoch for epoch in backup.epochs if epoch > completed]
@@ -289,6 +289,15 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
         )
     if damaged:
         print(f"The backup of epoch {damaged[0]} is damaged.")
+    path = options.out / "log.csv"
+    try:
+        EpochLog(path, completed)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OptionsError(
+            f"{path} is damaged, and the run cannot go on ({error}). Start "
+            "another one in a new folder, with --weights "
+            f"{options.out / 'last.keras'}"
+        ) from None
     return completed
 
 
@@ -352,7 +361,14 @@ def folder_of_process(
 
 
 def open_out(options: TrainOptions, recipe: Recipe) -> None:
-    """Writes down in the folder of the run what it is."""
+    """Writes down in the folder of the run what it is.
+
+    The results of a run that gets more epochs stay, under another name.
+    """
+    path = options.out / "results.json"
+    if path.exists():
+        epochs = json.loads(path.read_text())["epochs"]
+        path.rename(options.out / f"results-{epochs}-epochs.json")
     write_json(options.out / "options.json", _identity(options, recipe))
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import itertools
 import math
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 from typing import Literal
@@ -166,13 +165,6 @@ def compile_model(
         loss=make_loss(recipe),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
-
-
-def save_weights(model: keras.Model, path: pathlib.Path) -> None:
-    """Saves the weights alone; Keras adds those of an optimiser."""
-    bare = type(model).from_config(model.get_config())
-    bare.set_weights(model.get_weights())
-    bare.save_weights(path)
 
 
 def _group_of_poses(model: keras.Model) -> groups.Group:

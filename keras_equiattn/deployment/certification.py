@@ -140,6 +140,11 @@ def certificate(
             "`images` must be an array (batch, height, width, channels). "
             f"Received: an array of the shape {images.shape}"
         )
+    if not np.isfinite(images).all():
+        raise ValueError(
+            "`images` must be finite. Received: an array with "
+            f"{np.count_nonzero(~np.isfinite(images))} values that are not"
+        )
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
     elements = tuple(int(n) for n in group.grid_elements)
     files = []

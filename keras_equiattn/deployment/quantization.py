@@ -39,8 +39,20 @@ INEXACT = (
     keras.layers.GroupNormalization,
     keras.layers.LayerNormalization,
     keras.layers.MultiHeadAttention,
+    keras.layers.UnitNormalization,
 )
-INEXACT_OPERATIONS = ("Einsum", "Matmul")
+INEXACT_OPERATIONS = (
+    "Cumsum",
+    "Einsum",
+    "Logsumexp",
+    "Matmul",
+    "Norm",
+    "Normalize",
+    "Std",
+    "Var",
+)
+# Exact along the channels, whose order no turn changes.
+SOFTMAXES = ("LogSoftmax", "Softmax")
 BATCH = 32
 
 
@@ -214,6 +226,7 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
         or isinstance(node.operation, INEXACT)
         or _is_function(node.operation, INEXACT_OPERATIONS)
         or (_is_sum(node.operation) and _is_channels_first(node.operation))
+        or _is_softmax_of_places(node)
     ]
     if floats:
         warnings.warn(
@@ -239,6 +252,20 @@ def _is_sum(operation: Any) -> bool:
         or isinstance(operation, SUMS)
         or _is_function(operation, OPERATIONS)
     )
+
+
+def _is_softmax_of_places(node: Any) -> bool:
+    """Whether it is a softmax along another axis than the last."""
+    operation = node.operation
+    if type(operation).__name__ not in SOFTMAXES:
+        return False
+    axes = operation.axis
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    return any(axis not in (-1, _rank(node) - 1) for axis in axes)
+
+
+def _rank(node: Any) -> int:
+    return len(node.input_tensors[0].shape)
 
 
 def _is_channels_first(operation: Any) -> bool:
@@ -297,6 +324,12 @@ def _ranges(
         for tensor, value in zip(
             tensors, keras.tree.flatten(values), strict=True
         ):
+            if not np.isfinite(value).all():
+                raise ValueError(
+                    "The network must give finite values for `calibration`. "
+                    "Received: a network with values that are not finite at "
+                    f"'{tensor.name}'"
+                )
             least, most = found.get(id(tensor), (0.0, 0.0))
             found[id(tensor)] = (
                 min(least, float(np.min(value))),

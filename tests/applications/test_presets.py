@@ -228,3 +228,38 @@ def test_damaged_file_of_the_hub(hub, folder):
     (folder / "model.weights.h5").write_bytes(b"other weights")
     with pytest.raises(ValueError, match="damaged"):
         from_preset("hf://someone/net")
+
+
+def squares(y, z):
+    return keras.ops.mean((y - z) ** 2, -1)
+
+
+def test_compiled_networks_are_saved_without_what_trains_them(tmp_path):
+    inputs = keras.Input((6, 6, 1))
+    x = keras.layers.Conv2D(2, 3)(inputs)
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(x))
+    model.compile("adam", loss=squares)
+    images = np.random.default_rng(0).normal(size=(4, 6, 6, 1))
+    model.fit(images, np.zeros((4, 2)), verbose=0)
+    presets.save_to_preset(model, tmp_path / "net")
+    loaded = presets.from_preset(tmp_path / "net")
+    assert not loaded.compiled
+    for found, expected in zip(
+        loaded.get_weights(), model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_folders_do_not_hide_shipped_presets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = presets.list_presets()[0]
+    (tmp_path / name).mkdir()
+    assert presets.from_preset(name, load_weights=False).built
+    with pytest.raises(ValueError, match="must hold the file"):
+        presets.from_preset(f"./{name}")
+
+
+@pytest.mark.parametrize("preset", ["", None, 3])
+def test_presets_that_cannot_be(preset):
+    with pytest.raises(ValueError, match="preset"):
+        presets.from_preset(preset)

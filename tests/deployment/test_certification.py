@@ -90,6 +90,13 @@ def test_elements_on_the_grid(tmp_path):
     assert max(found.files[0].errors) < 1e-5
 
 
+def test_images_that_are_not_finite(files):
+    with pytest.raises(
+        ValueError, match=r"`images` must be finite.* 81 values"
+    ):
+        certificate(files["exact"], "p4m", np.nan * images()[:1])
+
+
 def test_bad_images(files):
     with pytest.raises(ValueError, match=r"\(9, 9, 1\)"):
         certificate(files["exact"], "p4m", images()[0])

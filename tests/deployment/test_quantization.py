@@ -335,3 +335,25 @@ def test_shipped_networks_classify_as_before(attention):
         np.testing.assert_array_equal(y, first)
     expected = model.predict_on_batch(x)
     assert (first.argmax(1) == expected.argmax(1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("axis", [3, -1])
+def test_softmax_over_the_group_is_named(axis, recwarn):
+    inputs = keras.Input((9, 9, 1))
+    x = layers.LiftingConv2D(4, 3, group="p4")(inputs)
+    x = keras.layers.Softmax(axis=axis)(x)
+    outputs = keras.layers.GlobalAveragePooling3D()(x)
+    images = np.random.default_rng(0).uniform(size=(4, 9, 9, 1))
+    quantize(keras.Model(inputs, outputs), images.astype("float32"))
+    named = ["Softmax" in str(w.message) for w in recwarn]
+    assert any(named) == (axis == 3)
+
+
+def test_networks_that_have_diverged_are_refused():
+    inputs = keras.Input((9, 9, 1))
+    x = layers.LiftingConv2D(4, 3, group="p4")(inputs)
+    outputs = keras.layers.GlobalAveragePooling3D()(x)
+    model = keras.Model(inputs, outputs)
+    model.layers[1].kernel.assign(np.nan * model.layers[1].kernel)
+    with pytest.raises(ValueError, match="finite values for `calibration`"):
+        quantize(model, np.ones((4, 9, 9, 1), "float32"))

@@ -370,3 +370,31 @@ def test_kills_at_random_lose_nothing(seed, whole_run, train, npz, tmp_path):
         assert completed >= before
     train.main(arguments(npz, out, "--resume"))
     assert_same_run(out, whole_run)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("content", [None, "", "epoch,loss\none,two\n"])
+def test_damaged_log_is_named(train, npz, tmp_path, content):
+    out = tmp_path / "run"
+    train.main(arguments(npz, out, epochs=1))
+    log = out / "log.csv"
+    log.unlink()
+    if content is not None:
+        log.write_text(content)
+    with pytest.raises(SystemExit, match=r"log.csv is damaged, and the run"):
+        train.main(arguments(npz, out, "--resume", epochs=2))
+
+
+@pytest.mark.once
+def test_results_stay_where_more_epochs_cannot_begin(train, npz, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(npz, out, epochs=1))
+    npz = npz.rename(npz.with_suffix(".moved.npz"))
+    try:
+        before = (out / "results.json").read_bytes()
+        moved = npz.with_name("few.npz")
+        with pytest.raises(SystemExit):
+            train.main(arguments(moved, out, "--resume", epochs=2))
+        assert (out / "results.json").read_bytes() == before
+    finally:
+        npz.rename(npz.with_name("few.npz"))
