@@ -114,11 +114,11 @@ class IntegerLayer(keras.layers.Layer):
 
     def kernel_shape(self, input_shape: Shape) -> Shape:
         """The shape of the kernel of the layer that it stands for."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.kernel_shape")
 
     def product(self, levels: Tensor, kernel: Tensor) -> Tensor:
         """The sums of products, of whole numbers."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.product")
 
     def call(self, inputs: Tensor) -> Tensor:
         kernel = ops.cast(self.kernel, "float32")

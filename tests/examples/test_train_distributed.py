@@ -23,6 +23,9 @@ from keras_equiattn.applications import training
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import callbacks
 from keras_equiattn.applications.training import distribution
+from keras_equiattn.applications.training.distribution.environment import (
+    check_variables,
+)
 
 BACKEND = keras.backend.backend()
 EPOCHS = 2
@@ -82,6 +85,18 @@ def run_two(run, *setups):
             output, _ = process.communicate()
         done.append(Done(process.returncode, output))
     return done
+
+
+def run_one(line, **environment):
+    """Runs a command line that must succeed."""
+    done = subprocess.run(
+        line,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def assert_succeeded(done):
@@ -267,17 +282,10 @@ tf.config.set_logical_device_configuration(cpu, two)
 def test_two_devices_of_one_process(npz, alone, tmp_path):
     out = tmp_path / "run"
     setup = TWO_CPUS if BACKEND == "tensorflow" else ""
-    done = subprocess.run(
+    run_one(
         subprocess_command([*command(npz, out), "--distribute"], setup),
-        env={
-            **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     assert_close_logs(log_of(out), log_of(alone))
 
 
@@ -288,18 +296,14 @@ def test_torchrun(npz, alone, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(subprocess_command([])[-1])
     out = tmp_path / "run"
-    done = subprocess.run(
+    run_one(
         [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nproc-per-node", "2", "--master-port", str(free_ports(1)[0])),
             *(str(program), *command(npz, out), "--distribute"),
         ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+        OMP_NUM_THREADS="1",
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     assert_close_logs(log_of(out), log_of(alone))
 
 
@@ -362,7 +366,7 @@ class TestOptions:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(training.OptionsError, match=message):
-            distribution._check_variables(backend, distribute)
+            check_variables(backend, distribute)
 
     def test_statistics_need_devices(self, train, npz, tmp_path):
         more = "--batch-statistics=per_device"
