@@ -28,8 +28,9 @@ def examples(module):
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
+def test_examples(name, tmp_path, monkeypatch):
     module = importlib.import_module(name)
+    monkeypatch.chdir(tmp_path)  # some write files
     runner = doctest.DocTestRunner()
     for test in examples(module):
         test.globs |= {**vars(keras_equiattn), **vars(keras_equiattn.layers)}
