@@ -57,37 +57,38 @@ test-slow: test-floor $(SLOW)
 
 $(SLOW): .venv/.dev
 
-# TensorFlow keeps all that it compiles: half a gigabyte for a large network with
-# attention. So no process runs all tests of $(1) with the marks $(2), but those
-# whose names match one of the expressions, or none of them.
+# A backend keeps all that it compiles: half a gigabyte for a large network with
+# attention. So no process runs all tests of $(2) with the marks $(3) under the
+# backend $(1), but those whose names match one of the expressions $(4), or none.
 define in_parts
-set -e; others=""; for some in $(3) ""; do \
-  KERAS_BACKEND=tensorflow $(PYTEST) $(1) -m "$(2)" \
+set -e; others=""; for some in $(4) ""; do \
+  KERAS_BACKEND=$(1) $(PYTEST) $(2) -m "$(3)" \
     -k "$${some:-$${others# and }}$${some:+$$others}"; \
   others="$$others and not $$some"; \
 done
 endef
 
 slow-networks:
-	@$(users); $(call in_parts,tests/applications,slow and not sweep, \
+	@$(users); $(call in_parts,tensorflow,tests/applications,slow and not sweep, \
 	  resnet83 resnet29 acmix)
 
 slow-tensorflow:
-	$(users); KERAS_BACKEND=tensorflow $(PYTEST) \
-	  --ignore=tests/applications -m "slow and not sweep"
+	@$(users); $(call in_parts,tensorflow,tests --ignore=tests/applications, \
+	  slow and not sweep,deployment convert)
 
 slow-jax:
 	$(users); KERAS_BACKEND=jax $(PYTEST) \
 	  -m "slow and every_backend and not sweep"
 
 slow-torch:
-	KERAS_BACKEND=torch $(PYTEST) -m "slow and every_backend"
+	@$(call in_parts,torch,tests,slow and every_backend, \
+	  layers deployment applications)
 
 sweep-layers:
 	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m "sweep and not once"
 
 sweep-tensorflow:
-	@$(call in_parts,tests --ignore=tests/layers,sweep and not once, \
+	@$(call in_parts,tensorflow,tests --ignore=tests/layers,sweep and not once, \
 	  resnet29 acmix_ gsanet applications docstrings pairs windows)
 
 sweep-jax:
