@@ -18,6 +18,7 @@ where the backend is told of them:
     torchrun --nproc-per-node 2 examples/train.py --distribute ...
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -97,9 +98,10 @@ def train(
 ) -> None:
     """Trains, tests and reports."""
     state, refusal = 0, training.OptionsError("The first process has refused.")
-    with distribution.watched():
+    with distribution.watched(), contextlib.ExitStack() as claim:
         if distribution.index == 0:
             try:
+                claim.enter_context(training.claimed_out(options))
                 state = look(options, recipe)
             except training.OptionsError as error:
                 state, refusal = REFUSED, error
@@ -139,14 +141,15 @@ def train_from(
             if completed
             else f"Nothing to resume in {options.out}: starting at epoch 1."
         )
-    backup = callbacks.EpochBackup(options.out / "backup")
+    best = options.out / "best.keras"
+    backup = callbacks.EpochBackup(options.out / "backup", keep=(best,))
     log = callbacks.EpochLog(options.out / "log.csv", completed)
     steps_log = None
     if options.log_steps is not None:
         steps_log = callbacks.StepLog(
             options.out / "steps.csv", options.log_steps, completed
         )
-    with training.claimed_out(options), distribution.scope():
+    with distribution.scope():
         model = training.build_model(options, recipe)
         if first:
             print(reporting.model_line(model), flush=True)

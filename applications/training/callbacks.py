@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -36,11 +37,16 @@ class EpochBackup(keras.callbacks.Callback):
 
     Args:
         directory: Folder of the backups.
+        keep: Files that go back with the run, such as the network of the best
+            epoch before: each is put into its place again.
     """
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(
+        self, directory: pathlib.Path, keep: Sequence[pathlib.Path] = ()
+    ) -> None:
         super().__init__()
         self.directory = directory
+        self.keep = keep
         self._expected: int | None = None
 
     @property
@@ -65,6 +71,10 @@ class EpochBackup(keras.callbacks.Callback):
         backup.on_train_begin()
         with np.load(folder / "random_states.npz") as states:
             set_random_states(self.model, dict(states))
+        for path in self.keep:
+            if (folder / path.name).exists():
+                path.unlink(missing_ok=True)
+                _link(folder / path.name, path)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Makes sure that training goes on where the backup ends."""
@@ -85,6 +95,9 @@ class EpochBackup(keras.callbacks.Callback):
         backup.on_epoch_end(epoch)
         states: dict[str, Any] = random_states(self.model)
         np.savez(partial / "random_states.npz", **states)
+        for path in self.keep:
+            if path.exists():
+                _link(path, partial / path.name)
         checksums = json.dumps(_checksums(partial))
         (partial / CHECKSUMS).write_text(checksums)
         completed = epoch + 1
@@ -112,6 +125,18 @@ class EpochBackup(keras.callbacks.Callback):
 
     def _folder(self, completed: int) -> pathlib.Path:
         return self.directory / f"epoch-{completed:05d}"
+
+
+def _link(path: pathlib.Path, to: pathlib.Path) -> None:
+    """Gives a file a second name, or copies it where that cannot be.
+
+    Files of a run are replaced, never written to: both names keep their own
+    content.
+    """
+    try:
+        os.link(path, to)
+    except OSError:
+        shutil.copy2(path, to)
 
 
 def _checksums(folder: pathlib.Path) -> dict[str, str]:

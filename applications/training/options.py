@@ -202,8 +202,6 @@ def check_out(options: TrainOptions, recipe: Recipe) -> None:
     """
     path = options.out / "options.json"
     try:
-        if options.out.exists() and not options.out.is_dir():
-            raise OptionsError(f"{options.out} is no folder.")
         if not path.exists():
             return
         text = path.read_text()
@@ -303,29 +301,74 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
 
 @contextlib.contextmanager
 def claimed_out(options: TrainOptions) -> Iterator[None]:
-    """Makes the folder of the run and sees whether it can be written to.
+    """Makes the folder of the run, and keeps other runs out of it.
 
-    What it made and is still empty goes away again if the block fails.
+    Folders that it made and that are still empty go away again if the block
+    fails.
 
     Raises:
-        OptionsError: If there can be no such folder, or nothing in it.
+        OptionsError: If there can be no such folder, nothing can be written
+            to it, or another process trains in it.
     """
+    folders = (options.out, *options.out.parents)
     made: list[pathlib.Path] = []
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            folders = (options.out, *options.out.parents)
+            if options.out.exists() and not options.out.is_dir():
+                raise OptionsError(f"{options.out} is no folder.")
             made = [folder for folder in folders if not folder.exists()]
             options.out.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=options.out):
                 pass
+            stack.enter_context(_locked(options.out))
+        except BlockingIOError:
+            raise OptionsError(
+                f"Another process trains in {options.out}: wait for its end, "
+                "or choose another --out."
+            ) from None
         except OSError as error:
+            _remove_empty(made)
             raise OptionsError(f"--out cannot be used: {error}") from None
+        try:
+            yield
+        except BaseException:
+            _remove_empty(made)
+            raise
+
+
+def _remove_empty(folders: list[pathlib.Path]) -> None:
+    """Removes those of the folders, innermost first, that hold nothing."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Holds the lock of a folder, which the end of the process gives back.
+
+    Windows and some network file systems have no such locks: nothing is held
+    there.
+
+    Raises:
+        BlockingIOError: If another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
         yield
-    except BaseException:
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ from training_run import KILL_ITSELF
 from training_run import log_of
 from training_run import results_of
 from training_run import subprocess_command
+from training_run import weights_of
 
+from keras_equiattn.applications import training
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import callbacks
 from keras_equiattn.applications.training import recipes
@@ -251,6 +253,51 @@ def test_every_file_of_a_backup_is_checked(train, npz, tmp_path):
         assert backup.completed == 2, path.name
         path.write_bytes(before)
         assert backup.completed == 3
+
+
+@pytest.mark.once
+def test_best_network_goes_back_with_the_backup(
+    train, npz, tmp_path, monkeypatch
+):
+    """The best epoch is lost with its backup, and is not as good again."""
+    original = callbacks.EpochLog.on_epoch_end
+    accuracies = [0.5, 0.6, 0.9]
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_accuracy"] = accuracies[epoch] if accuracies[epoch:] else 0.1
+        original(self, epoch, logs)
+
+    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
+    two, out = tmp_path / "two", tmp_path / "run"
+    train.main(arguments(npz, two, epochs=2))
+    with pytest.MonkeyPatch.context() as patch:
+        kill_when(
+            patch,
+            callbacks.EpochLog,
+            "on_epoch_begin",
+            lambda self, epoch, logs: epoch == 3,
+        )
+        with pytest.raises(Kill):
+            train.main(arguments(npz, out))
+    damage(out / "backup" / "epoch-00003" / "latest.weights.h5")
+    accuracies[2] = 0.1
+    train.main(arguments(npz, out, "--resume"))
+    assert results_of(out)["best"]["epoch"] == 2
+    found = weights_of(out / "best.keras")
+    expected = weights_of(two / "last.keras")
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("more", [(), ("--resume",)])
+def test_two_runs_in_one_folder(more, train, npz, tmp_path):
+    out = tmp_path / "run"
+    options = training.TrainOptions(model="tiny", out=out)
+    with training.claimed_out(options):
+        with pytest.raises(SystemExit, match="Another process trains in"):
+            train.main(arguments(npz, out, *more))
+        assert not list(out.iterdir())
 
 
 @pytest.mark.once
