@@ -48,6 +48,18 @@ def require_graph(model: Any) -> None:
         )
 
 
+def require_float32(model: keras.Model) -> None:
+    """Raises unless all layers with weights compute in float32."""
+    for layer in layers_within(model):
+        dtype = layer.compute_dtype
+        if dtype not in ("float32", None) and layer.weights:
+            raise ValueError(
+                "`model` must compute in float32. Make it with the dtype "
+                "policy 'float32' and load its weights. Received: layer "
+                f"'{layer.name}', which computes in {dtype}"
+            )
+
+
 def nodes(model: keras.Model) -> Iterator[Any]:
     """The calls that make a graph, each after those that it depends on."""
     histories = [tensor._keras_history for tensor in reversed(model.outputs)]

@@ -14,19 +14,16 @@ import keras
 import numpy as np
 
 from keras_equiattn import groups
-from keras_equiattn.deployment.formats import format_of
+from keras_equiattn.deployment.formats import checked_path
+from keras_equiattn.deployment.runtimes import format_at
 from keras_equiattn.deployment.runtimes import load_exported
 from keras_equiattn.deployment.runtimes import Network
+from keras_equiattn.deployment.runtimes import RUNTIMES
+from keras_equiattn.ops.group.action import group_action
 from keras_equiattn.testing import equivariance_error
 
-# The packages whose versions say what ran a file.
-PACKAGES = {
-    "litert": ("ai-edge-litert", "tensorflow", "tensorflow-cpu"),
-    "onnx": ("onnxruntime", "onnxruntime-gpu"),
-    "openvino": ("openvino",),
-    "tf_saved_model": ("tensorflow", "tensorflow-cpu"),
-    "torch": ("torch",),
-}
+# How much an image has to change, of its largest value, to count as moved.
+MOVED = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +110,7 @@ def certificate(
         group: a group or its name. For groups that do not act on the grid, the
             elements that do are tried.
         images: `(batch, height, width, channels)`, what the network will see.
+            Each element must change at least one of them.
         outputs: what outputs of rank 4 are, see `testing.equivariance_error`.
 
     Returns:
@@ -120,7 +118,9 @@ def certificate(
 
     Raises:
         FileNotFoundError, ImportError: see `load_exported`.
-        ValueError: for images of another rank, or a result that is not finite.
+        ValueError: for no file or one that is damaged, a group without an
+            element that moves the grid, images of another rank or that look
+            the same in another pose, and a result that is not finite.
 
     Example:
         >>> inputs = keras.Input((9, 9, 1))
@@ -134,19 +134,9 @@ def certificate(
         True
     """
     group = groups.get(group)
-    images = np.asarray(images)
-    if images.ndim != 4 or not len(images):
-        raise ValueError(
-            "`images` must be an array (batch, height, width, channels). "
-            f"Received: an array of the shape {images.shape}"
-        )
-    if not np.isfinite(images).all():
-        raise ValueError(
-            "`images` must be finite. Received: an array with "
-            f"{np.count_nonzero(~np.isfinite(images))} values that are not"
-        )
-    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    paths = _checked_paths(path)
     elements = tuple(int(n) for n in group.grid_elements)
+    images = _checked_images(images, group, elements)
     files = []
     for each in paths:
         run = load_exported(each)
@@ -161,6 +151,59 @@ def certificate(
     return Certificate(group.name, elements, images.shape, tuple(files))
 
 
+def _checked_paths(paths: Any) -> list[str]:
+    """One path or more, as a list."""
+    several = isinstance(paths, Sequence) and not isinstance(paths, str)
+    if several and not paths:
+        raise ValueError("`path` must be a file, or several. Received: path=[]")
+    return list(map(checked_path, paths if several else [paths]))
+
+
+def _checked_images(
+    images: Any, group: groups.Group, elements: Sequence[int]
+) -> np.ndarray:
+    """The images, if an error in any pose would be seen on them."""
+    try:
+        images = np.asarray(images) + np.float32(0)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`images` must be an array of numbers. Received: "
+            f"{type(images).__name__}"
+        ) from None
+    if images.ndim != 4 or not len(images):
+        raise ValueError(
+            "`images` must be an array (batch, height, width, channels). "
+            f"Received: an array of the shape {images.shape}"
+        )
+    if not np.isfinite(images).all():
+        raise ValueError(
+            "`images` must be finite. Received: an array with "
+            f"{np.count_nonzero(~np.isfinite(images))} values that are not"
+        )
+    if len(elements) < 2:
+        raise ValueError(
+            "`group` must have an element that moves images on the grid. "
+            f"Received: group='{group.name}'"
+        )
+    enough = MOVED * np.abs(images).max()
+    for element in elements[1:]:
+        moved = keras.ops.convert_to_numpy(group_action(images, group, element))
+        if moved.shape != images.shape:
+            raise ValueError(
+                f"`images` must be square for group='{group.name}'. Received: "
+                f"an array of the shape {images.shape}"
+            )
+        change = np.abs(moved - images).max()
+        if change <= enough:
+            raise ValueError(
+                "`images` must look different in every pose, or nothing is "
+                "tested. Received: images of the shape "
+                f"{images.shape} that do not change where they are "
+                f"{_name(group, element)}"
+            )
+    return images
+
+
 def _run(run: Network, x: Any) -> list[np.ndarray]:
     """The results of an exported network for a tensor."""
     return run(keras.ops.convert_to_numpy(x))
@@ -168,7 +211,7 @@ def _run(run: Network, x: Any) -> list[np.ndarray]:
 
 def _certified(path: str, errors: np.ndarray) -> CertifiedFile:
     """The entry of a file with these errors."""
-    format = format_of(path)
+    format = format_at(path)
     content = _content(path)
     return CertifiedFile(
         path=path,
@@ -195,12 +238,13 @@ def _content(path: str) -> bytes:
 
 def _runtime(format: str) -> str:
     """Name and version of the package that runs a format."""
-    for package in PACKAGES[format]:
+    packages = RUNTIMES[format].packages
+    for package in packages:
         try:
             return f"{package} {metadata.version(package)}"
         except metadata.PackageNotFoundError:
             continue
-    return PACKAGES[format][0]
+    return packages[0]
 
 
 def _name(group: groups.Group, element: int) -> str:

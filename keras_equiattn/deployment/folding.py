@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_equiattn.deployment.exactness import uses_batch_statistics
 from keras_equiattn.graphs import arguments
 from keras_equiattn.graphs import like_inputs
 from keras_equiattn.graphs import nodes
@@ -47,7 +48,8 @@ def without_batch_normalization(model: keras.Model) -> keras.Model:
         layer = node.operation
         if isinstance(layer, keras.layers.BatchNormalization):
             source = sources.get(id(node.input_tensors[0]))
-            if source and _goes_into(layer, source, uses, times):
+            is_fixed = not uses_batch_statistics(node)
+            if source and is_fixed and _goes_into(layer, source, uses, times):
                 folded[id(source.operation)] = layer
     for node in calls:
         taken = [values[id(x)] for x in node.input_tensors]

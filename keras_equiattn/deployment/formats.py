@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ import keras
 
 from keras_equiattn.deployment.integer_onnx import with_integers
 from keras_equiattn.graphs import layers_within
+from keras_equiattn.graphs import require_float32
 from keras_equiattn.graphs import require_graph
 from keras_equiattn.ops import backend
 
@@ -75,8 +77,8 @@ def export(
     Args:
         model: a functional or Sequential model that is built, and computes in
             float32.
-        path: where to write. OpenVINO keeps the weights beside it, in a file
-            with the suffix ".bin".
+        path: where to write; a file that is there is replaced. OpenVINO keeps
+            the weights beside it, in a file with the suffix ".bin".
         format: "onnx", "openvino", "litert", "torch" or "tf_saved_model"; None
             takes it from the suffix of the path, which is ".onnx", ".xml",
             ".tflite", ".pt2" or none.
@@ -85,6 +87,7 @@ def export(
         That of the model.
 
     Raises:
+        TypeError: for what is no path.
         ValueError: for a model without a graph or with another dtype, an
             unknown format, a suffix that is not that of the format, an image
             whose size is not known, unless TensorFlow traces it, and layers
@@ -100,9 +103,10 @@ def export(
         >>> export(keras.Model(inputs, outputs), "network.onnx")
     """
     require_graph(model)
-    path = os.fspath(path)
+    path = checked_path(path)
     format = format_of(path, format)
-    _check_dtype(model)
+    _check_place(path, format)
+    require_float32(model)
     _check_packages(format)
     writer = FORMATS[format].backend
     if writer == "torch":
@@ -118,9 +122,22 @@ def main() -> None:
     """Writes a file in a process of its own; its arguments are in JSON."""
     task = json.loads(sys.argv[1])
     for module in task["modules"]:
-        importlib.import_module(module)
+        # If one is needed that cannot be imported, Keras says what is missing.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     model = keras.saving.load_model(task["model"], compile=False)
     _write(model, task["path"], task["format"])
+
+
+def checked_path(path: Any) -> str:
+    """A path as a string.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` must be a path. Received: path={path!r}")
+    return os.fspath(path)
 
 
 def format_of(path: str, format: str | None = None) -> str:
@@ -141,24 +158,26 @@ def format_of(path: str, format: str | None = None) -> str:
             f"None. Received: format={format!r}"
         )
     wanted = FORMATS[format].suffix
-    if wanted and suffix != wanted:
+    others = {f.suffix for f in FORMATS.values()} - {wanted}
+    # The name of a folder may have a point in it.
+    if suffix in others or (wanted and suffix != wanted):
         raise ValueError(
-            f"A file in the format '{format}' must have the suffix "
-            f"'{wanted}'. Received: path={path!r}"
+            f"A path in the format '{format}' must have "
+            f"{f'the suffix {wanted!r}' if wanted else 'no suffix'}. "
+            f"Received: path={path!r}"
         )
     return format
 
 
-def _check_dtype(model: keras.Model) -> None:
-    """Raises unless all layers compute in float32."""
-    for layer in layers_within(model):
-        dtype = layer.compute_dtype
-        if dtype not in ("float32", None) and layer.weights:
-            raise ValueError(
-                "A network is exported in float32. Make it with the dtype "
-                "policy 'float32' and load its weights. Received: layer "
-                f"'{layer.name}', which computes in {dtype}"
-            )
+def _check_place(path: str, format: str) -> None:
+    """Raises if a folder is where a file shall be, or the reverse."""
+    is_folder = not FORMATS[format].suffix
+    if Path(path).exists() and Path(path).is_dir() != is_folder:
+        raise ValueError(
+            f"The format '{format}' is a {'folder' if is_folder else 'file'}, "
+            f"and there is a {'file' if is_folder else 'folder'} at "
+            f"path={path!r}"
+        )
 
 
 def _check_packages(format: str) -> None:
@@ -186,6 +205,9 @@ def _check_sizes(model: keras.Model, format: str) -> None:
 def _write(model: keras.Model, path: str, format: str) -> None:
     """Writes a file with the backend that runs."""
     with _quiet():
+        if format == "litert":
+            # Its files do not say in which order the keys of dictionaries are.
+            model = keras.Model(list(model.inputs), list(model.outputs))
         if FORMATS[format].backend == "tensorflow":
             with backend.portable():
                 model.export(path, format=format, verbose=False)
@@ -224,7 +246,7 @@ def _write_elsewhere(model: keras.Model, path: str, format: str) -> None:
             "model": saved,
             "path": str(Path(path).absolute()),
             "format": format,
-            "modules": sorted(m for m in modules if m.split(".")[0] != "keras"),
+            "modules": sorted(modules | _modules_of_registered()),
         }
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, json.dumps(task)],
@@ -238,10 +260,24 @@ def _write_elsewhere(model: keras.Model, path: str, format: str) -> None:
             check=False,
         )
     if done.returncode:
-        raise RuntimeError(
+        error = RuntimeError(
             f"The process that runs Keras on {FORMATS[format].backend} could "
-            f"not write '{path}':\n{done.stderr[-3000:]}"
+            f"not write '{path}': {_last_error(done.stderr)}"
         )
+        error.add_note(done.stderr)
+        raise error
+
+
+def _modules_of_registered() -> set[str]:
+    """The modules of all classes and functions that Keras can load by name."""
+    found = keras.saving.get_custom_objects().values()
+    return {module for x in found if (module := getattr(x, "__module__", None))}
+
+
+def _last_error(text: str) -> str:
+    """The message of the last error that a process has printed."""
+    starts = [m.start() for m in re.finditer(r"(?m)^[\w.]+: ", text)]
+    return text[starts[-1] if starts else 0 :].strip()[:500]
 
 
 def _write_torch(model: keras.Model, path: str, format: str) -> None:

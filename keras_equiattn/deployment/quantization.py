@@ -9,6 +9,8 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.deployment.exactness import becomes_whole
+from keras_equiattn.deployment.exactness import is_exact
 from keras_equiattn.deployment.integers import INTEGER_LAYERS
 from keras_equiattn.deployment.integers import integer_weights
 from keras_equiattn.deployment.integers import IntegerLayer
@@ -16,43 +18,13 @@ from keras_equiattn.deployment.integers import Levels
 from keras_equiattn.deployment.integers import SIGNED
 from keras_equiattn.deployment.integers import UNSIGNED
 from keras_equiattn.deployment.network import plain
-from keras_equiattn.deployment.rewriting import is_own
 from keras_equiattn.graphs import like_inputs
 from keras_equiattn.graphs import nodes
+from keras_equiattn.graphs import require_float32
+from keras_equiattn.graphs import require_graph
 from keras_equiattn.graphs import Rewriting
 from keras_equiattn.graphs import structure
 
-# Sums without weights: of what they take, levels are made.
-SUMS = (
-    keras.layers.AveragePooling2D,
-    keras.layers.AveragePooling3D,
-    keras.layers.GlobalAveragePooling2D,
-    keras.layers.GlobalAveragePooling3D,
-)
-# The same, of `keras.ops`, by the names of their classes.
-OPERATIONS = ("Mean", "Sum")
-# Operations that sum products of things that both are computed, or that do not
-# have whole weights: they stay as they are.
-INEXACT = (
-    keras.layers.Attention,
-    keras.layers.Dot,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.MultiHeadAttention,
-    keras.layers.UnitNormalization,
-)
-INEXACT_OPERATIONS = (
-    "Cumsum",
-    "Einsum",
-    "Logsumexp",
-    "Matmul",
-    "Norm",
-    "Normalize",
-    "Std",
-    "Var",
-)
-# Exact along the channels, whose order no turn changes.
-SOFTMAXES = ("LogSoftmax", "Softmax")
 BATCH = 32
 
 
@@ -73,6 +45,11 @@ def quantize(
     turned image exactly the turned result, to the last bit; `certificate`
     measures it on a file.
 
+    A layer or an operation whose sums are not known to be of whole numbers is
+    named in a warning: attention, for example, `DepthwiseConv2D`, layers of
+    other libraries, and means of more than 65,793 values, whose levels add up
+    to more than float32 holds exactly.
+
     Levels are the same for a whole feature map, and the scale of a weight is
     that of the largest one of its output channel: both are shared by all
     elements of the group.
@@ -85,6 +62,7 @@ def quantize(
         calibration: images that the network will see, as `model.predict` takes
             them: an array, or several for several inputs. A hundred are enough.
             They say how large activations get; what is larger later is cut.
+            Of a dataset, pass the images of some batches.
         weight_bits: bits of a weight, 2 to 8. With 7, processors without
             instructions for dot products of 8 bits, which saturate at 16 bits,
             compute exactly as well.
@@ -98,8 +76,9 @@ def quantize(
         layer is named in a warning.
 
     Raises:
-        ValueError: for bad arguments, such as a model without a graph, or no
-            or not finite calibration images.
+        ValueError: for bad arguments, such as a model without a graph or one
+            that does not compute in float32, and for calibration images that
+            are missing or not finite.
 
     Example:
         >>> inputs = keras.Input((28, 28, 1))
@@ -119,10 +98,12 @@ def quantize(
         raise ValueError(
             f"`weight_bits` must be from 2 to 8. Received: {weight_bits!r}"
         )
+    require_graph(model)
+    require_float32(model)
     network = _plain(model, name)
     images = _checked(network, calibration)
-    calls = [node for node in nodes(network) if not node.is_input]
-    sums = [node for node in calls if _sums(node)]
+    calls = _calls(network)
+    sums = list(filter(becomes_whole, calls))
     to = _Quantization(network, _ranges(network, sums, images), bits)
     inputs = like_inputs(network)
     values = dict(zip(map(id, network.inputs), inputs, strict=True))
@@ -221,68 +202,39 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
         network = plain(model, fold_batch_normalization=True, name=name)
     floats = [
         f"'{node.operation.name}' ({type(node.operation).__name__})"
-        for node in nodes(network)
-        if is_own(node.operation)
-        or isinstance(node.operation, INEXACT)
-        or _is_function(node.operation, INEXACT_OPERATIONS)
-        or (_is_sum(node.operation) and _is_channels_first(node.operation))
-        or _is_softmax_of_places(node)
+        for node in _calls(network)
+        if not becomes_whole(node) and not is_exact(node)
     ]
     if floats:
         warnings.warn(
-            "These layers sum floats, and are equivariant to rounding only: "
-            f"{', '.join(floats)}",
+            "These layers compute with floats, in an order that may depend on "
+            "the pose, and are equivariant to rounding only: "
+            f"{', '.join(dict.fromkeys(floats))}",
             stacklevel=3,
         )
     return network
 
 
-def _sums(node: Any) -> bool:
-    """Whether a call becomes one that sums whole numbers."""
-    operation = node.operation
-    return _is_sum(operation) and not _is_channels_first(operation)
-
-
-def _is_sum(operation: Any) -> bool:
-    """Whether it sums values of several places or channels."""
-    if isinstance(operation, keras.layers.UpSampling2D):
-        return operation.interpolation == "bilinear"
-    return (
-        type(operation) in INTEGER_LAYERS
-        or isinstance(operation, SUMS)
-        or _is_function(operation, OPERATIONS)
-    )
-
-
-def _is_softmax_of_places(node: Any) -> bool:
-    """Whether it is a softmax along another axis than the last."""
-    operation = node.operation
-    if type(operation).__name__ not in SOFTMAXES:
-        return False
-    axes = operation.axis
-    axes = [axes] if isinstance(axes, int) else list(axes)
-    return any(axis not in (-1, _rank(node) - 1) for axis in axes)
-
-
-def _rank(node: Any) -> int:
-    return len(node.input_tensors[0].shape)
-
-
-def _is_channels_first(operation: Any) -> bool:
-    """Whether it is a layer of images whose channels come first."""
-    return getattr(operation, "data_format", None) == "channels_first"
-
-
-def _is_function(operation: Any, names: Sequence[str]) -> bool:
-    """Whether it is one of these functions of `keras.ops`."""
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return not is_layer and type(operation).__name__ in names
+def _calls(network: keras.Model) -> list[Any]:
+    """All calls of layers and operations, in their order."""
+    return [node for node in nodes(network) if not node.is_input]
 
 
 def _checked(network: keras.Model, calibration: Any) -> list[np.ndarray]:
     """The calibration images, an array for each input."""
-    arrays = [np.asarray(x) for x in keras.tree.flatten(calibration)]
     shapes = [tuple(x.shape) for x in network.inputs]
+    try:
+        # Arrays of NumPy and tensors of a backend, but no text and no dataset.
+        arrays = [
+            ops.convert_to_numpy(x).astype("float32")
+            for x in keras.tree.flatten(calibration)
+        ]
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(
+            "`calibration` must be an array of images, or one for each input "
+            "of the model: of a dataset, pass the images of some batches. "
+            f"Received: {calibration!r}"
+        ) from None
     fit = len(arrays) == len(shapes) and all(
         x.ndim == len(shape)
         and all(
@@ -290,10 +242,11 @@ def _checked(network: keras.Model, calibration: Any) -> list[np.ndarray]:
         )
         for x, shape in zip(arrays, shapes, strict=True)
     )
-    if not fit or not all(len(x) for x in arrays):
+    counts = {len(x) for x in arrays if x.ndim}
+    if not fit or len(counts) != 1 or 0 in counts:
         raise ValueError(
-            "`calibration` must be images for each input of the model, of the "
-            f"shapes {shapes}. Received: arrays of the shapes "
+            "`calibration` must be images for each input of the model, equally "
+            f"many and of the shapes {shapes}. Received: arrays of the shapes "
             f"{[x.shape for x in arrays]}"
         )
     for x in arrays:

@@ -81,8 +81,7 @@ class PlainRewriting(Rewriting):
         args, kwargs = self.arguments(tensors)
         if not isinstance(self.source, keras.layers.Layer):
             return keras.tree.flatten(self.source(*args, **kwargs))
-        config = {**self.source.get_config(), "name": self.name()}
-        layer, is_new = self.shared(type(self.source).from_config(config))
+        layer, is_new = self.shared(self._made_again())
         y = layer(*args, **kwargs)
         if is_new:
             copy_weights(self.source, layer)
@@ -91,6 +90,22 @@ class PlainRewriting(Rewriting):
             if kinds:
                 self.kept[layer.name] = ", ".join(dict.fromkeys(kinds))
         return keras.tree.flatten(y)
+
+    def _made_again(self) -> keras.layers.Layer:
+        """A layer like the source; the source itself if it is a `Lambda`."""
+        source = self.source
+        if isinstance(source, keras.layers.Lambda):
+            return source
+        config = {**source.get_config(), "name": self.name()}
+        try:
+            return type(source).from_config(config)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"Layer '{source.name}' ({type(source).__name__}) cannot be "
+                "made again from its config. Functions that it holds must be "
+                "registered by `keras.saving.register_keras_serializable`, and "
+                "may not be lambdas."
+            ) from error
 
     @property
     def has_options(self) -> bool:
@@ -180,5 +195,6 @@ def copy_weights(source: Any, layer: Any) -> None:
 
 
 def is_own(layer: Any) -> bool:
-    """Whether the class of a layer is part of this library."""
-    return type(layer).__module__.split(".")[0] == "keras_equiattn"
+    """Whether a layer is of this library, or extends one that is."""
+    kinds = type(layer).__mro__
+    return any(c.__module__.split(".")[0] == "keras_equiattn" for c in kinds)

@@ -3,13 +3,39 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from keras_equiattn.deployment.formats import checked_path
 from keras_equiattn.deployment.formats import format_of
 
 # From arrays, in the order of the inputs, to those of the outputs.
 Network = Callable[..., list[np.ndarray]]
+
+
+class Opened(NamedTuple):
+    """A network in its runtime.
+
+    Attributes:
+        inputs: how many it takes.
+        run: from so many arrays to those of the outputs.
+    """
+
+    inputs: int
+    run: Network
+
+
+class Runtime(NamedTuple):
+    """The program that runs a format.
+
+    Attributes:
+        packages: what it may be called where it is installed.
+        open: opens a file.
+    """
+
+    packages: tuple[str, ...]
+    open: Callable[[str], Opened]
 
 
 def load_exported(path: str | os.PathLike[str]) -> Network:
@@ -24,21 +50,58 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
 
     Returns:
         A function from NumPy arrays, one for each input, to a list of NumPy
-        arrays, one for each output.
+        arrays, one for each output, in the order of `model.inputs` and
+        `model.outputs`. It takes arrays in float64 in float32.
 
     Raises:
         FileNotFoundError: if nothing is there.
-        ValueError: for a suffix that no format has.
+        ValueError: for a suffix that no format has, and for a file that the
+            runtime cannot open. The function raises it for another number of
+            arrays.
         ImportError: if the runtime is not installed.
     """
-    path = os.fspath(path)
-    format = format_of(path)
+    path = checked_path(path)
+    format = format_at(path)
     if not Path(path).exists():
         raise FileNotFoundError(f"No exported network at path={path!r}")
-    return RUNTIMES[format](path)
+    try:
+        opened = RUNTIMES[format].open(path)
+    except ImportError:
+        raise
+    except Exception as error:
+        # Each runtime has errors of its own.
+        raise ValueError(
+            f"The file at path={path!r} is no network in the format "
+            f"'{format}', or is damaged: {_first_line(error)}"
+        ) from error
+
+    def run(*inputs: np.ndarray) -> list[np.ndarray]:
+        if len(inputs) != opened.inputs:
+            raise ValueError(
+                f"The network at path={path!r} takes {opened.inputs} arrays. "
+                f"Received: {len(inputs)}"
+            )
+        return opened.run(*map(_in_single_precision, inputs))
+
+    return run
 
 
-def _onnx(path: str) -> Network:
+def format_at(path: str) -> str:
+    """The format of what a path leads to: that of its suffix, if any."""
+    return "tf_saved_model" if Path(path).is_dir() else format_of(path)
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of a message, or the kind of error without one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _in_single_precision(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    return x.astype("float32") if x.dtype == "float64" else x
+
+
+def _onnx(path: str) -> Opened:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path)
@@ -47,10 +110,10 @@ def _onnx(path: str) -> Network:
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
         return session.run(None, dict(zip(names, inputs, strict=True)))
 
-    return run
+    return Opened(len(names), run)
 
 
-def _openvino(path: str) -> Network:
+def _openvino(path: str) -> Opened:
     import openvino
 
     options = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -60,10 +123,10 @@ def _openvino(path: str) -> Network:
         found = model(list(inputs))
         return [np.array(found[x]) for x in model.outputs]
 
-    return run
+    return Opened(len(model.inputs), run)
 
 
-def _litert(path: str) -> Network:
+def _litert(path: str) -> Opened:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
@@ -86,27 +149,29 @@ def _litert(path: str) -> Network:
         found = runner(**dict(zip(names, inputs, strict=True)))
         return [found[name] for name in outputs]
 
-    return run
+    return Opened(len(names), run)
 
 
-def _saved_model(path: str) -> Network:
+def _saved_model(path: str) -> Opened:
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
+    signature = loaded.serve.concrete_functions[0].structured_input_signature
 
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
         tensors = [tf.constant(x) for x in inputs]
-        # It was saved with all its inputs in one list, unless there is one.
-        found = loaded.serve(tensors if len(tensors) > 1 else tensors[0])
+        args, kwargs = tf.nest.pack_sequence_as(signature, tensors)
+        found = loaded.serve(*args, **kwargs)
         return [np.asarray(x) for x in tf.nest.flatten(found)]
 
-    return run
+    return Opened(len(tf.nest.flatten(signature)), run)
 
 
-def _torch(path: str) -> Network:
+def _torch(path: str) -> Opened:
     import torch
 
-    module = torch.export.load(path).module()
+    program = torch.export.load(path)
+    module = program.module()
 
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
         with torch.no_grad():
@@ -115,13 +180,15 @@ def _torch(path: str) -> Network:
         several = isinstance(found, (tuple, list))
         return [x.numpy() for x in (found if several else [found])]
 
-    return run
+    return Opened(len(program.graph_signature.user_inputs), run)
 
 
-RUNTIMES: dict[str, Callable[[str], Network]] = {
-    "litert": _litert,
-    "onnx": _onnx,
-    "openvino": _openvino,
-    "tf_saved_model": _saved_model,
-    "torch": _torch,
+RUNTIMES = {
+    "litert": Runtime(
+        ("ai-edge-litert", "tensorflow", "tensorflow-cpu"), _litert
+    ),
+    "onnx": Runtime(("onnxruntime", "onnxruntime-gpu"), _onnx),
+    "openvino": Runtime(("openvino",), _openvino),
+    "tf_saved_model": Runtime(("tensorflow", "tensorflow-cpu"), _saved_model),
+    "torch": Runtime(("torch",), _torch),
 }

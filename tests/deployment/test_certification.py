@@ -102,6 +102,63 @@ def test_bad_images(files):
         certificate(files["exact"], "p4m", images()[0])
 
 
+@pytest.mark.once
+def test_images_that_look_the_same_in_other_poses(files):
+    column = np.broadcast_to(np.arange(9.0)[None, :, None, None], (4, 9, 9, 1))
+    with pytest.raises(ValueError, match=r"different in every pose.*mirrored"):
+        certificate(files["broken"], "p4m", column)
+    with pytest.raises(ValueError, match=r"different in every pose.* 90°"):
+        certificate(files["broken"], "p4m", np.ones((4, 9, 9, 1)))
+
+
+@pytest.mark.once
+def test_images_in_double_precision(files):
+    found = certificate(files["exact"], "p4m", images().astype("float64"))
+    assert found.files[0].is_exact
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("path", "error", "match"),
+    [
+        ([], ValueError, r"path=\[\]"),
+        (None, TypeError, "path=None"),
+        ([3], TypeError, "path=3"),
+    ],
+)
+def test_bad_paths(path, error, match):
+    with pytest.raises(error, match=match):
+        certificate(path, "p4m", images())
+
+
+@pytest.mark.once
+def test_group_that_moves_nothing(files):
+    with pytest.raises(ValueError, match="group='z2'"):
+        certificate(files["exact"], "z2", images())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("bad", ["images", [object()]])
+def test_images_that_are_no_numbers(files, bad):
+    with pytest.raises(ValueError, match="array of numbers"):
+        certificate(files["exact"], "p4m", bad)
+
+
+@pytest.mark.once
+def test_images_that_are_not_square(files):
+    with pytest.raises(ValueError, match="square"):
+        certificate(files["exact"], "p4m", images()[:, :7])
+
+
+@pytest.mark.once
+def test_network_of_two_inputs(tmp_path):
+    inputs = [keras.Input((9, 9, 1)), keras.Input((9, 9, 1))]
+    path = tmp_path / f"two{OWN[-1]}"
+    export(keras.Model(inputs, keras.layers.Add()(inputs)), path)
+    with pytest.raises(ValueError, match=r"takes 2 arrays. Received: 1"):
+        certificate(path, "p4m", images())
+
+
 def test_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing"):
         certificate(tmp_path / f"nothing{OWN[-1]}", "p4m", images())

@@ -1,5 +1,6 @@
 """Networks as files of other programs, run by those programs."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -159,6 +160,58 @@ def test_several_inputs_and_outputs(format, tmp_path):
             assert relative_difference(y, as_array(expected)) < 1e-5
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("format", OWN)
+def test_dictionaries(format, tmp_path):
+    """In the order of `model.inputs` and `model.outputs`."""
+    x, y = keras.Input((5, 5, 1), name="x"), keras.Input((2,), name="y")
+    first = layers.LiftingConv2D(2, 3, group="p4")(x)
+    second = keras.layers.Dense(3)(y)
+    model = keras.Model({"y": y, "x": x}, {"b": first, "a": second})
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path)
+    shapes = {"x": (5, 5, 1), "y": (2,)}
+    given = {n: images(shape, 3) for n, shape in shapes.items()}
+    expected = keras.tree.flatten(model(given))
+    found = load_exported(path)(*[given[t.name] for t in model.inputs])
+    for y, z in zip(found, expected, strict=True):
+        assert relative_difference(y, as_array(z)) < 1e-5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("format", OWN)
+def test_damaged_file(format, tmp_path):
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(small(), path)
+    if path.is_dir():
+        (path / "saved_model.pb").write_bytes(b"no such thing")
+    else:
+        path.write_bytes(b"no such thing")
+    with pytest.raises(ValueError, match=f"format '{format}', or is damaged"):
+        load_exported(path)
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+def test_registered_function_of_a_module(tmp_path, monkeypatch):
+    """The process that writes the file imports where it is registered."""
+    if not OTHERS:
+        pytest.skip("This backend writes every format by itself.")
+    (tmp_path / "my_activations.py").write_text(
+        "import keras\n"
+        "@keras.saving.register_keras_serializable('mine')\n"
+        "def twice(x):\n    return 2 * x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    twice = importlib.import_module("my_activations").twice
+    inputs = keras.Input((5, 5, 1))
+    y = layers.LiftingConv2D(2, 3, group="p4", activation=twice)(inputs)
+    model = keras.Model(inputs, y)
+    path = tmp_path / f"network{FORMATS[OTHERS[0]].suffix}"
+    export(model, path)
+    assert largest_difference(model, path) < 1e-5
+
+
 @pytest.mark.parametrize("format", OWN[-1:])
 def test_batch_of_known_size(format, tmp_path):
     inputs = keras.Input(batch_shape=(3, 5, 5, 1))
@@ -208,6 +261,25 @@ class TestErrors:
         ):
             export(small(), "a.xml", "onnx")
 
+    def test_suffix_of_a_file_for_a_folder(self):
+        with pytest.raises(ValueError, match=r"no suffix.*path='a\.onnx'"):
+            export(small(), "a.onnx", "tf_saved_model")
+
+    @pytest.mark.parametrize("path", [None, 3])
+    def test_no_path(self, path):
+        with pytest.raises(TypeError, match=f"path={path}"):
+            export(small(), path)
+        with pytest.raises(TypeError, match=f"path={path}"):
+            load_exported(path)
+
+    def test_folder_where_a_file_shall_be(self, tmp_path):
+        (tmp_path / "a.onnx").mkdir()
+        with pytest.raises(ValueError, match=r"is a file.*a folder"):
+            export(small(), tmp_path / "a.onnx")
+        (tmp_path / "a").write_text("")
+        with pytest.raises(ValueError, match=r"is a folder.*a file"):
+            export(small(), tmp_path / "a")
+
     def test_no_graph(self):
         with pytest.raises(ValueError, match="functional or Sequential"):
             export(layers.GroupPooling(), "a.onnx")
@@ -239,12 +311,15 @@ class TestErrors:
 
     def test_process_fails(self, monkeypatch):
         def failed(*_, **__):
-            return types.SimpleNamespace(returncode=1, stderr="no such thing")
+            said = f"{1000 * 'Warning: '}\nValueError: no\nsuch thing"
+            return types.SimpleNamespace(returncode=1, stderr=said)
 
         monkeypatch.setattr(subprocess, "run", failed)
         path = f"a{FORMATS[OTHERS[0]].suffix}"
-        with pytest.raises(RuntimeError, match=r"(?s)could not.*no such thing"):
+        with pytest.raises(RuntimeError, match="could not") as told:
             export(small(), path, OTHERS[0])
+        assert str(told.value).endswith(": ValueError: no\nsuch thing")
+        assert "Warning: " in told.value.__notes__[0]
 
     def test_nothing_there(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"nothing\.onnx"):

@@ -530,4 +530,5 @@ def test_registered_networks(name):
     assert is_plain(network) == (not stay)
     if not stay:
         # A change of an image by 1e-7 is one by 1e-5 after 83 layers.
-        assert_same(model, network, rtol=5e-5)
+        deep = name.startswith("resnet83")
+        assert_same(model, network, rtol=5e-5 if deep else 1e-5)

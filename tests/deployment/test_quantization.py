@@ -1,5 +1,6 @@
 """Networks whose sums are of whole numbers: exact in every pose."""
 
+import re
 import warnings
 
 import keras
@@ -224,6 +225,81 @@ def test_what_stays_is_named():
     assert_equivariant(small, "p4", images((5, 5, 1)))
 
 
+def named(model):
+    """The layers and operations that a warning of `quantize` names."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        quantize(model, images(model.input_shape[1:]))
+    text = "".join(str(w.message) for w in found)
+    return re.findall(r"\((\w+)\)", text)
+
+
+class Blur(keras.layers.Layer):
+    """A layer that nobody knows."""
+
+    def call(self, x):
+        return x + keras.ops.roll(x, 1, axis=1)
+
+
+@keras.saving.register_keras_serializable("test_quantization")
+def third(x):
+    return x / 3
+
+
+class MyConv2D(layers.GroupConv2D):
+    """The same as the one of the library, but who knows?"""
+
+
+INEXACT = {
+    "DepthwiseConv2D": lambda x: keras.layers.DepthwiseConv2D(3)(x),
+    "SeparableConv2D": lambda x: keras.layers.SeparableConv2D(2, 3)(x),
+    "EinsumDense": lambda x: keras.layers.EinsumDense(
+        "bhwc,cd->bhwd", (None, None, 2)
+    )(x),
+    "LayerNormalization": lambda x: keras.layers.LayerNormalization()(x),
+    "Blur": lambda x: Blur()(x),
+    "Lambda": lambda x: keras.layers.Lambda(lambda x: 2 * x)(x),
+    "Conv2D": lambda x: Conv2D(2, 3, activation=third)(x),
+    "MyConv2D": lambda x: MyConv2D(2, 3, group="p4")(
+        layers.LiftingConv2D(2, 3, group="p4")(x)
+    ),
+    "BatchNormalization": lambda x: BatchNormalization()(
+        Conv2D(2, 3)(x), training=True
+    ),
+    "UpSampling2D": lambda x: keras.layers.UpSampling2D(
+        3, interpolation="bilinear"
+    )(x),
+    "Var": lambda x: keras.ops.var(x, axis=(1, 2)),
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", INEXACT)
+def test_what_may_sum_floats_is_named(kind):
+    inputs = keras.Input((9, 9, 1))
+    assert named(keras.Model(inputs, INEXACT[kind](inputs))) == [kind]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "pool",
+    [
+        GlobalAveragePooling3D(),
+        keras.layers.AveragePooling3D((256, 256, 2)),
+        lambda x: keras.ops.mean(x, (1, -4, 3)),
+    ],
+    ids=["global", "pooling", "operation"],
+)
+@pytest.mark.parametrize("order", [1, 2])
+def test_means_of_too_many_levels_are_named(pool, order):
+    """65,793 levels of 255 are 2^24 - 1."""
+    inputs = keras.Input((256, 257 - order // 2, 1))
+    x = keras.ops.stack([inputs, inputs], axis=3)[:, :, :, :order]
+    if order == 1 and isinstance(pool, keras.layers.AveragePooling3D):
+        pool = keras.layers.AveragePooling3D((256, 256, 1))
+    assert len(named(keras.Model(inputs, pool(x)))) == (order == 2)
+
+
 def test_no_warning_where_all_is_exact():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -255,6 +331,29 @@ class TestErrors:
 
     def test_count(self):
         self.check("each input", [np.zeros((2, 5, 5, 1))] * 2)
+
+    def test_different_counts(self):
+        inputs = [keras.Input((5, 5, 1)), keras.Input((5, 5, 1))]
+        model = keras.Model(inputs, keras.layers.Add()(inputs))
+        x = [np.zeros((n, 5, 5, 1)) for n in (2, 3)]
+        with pytest.raises(ValueError, match=r"equally many.*\(3, 5, 5, 1\)"):
+            quantize(model, x)
+
+    @pytest.mark.parametrize("calibration", ["images", [object()]])
+    def test_no_arrays(self, calibration):
+        self.check("array of images, or one for each input", calibration)
+
+    @pytest.mark.once
+    def test_dataset(self):
+        tf = pytest.importorskip("tensorflow")
+        dataset = tf.data.Dataset.from_tensors(np.zeros((2, 5, 5, 1)))
+        self.check("dataset, pass the images of some batches", dataset)
+
+    def test_half_precision(self):
+        inputs = keras.Input((5, 5, 1))
+        layer = Conv2D(2, 3, dtype="mixed_bfloat16", name="half")
+        with pytest.raises(ValueError, match=r"float32.*'half'.*bfloat16"):
+            quantize(keras.Model(inputs, layer(inputs)), np.zeros((2, 5, 5, 1)))
 
     def test_no_images(self):
         self.check(r"\(0, 5, 5, 1\)", np.zeros((0, 5, 5, 1)))
