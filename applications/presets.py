@@ -6,7 +6,6 @@ of both, and `README.md` is the card that says what the network was trained on.
 """
 
 import datetime
-import hashlib
 import json
 import os
 from importlib import import_module
@@ -17,6 +16,8 @@ from typing import Any
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn._files import checksum
+from keras_equiattn._files import write_json
 from keras_equiattn.graphs import require_graph
 
 SHIPPED = Path(__file__).parent / "weights"
@@ -71,15 +72,7 @@ def from_preset(
         (None, 10)
     """
     folder = _folder(preset)
-    about = _read_json(folder, METADATA, preset)
-    checksums = about.get("sha256")
-    if not isinstance(checksums, dict):
-        raise ValueError(
-            f"{METADATA} of a preset must hold checksums, under 'sha256'. "
-            f"Received: preset={os.fspath(preset)!r}"
-        )
-    for name in (CONFIG, WEIGHTS) if load_weights else (CONFIG,):
-        _check_file(folder, name, checksums.get(name), preset)
+    _check_files(folder, [CONFIG, *([WEIGHTS] if load_weights else [])], preset)
     config = _read_json(folder, CONFIG, preset)
     # The networks of the package know layers of their own.
     import_module("keras_equiattn.applications")
@@ -129,7 +122,7 @@ def save_to_preset(
     config = keras.saving.serialize_keras_object(model)
     # A network that is loaded is not compiled: its loss may be unknown there.
     config.pop("compile_config", None)
-    _write_json(folder / CONFIG, config)
+    write_json(folder / CONFIG, config)
     save_weights(model, folder / WEIGHTS)
     text = _card(model, folder.name) if card is None else card
     (folder / CARD).write_text(text, encoding="utf-8")
@@ -138,11 +131,9 @@ def save_to_preset(
         "keras_equiattn_version": metadata.version("keras-equiattn"),
         "parameter_count": int(model.count_params()),
         "date_saved": datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S"),
-        "sha256": {
-            name: _checksum(folder / name) for name in (CONFIG, WEIGHTS)
-        },
+        "sha256": {name: checksum(folder / name) for name in (CONFIG, WEIGHTS)},
     }
-    _write_json(folder / METADATA, about)
+    write_json(folder / METADATA, about)
 
 
 def save_weights(model: keras.Model, path: Path) -> None:
@@ -203,28 +194,40 @@ def _from_hub(address: str) -> Path:
     return Path(folder)
 
 
-def _check_file(
-    folder: Path, name: str, expected: Any, preset: str | os.PathLike[str]
+def shipped_weights(name: str) -> Path:
+    """The file with the weights of a shipped preset.
+
+    Raises:
+        ValueError: if it does not have its checksum.
+    """
+    _check_files(SHIPPED / name, [WEIGHTS], name)
+    return SHIPPED / name / WEIGHTS
+
+
+def _check_files(
+    folder: Path, names: list[str], preset: str | os.PathLike[str]
 ) -> None:
-    """Raises unless a file is there and has its checksum."""
-    path = folder / name
-    if not path.is_file():
+    """Raises unless files are there and have their checksums."""
+    checksums = _read_json(folder, METADATA, preset).get("sha256")
+    if not isinstance(checksums, dict):
         raise ValueError(
-            f"A preset must hold the file {name}. Received: "
-            f"preset={os.fspath(preset)!r}, which has "
-            f"{sorted(p.name for p in folder.iterdir())}"
+            f"{METADATA} of a preset must hold checksums, under 'sha256'. "
+            f"Received: preset={os.fspath(preset)!r}"
         )
-    found = _checksum(path)
-    if found != expected:
-        raise ValueError(
-            f"{name} of preset={os.fspath(preset)!r} is damaged or was "
-            f"changed: its SHA-256 is {found}, and {METADATA} says {expected}"
-        )
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    for name in names:
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"A preset must hold the file {name}. Received: "
+                f"preset={os.fspath(preset)!r}, which has "
+                f"{sorted(p.name for p in folder.iterdir())}"
+            )
+        found, expected = checksum(folder / name), checksums.get(name)
+        if found != expected:
+            raise ValueError(
+                f"{name} of preset={os.fspath(preset)!r} is damaged or was "
+                f"changed: its SHA-256 is {found}, and {METADATA} says "
+                f"{expected}"
+            )
 
 
 def _read_json(
@@ -248,10 +251,6 @@ def _read_json(
     return content
 
 
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
-
-
 def _card(model: keras.Model, name: str) -> str:
     """A card with what the network itself says."""
     inputs = ", ".join(f"`{tuple(x.shape)}`" for x in model.inputs)
@@ -264,6 +263,6 @@ def _card(model: keras.Model, name: str) -> str:
         f"| outputs | {outputs} |\n\n"
         "```python\n"
         "from keras_equiattn.applications import from_preset\n\n"
-        f'model = from_preset("{name}")\n'
+        f'model = from_preset("./{name}")\n'
         "```\n"
     )

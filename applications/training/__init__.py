@@ -8,6 +8,7 @@ out. Networks and datasets are used here by their names alone: no layer, model
 or file format is defined here.
 """
 
+from keras_equiattn._files import write_json
 from keras_equiattn.applications.training.distribution import Distribution
 from keras_equiattn.applications.training.distribution import ProcessLostError
 from keras_equiattn.applications.training.distribution import start
@@ -21,7 +22,6 @@ from keras_equiattn.applications.training.options import open_out
 from keras_equiattn.applications.training.options import OptionsError
 from keras_equiattn.applications.training.options import resolve
 from keras_equiattn.applications.training.options import TrainOptions
-from keras_equiattn.applications.training.options import write_json
 from keras_equiattn.applications.training.run import accuracy_of_poses
 from keras_equiattn.applications.training.run import build_model
 from keras_equiattn.applications.training.run import compile_model

@@ -7,7 +7,6 @@ again.
 """
 
 import csv
-import hashlib
 import json
 import os
 import pathlib
@@ -18,6 +17,9 @@ from typing import Any
 
 import keras
 import numpy as np
+
+from keras_equiattn._files import checksum
+from keras_equiattn._files import write_json
 
 Row = dict[str, float]
 CHECKSUMS = "checksums.json"
@@ -98,8 +100,7 @@ class EpochBackup(keras.callbacks.Callback):
         for path in self.keep:
             if path.exists():
                 _link(path, partial / path.name)
-        checksums = json.dumps(_checksums(partial))
-        (partial / CHECKSUMS).write_text(checksums)
+        write_json(partial / CHECKSUMS, _checksums(partial))
         completed = epoch + 1
         # A run that fell back to an earlier epoch replaces the damaged one.
         shutil.rmtree(self._folder(completed), ignore_errors=True)
@@ -144,9 +145,7 @@ def _checksums(folder: pathlib.Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != CHECKSUMS:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(folder).as_posix()] = digest
+            found[path.relative_to(folder).as_posix()] = checksum(path)
     return found
 
 

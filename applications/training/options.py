@@ -14,6 +14,7 @@ from typing import Literal
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn._files import write_json
 from keras_equiattn.applications import registry
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
@@ -432,10 +433,3 @@ def _defaults() -> dict[str, Any]:
         for field in dataclasses.fields(of)
         if field.default not in (dataclasses.MISSING, None)
     }
-
-
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a JSON file that is complete at any time."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-    os.replace(partial, path)

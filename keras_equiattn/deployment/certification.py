@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from importlib import metadata
@@ -14,6 +12,8 @@ import keras
 import numpy as np
 
 from keras_equiattn import groups
+from keras_equiattn._files import checksum
+from keras_equiattn._files import write_json
 from keras_equiattn.deployment.formats import checked_path
 from keras_equiattn.deployment.runtimes import format_at
 from keras_equiattn.deployment.runtimes import load_exported
@@ -78,8 +78,7 @@ class Certificate:
         content = dataclasses.asdict(self)
         for entry, file in zip(content["files"], self.files, strict=True):
             entry["is_exact"] = file.is_exact
-        text = json.dumps(content, indent=2)
-        Path(path).write_text(f"{text}\n", encoding="utf-8")
+        write_json(Path(path), content)
 
     def __str__(self) -> str:
         names = [_name(groups.get(self.group), n) for n in self.elements]
@@ -212,28 +211,25 @@ def _run(run: Network, x: Any) -> list[np.ndarray]:
 def _certified(path: str, errors: np.ndarray) -> CertifiedFile:
     """The entry of a file with these errors."""
     format = format_at(path)
-    content = _content(path)
+    files = _files(path)
     return CertifiedFile(
         path=path,
         format=format,
         runtime=_runtime(format),
-        bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=sum(file.stat().st_size for file in files),
+        sha256=checksum(*files),
         errors=tuple(map(float, errors)),
     )
 
 
-def _content(path: str) -> bytes:
-    """The bytes of a file, or of all files that belong to it, by name."""
+def _files(path: str) -> list[Path]:
+    """A file, or all files that belong to a network, by name."""
     first = Path(path)
     if first.is_dir():
-        paths = sorted(p for p in first.rglob("*") if p.is_file())
-    else:
-        paths = [first]
-        weights = first.with_suffix(".bin")
-        if first.suffix == ".xml" and weights.exists():
-            paths.append(weights)
-    return b"".join(p.read_bytes() for p in paths)
+        return sorted(p for p in first.rglob("*") if p.is_file())
+    weights = first.with_suffix(".bin")
+    has_weights = first.suffix == ".xml" and weights.exists()
+    return [first, weights] if has_weights else [first]
 
 
 def _runtime(format: str) -> str:

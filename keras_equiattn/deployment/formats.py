@@ -78,7 +78,9 @@ def export(
         model: a functional or Sequential model that is built, and computes in
             float32.
         path: where to write; a file that is there is replaced. OpenVINO keeps
-            the weights beside it, in a file with the suffix ".bin".
+            the weights beside it, in a file with the suffix ".bin". Several
+            inputs are called "input_0", "input_1" and so on in LiteRT files,
+            which do not keep their order.
         format: "onnx", "openvino", "litert", "torch" or "tf_saved_model"; None
             takes it from the suffix of the path, which is ".onnx", ".xml",
             ".tflite", ".pt2" or none.
@@ -205,14 +207,26 @@ def _check_sizes(model: keras.Model, format: str) -> None:
 def _write(model: keras.Model, path: str, format: str) -> None:
     """Writes a file with the backend that runs."""
     with _quiet():
-        if format == "litert":
-            # Its files do not say in which order the keys of dictionaries are.
-            model = keras.Model(list(model.inputs), list(model.outputs))
+        if format == "litert" and len(model.inputs) > 1:
+            model = _with_numbered_inputs(model)
         if FORMATS[format].backend == "tensorflow":
             with backend.portable():
                 model.export(path, format=format, verbose=False)
         else:
             _write_torch(model, path, format)
+
+
+def _with_numbered_inputs(model: keras.Model) -> keras.Model:
+    """The network with inputs "input_0", "input_1" and so on.
+
+    A LiteRT file keeps the names of inputs, but not their order.
+    """
+    inputs = [
+        keras.Input(batch_shape=x.shape, dtype=x.dtype, name=f"input_{n}")
+        for n, x in enumerate(model.inputs)
+    ]
+    outputs = model(keras.tree.pack_sequence_as(model.input, inputs))
+    return keras.Model(inputs, keras.tree.flatten(outputs))
 
 
 @contextlib.contextmanager

@@ -135,21 +135,21 @@ def _litert(path: str) -> Opened:
         Interpreter = tf.lite.Interpreter
     interpreter = Interpreter(path)
     runner = interpreter.get_signature_runner()
-    # The signature has the inputs in the order of their names, which the
-    # tensors, in the order of the network, have as a part of theirs.
-    names = [
-        x["name"].removeprefix("serving_default_").partition(":")[0]
-        for x in interpreter.get_input_details()
-    ]
-    outputs = sorted(
-        runner.get_output_details(), key=lambda x: int(x.rpartition("_")[2])
-    )
+    # The names of several are "input_0", "input_1", ..., and "output_0", ...
+    names = sorted(runner.get_input_details(), key=_place)
+    outputs = sorted(runner.get_output_details(), key=_place)
 
     def run(*inputs: np.ndarray) -> list[np.ndarray]:
         found = runner(**dict(zip(names, inputs, strict=True)))
         return [found[name] for name in outputs]
 
     return Opened(len(names), run)
+
+
+def _place(name: str) -> int:
+    """The number in the name of an input or output of a LiteRT file."""
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _saved_model(path: str) -> Opened:

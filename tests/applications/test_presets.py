@@ -12,6 +12,7 @@ from layer_contract import as_array
 
 from keras_equiattn import applications
 from keras_equiattn import layers
+from keras_equiattn._files import checksum
 from keras_equiattn.applications import from_preset
 from keras_equiattn.applications import list_presets
 from keras_equiattn.applications import presets
@@ -44,6 +45,17 @@ def test_shipped(name):
     expected = applications.get_model(name, weights="rot_mnist")
     x = images(28)
     np.testing.assert_array_equal(as_array(model(x)), as_array(expected(x)))
+
+
+def test_damaged_weights_are_not_loaded_by_name(tmp_path, monkeypatch):
+    shutil.copytree(presets.SHIPPED, tmp_path / "weights")
+    monkeypatch.setattr(presets, "SHIPPED", tmp_path / "weights")
+    path = tmp_path / "weights" / "rotmnist_p4cnn" / presets.WEIGHTS
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="rotmnist_p4cnn' is damaged or was"):
+        applications.get_model("rotmnist_p4cnn", weights="rot_mnist")
 
 
 def test_names():
@@ -123,7 +135,7 @@ def test_unknown_layer(folder):
     config = config.replace("LiftingConv2D", "SinkingConv2D")
     (folder / "config.json").write_text(config)
     about = json.loads((folder / "metadata.json").read_text())
-    about["sha256"]["config.json"] = presets._checksum(folder / "config.json")
+    about["sha256"]["config.json"] = checksum(folder / "config.json")
     (folder / "metadata.json").write_text(json.dumps(about))
     with pytest.raises(
         ValueError, match=r"(?s)import that package.*SinkingConv2D"

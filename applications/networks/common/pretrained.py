@@ -30,8 +30,8 @@ class ShippedWeights:
 
     @property
     def path(self) -> Path:
-        """The file of the weights."""
-        return presets.SHIPPED / self.preset / presets.WEIGHTS
+        """The file of the weights, if it has its checksum."""
+        return presets.shipped_weights(self.preset)
 
 
 # Shipped weights by (group, attention, filters), then by name.
@@ -75,7 +75,8 @@ def check_weights(
     """
     if weights is None:
         return None
-    if weights in shipped:
+    is_path = isinstance(weights, (str, os.PathLike))
+    if is_path and weights in shipped:
         found = shipped[str(weights)]
         if (found.input_shape, found.classes) != (input_shape, classes):
             raise ValueError(
@@ -84,7 +85,6 @@ def check_weights(
                 f"Received: input_shape={input_shape}, classes={classes}"
             )
         return found
-    is_path = isinstance(weights, (str, os.PathLike))
     endings = (".weights.h5", ".keras")
     if (
         not is_path

@@ -68,6 +68,7 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
         ({"filters": 11}, "none for this network"),
         ({"group": "z2"}, "none for this network"),
         ({"attention": "spatial"}, "none for this network"),
+        ({"weights": [1]}, r"the name of shipped.*Received: \[1\]"),
         ({"downsampling": "strided"}, "none for this network"),
     ],
 )
