@@ -124,7 +124,7 @@ def certify_int8(options):
         with tempfile.TemporaryDirectory() as folder:
             paths = {}
             for kind, model in networks.items():
-                suffixes = SUFFIXES if kind == "int8" else SUFFIXES[:1]
+                suffixes = SUFFIXES[:1] if kind == "plain" else SUFFIXES
                 paths[kind] = [f"{folder}/{kind}{s}" for s in suffixes]
                 for path in paths[kind]:
                     export(model, path)

@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from collections import Counter
 from itertools import chain
 
 import training_table
@@ -318,18 +319,16 @@ def equivariance(results: Results) -> str:
 
 
 def fuzz(results: Results) -> str:
-    """How the calls of all layers with random arguments ended."""
+    """How calls with random arguments ended."""
     file = results.latest("fuzz-torch", "make fuzz")
-    total = file["total"]
-    rows = [
-        [title, count(total[key])]
-        for key, title in {
-            "worked": "worked",
-            "exact": "of these, compared with a turned input, and exact",
-            "refused": "refused, with what is wrong",
-        }.items()
-    ]
-    return block(("calls", "number"), rows, [file], "make fuzz")
+    head = ("calls of", "worked", "of these, exact on a turned input")
+    rows = []
+    for kind in ("layers", "networks", "operations"):
+        total = sum(map(Counter, file[kind].values()), Counter())
+        exact = count(total["exact"]) if kind == "layers" else ""
+        row = [kind, count(total["worked"]), exact, count(total["refused"])]
+        rows.append(row)
+    return block((*head, "refused"), rows, [file], "make fuzz")
 
 
 TABLES = (

@@ -57,7 +57,9 @@ def int8(results: Results) -> str:
                     label,
                     "" if error is None else f"{error:.2f}",
                     _poses(found["files"]),
-                    f"{found['files'][0]['bytes'] / 1000:.0f}",
+                    ", ".join(
+                        f"{f['bytes'] / 1000:.0f}" for f in found["files"]
+                    ),
                     f"{1000 * time['seconds']:.1f} ({time['ratio']:.2f})",
                 ]
             )
@@ -66,7 +68,7 @@ def int8(results: Results) -> str:
         "computes in",
         "test error, %",
         "largest relative error of a quarter turn",
-        "ONNX file, kB",
+        f"kB in {', '.join(FORMATS.values())}",
         "ms for 64 images in onnxruntime (ratio)",
     )
     return block(header, rows, [file], command)

@@ -1,5 +1,8 @@
 """Set-up of all tests."""
 
+import collections
+import datetime
+import json
 import os
 import pathlib
 import tempfile
@@ -71,6 +74,38 @@ def checked_shapes(request):
     config.update("jaxtyping_disable", networks)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def fuzz_counts():
+    """Counts what random calls came to, by kind and name of what is called.
+
+    The end of the session writes it where the variable FUZZ_RESULTS says.
+    """
+    counts = collections.defaultdict(
+        lambda: collections.defaultdict(collections.Counter)
+    )
+    yield counts
+    folder = os.environ.get("FUZZ_RESULTS")
+    if folder:
+        import keras
+
+        from keras_equiattn.applications.training import reporting
+
+        each = [count for kind in counts.values() for count in kind.values()]
+        total = sum(each, collections.Counter())
+        content = {
+            "benchmark": "make fuzz",
+            "cases": total["worked"] + total["refused"],
+            "total": total,
+            **counts,
+            "hardware": reporting.hardware(),
+            "versions": reporting.versions(),
+        }
+        date = datetime.date.today().isoformat()
+        name = f"fuzz-{keras.backend.backend()}-{date}.json"
+        text = json.dumps(content, indent=2)
+        (pathlib.Path(folder) / name).write_text(f"{text}\n")
 
 
 def pytest_addoption(parser):

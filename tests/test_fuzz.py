@@ -1,19 +1,16 @@
-"""Layers with arguments and inputs that nobody thought of.
+"""Layers and networks with arguments and inputs that nobody thought of.
 
 A layer works, and is then what it says it is, or it raises a `ValueError` or a
-`TypeError` that names what is wrong. Operators have the same in
+`TypeError` that names what is wrong. Operations have the same in
 tests/ops/test_arguments.py.
 
 `make fuzz` writes what came out to benchmarks/results.
 """
 
-import collections
-import datetime
 import inspect
 import json
 import os
 import warnings
-from pathlib import Path
 
 import hypothesis
 import keras
@@ -26,7 +23,7 @@ from layer_contract import init_arguments
 
 from keras_equiattn import groups
 from keras_equiattn import layers
-from keras_equiattn.applications.training import reporting
+from keras_equiattn.applications import registry
 from keras_equiattn.testing import equivariance_error
 
 pytestmark = [
@@ -105,38 +102,11 @@ def cases():
     return found
 
 
-@pytest.fixture(scope="module")
-def summary():
-    """Counts what came out; the last test that ends writes it."""
-    counts = collections.defaultdict(collections.Counter)
-    yield counts
-    folder = os.environ.get("FUZZ_RESULTS")
-    if folder:
-        total = sum(counts.values(), collections.Counter())
-        content = {
-            "benchmark": "tests/test_fuzz.py",
-            "cases": total["worked"] + total["refused"],
-            "total": total,
-            "layers": counts,
-            "hardware": reporting.hardware(),
-            "versions": reporting.versions(),
-        }
-        date = datetime.date.today().isoformat()
-        path = Path(folder) / f"fuzz-{keras.backend.backend()}-{date}.json"
-        path.write_text(json.dumps(content, indent=2) + "\n")
-
-
 @pytest.mark.parametrize("name", layers.__all__)
-def test_layers_work_or_say_what_is_wrong(name, cases, summary):
-    case = cases[name]
+def test_layers_work_or_say_what_is_wrong(name, cases, fuzz_counts):
+    case, counts = cases[name], fuzz_counts["layers"][name]
 
-    @hypothesis.settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
+    @settings(EXAMPLES)
     @hypothesis.given(calls(case))
     def check(call):
         arguments, changed, shape, kind = call
@@ -147,14 +117,68 @@ def test_layers_work_or_say_what_is_wrong(name, cases, summary):
             except (TypeError, ValueError) as error:
                 if not names_what_is_wrong(error, changed, kind):
                     pytest.fail(f"It says nothing of what is wrong: {error}")
-                summary[name]["refused"] += 1
+                counts["refused"] += 1
                 return
             check_result(layer, x, y)
-            summary[name]["worked"] += 1
+            counts["worked"] += 1
             if check_equivariance(layer, x):
-                summary[name]["exact"] += 1
+                counts["exact"] += 1
 
     check()
+
+
+# One network of each kind, of those that are built soonest.
+NETWORKS = (
+    "acmix_pvt_tiny",
+    "acmix_resnet26",
+    "acmix_san10",
+    "acmix_swin_tiny",
+    "allcnnc_z2",
+    "gsanet_rotmnist_z2",
+    "pcam_densenet_z2",
+    "resnet29_z2",
+    "resnet44_z2",
+    "rotmnist_z2cnn",
+    "unet_p4_asc",
+)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_built_or_say_what_is_wrong(name, fuzz_counts):
+    """They are not run: their layers are."""
+    constructor, usual = registry._MODELS[name]
+    known = sorted(
+        {*inspect.signature(constructor).parameters} - {"name", "options"}
+    )
+    counts = fuzz_counts["networks"][name]
+
+    @settings(EXAMPLES // 12)
+    @hypothesis.given(
+        st.dictionaries(st.sampled_from(known), VALUES, min_size=1, max_size=2)
+    )
+    def check(changed):
+        try:
+            model = constructor(**{**usual, **changed})
+        except (TypeError, ValueError) as error:
+            if not names_what_is_wrong(error, list(changed), "same"):
+                pytest.fail(f"{changed}: It says nothing: {error}")
+            counts["refused"] += 1
+            return
+        assert model.inputs[0].shape[0] is None
+        counts["worked"] += 1
+
+    check()
+
+
+def settings(examples):
+    """How many cases are drawn, the same ones each time."""
+    return hypothesis.settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
 
 
 def called(case, arguments, shape):

@@ -3,8 +3,10 @@
 `network` walks through the graph, `rewriting` is what the rewritings of layers
 work with, `convolutions`, `pixels`, `values` and `attention` hold them, and
 `folding` makes normalization a part of convolutions. `formats` writes networks
-as files of other programs, and `runtimes` runs such files. Nothing here is
-needed to train.
+as files of other programs, and `runtimes` runs such files. `quantization` makes
+networks that compute with the whole numbers of `integers`, `exactness` knows
+what is exact without them, and `integer_onnx` writes their integers;
+`certification` measures how exact a file is. Nothing here is needed to train.
 """
 
 # These modules register how layers are rewritten.

@@ -147,7 +147,8 @@ def unchecked(monkeypatch):
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize("name", sorted(calls()))
-def test_wrong_calls_are_refused(name, unchecked):
+def test_wrong_calls_are_refused(name, unchecked, fuzz_counts):
+    counts = fuzz_counts["operations"][name]
     operation, right = getattr(ops, name), calls()[name]
     operation(**tensors(right))
     rng = np.random.default_rng(0)
@@ -168,10 +169,12 @@ def test_wrong_calls_are_refused(name, unchecked):
         error = failure(operation, wrong)
         if error is None:
             assert not must, f"{what} was accepted"
+            counts["worked"] += 1
             continue
         assert isinstance(error, (TypeError, ValueError)), f"{what}: {error!r}"
         last = traceback.extract_tb(error.__traceback__)[-1].filename
         assert last.startswith(HERE), f"{what}: {last}: {error}"
+        counts["refused"] += 1
 
 
 def failure(operation, arguments):
