@@ -96,7 +96,8 @@ sweep-jax:
 
 fuzz: .venv/.dev
 	FUZZ_RESULTS=benchmarks/results KERAS_BACKEND=torch $(BIN)/python -m pytest -q \
-	  tests/test_fuzz.py tests/ops/test_arguments.py -m ""
+	  tests/test_fuzz.py tests/ops/test_arguments.py \
+	  tests/deployment/test_random_networks.py -m ""
 
 # The oldest versions that pyproject.toml allows.
 test-floor: .venv-floor/.done

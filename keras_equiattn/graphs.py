@@ -4,6 +4,7 @@ What this file reads of Keras is not public; it is the one place that does.
 """
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -112,6 +113,26 @@ def like_inputs(model: keras.Model) -> list[keras.KerasTensor]:
     ]
 
 
+def with_calls(
+    model: keras.Model, call: Callable[[Any, list[Any]], Sequence[Any]]
+) -> keras.Model:
+    """A model in which each call is replaced.
+
+    Args:
+        model: a functional or Sequential model without models in it.
+        call: takes a call and what stands for its tensors, and returns what
+            stands for its outputs.
+    """
+    inputs = like_inputs(model)
+    values = dict(zip(map(id, model.inputs), inputs, strict=True))
+    for node in nodes(model):
+        if not node.is_input:
+            given = call(node, [values[id(x)] for x in node.input_tensors])
+            values.update(zip(map(id, node.outputs), given, strict=True))
+    outputs = [values[id(x)] for x in model.outputs]
+    return keras.Model(*structure(model, inputs, outputs), name=model.name)
+
+
 def layers_within(layer: Any) -> Iterator[Any]:
     """A layer, and all those that it consists of."""
     yield from layer._flatten_layers()
@@ -151,6 +172,11 @@ class Rewriting:
             Positional arguments, and those with names.
         """
         return arguments(self.node, inputs)
+
+    def call(self, inputs: Sequence[Any]) -> list[Any]:
+        """What the source returns for other tensors, or for numbers."""
+        args, kwargs = self.arguments(inputs)
+        return keras.tree.flatten(self.source(*args, **kwargs))
 
     def name(self, suffix: str = "") -> str:
         """A name for a new layer: that of the source, with a suffix."""

@@ -7,10 +7,10 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import layers
+from keras_equiattn.deployment.exactness import is_pointwise
 from keras_equiattn.deployment.feature_maps import FeatureMap
 from keras_equiattn.deployment.rewriting import PlainRewriting
 from keras_equiattn.deployment.rewriting import rewrites
-from keras_equiattn.deployment.values import is_pointwise
 from keras_equiattn.groups import Group
 from keras_equiattn.ops.group.kernels import kernel_orbit
 

@@ -1,10 +1,12 @@
 """Which calls of a network give the same bits in every pose.
 
 A turn moves values to other places, and so changes the order of the terms of a
-sum over places or group elements: sums of floats then differ by rounding.
-`quantize` makes sums of whole numbers out of those that it knows. Other calls
-are exact only if they are known to compute every value alone, or to move
-values.
+sum over places or group elements: sums of floats then differ by rounding. And a
+function such as the sigmoid is computed in one way where processors work on
+sixteen numbers at once, and in another for the numbers that are left over.
+`quantize` makes sums of whole numbers out of the sums that it knows, and tables
+out of such functions. Other calls are exact only if they are known to compute
+every value alone, by arithmetic, or to move values.
 """
 
 import math
@@ -16,7 +18,7 @@ import keras
 from keras_equiattn.deployment.integers import EXACT
 from keras_equiattn.deployment.integers import INTEGER_LAYERS
 from keras_equiattn.deployment.integers import Levels
-from keras_equiattn.deployment.integers import UNSIGNED
+from keras_equiattn.deployment.integers import limits
 from keras_equiattn.graphs import arguments
 from keras_equiattn.graphs import MERGING
 from keras_equiattn.graphs import POINTWISE
@@ -31,7 +33,7 @@ GLOBAL_POOLING = (
 OPERATIONS = ("Mean", "Sum")
 # Layers that move values, compute each alone, or take the largest.
 EXACT_LAYERS = (
-    *POINTWISE,
+    *(kind for kind in POINTWISE if kind is not keras.layers.ELU),
     *MERGING,
     Levels,
     keras.layers.BatchNormalization,
@@ -59,19 +61,34 @@ EXACT_LAYERS = (
 # Operations of `keras.ops` of the same kind, by the names of their classes.
 EXACT_OPERATIONS = frozenset(
     """
-    Abs Absolute Add Amax Amin Arctan Arctan2 BroadcastTo Cast Ceil Celu
-    Clip Concatenate Copy Cos DepthToSpace Divide DivideNoNan Elu Equal Erf
-    Exp ExpandDims Expm1 Flip Floor FloorDivide Gelu GetItem Greater
-    GreaterEqual HardShrink HardSigmoid HardSilu HardTanh LeakyRelu Less
-    LessEqual Log Log1p LogSigmoid LogicalAnd LogicalNot LogicalOr Max
-    MaxPool Maximum Min Minimum Mod Moveaxis Multiply Negative NotEqual
-    OnesLike Pad Power Ravel Reciprocal Relu Relu6 Repeat Reshape Roll Rot90
-    Round Rsqrt Selu Sigmoid Sign Silu Sin Sinh Slice Softplus Softsign
-    SpaceToDepth Split Sqrt Square Squeeze Stack StopGradient Subtract
-    Swapaxes Take TakeAlongAxis Tan Tanh Threshold Tile Transpose TrueDivide
-    Unstack Where ZerosLike
+    Abs Absolute Add Amax Amin BroadcastTo Cast Ceil Clip Concatenate Copy
+    DepthToSpace Divide DivideNoNan Equal ExpandDims Flip Floor FloorDivide
+    GetItem Greater GreaterEqual HardShrink HardSigmoid HardSilu HardTanh
+    LeakyRelu Less LessEqual LogicalAnd LogicalNot LogicalOr Max MaxPool
+    Maximum Min Minimum Mod Moveaxis Multiply Negative NotEqual OnesLike Pad
+    Ravel Reciprocal Relu Relu6 Repeat Reshape Roll Rot90 Round Sign Slice
+    SoftShrink Softsign SpaceToDepth Split Sqrt Square Squeeze Stack
+    StopGradient Subtract Swapaxes Take TakeAlongAxis Threshold Tile
+    Transpose TrueDivide Unstack Where ZerosLike
     """.split()  # noqa: SIM905
 )
+# Functions of one value that are no arithmetic: of `keras.ops`, by the names of
+# their classes, and of `keras.activations`.
+CURVED_OPERATIONS = frozenset(
+    """
+    Arccos Arccosh Arcsin Arcsinh Arctan Arctanh Cbrt Celu Cos Cosh Elu Erf
+    Erfc Exp Exp2 Expm1 Gelu Log Log10 Log1p Log2 LogSigmoid Power Rsqrt
+    Selu Sigmoid Silu Sin Sinh Softplus Tan Tanh TanhShrink
+    """.split()  # noqa: SIM905
+)
+CURVED_ACTIVATIONS = frozenset(
+    """
+    celu elu exponential gelu log_sigmoid mish selu sigmoid silu softplus tanh
+    tanh_shrink
+    """.split()  # noqa: SIM905
+)
+# Those of `keras.activations` that look at several values.
+NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
 # Exact along the channels, whose order no turn changes.
 SOFTMAXES = ("LogSoftmax", "Softmax")
 
@@ -82,13 +99,26 @@ def becomes_whole(node: Any) -> bool:
     if getattr(operation, "data_format", None) == "channels_first":
         return False
     if type(operation) in INTEGER_LAYERS:
-        return _is_of_keras(operation.activation)
+        return is_exact_activation(operation.activation)
     if type(operation) is keras.layers.UpSampling2D:
         # The weights of the four terms are fractions with these denominators.
         return operation.interpolation == "bilinear" and all(
             size & (size - 1) == 0 for size in operation.size
         )
-    return 0 < _terms(node) * UNSIGNED[1] <= EXACT
+    return 0 < _terms(node) * limits(signed=False)[1] <= EXACT
+
+
+def is_curved(node: Any) -> bool:
+    """Whether a call is a function of each value that `quantize` tabulates."""
+    operation = node.operation
+    if len(node.input_tensors) != 1:
+        return False
+    if isinstance(operation, keras.layers.Activation):
+        return is_curved_activation(operation.activation)
+    kind = type(operation)
+    if isinstance(operation, keras.layers.Layer):
+        return kind is keras.layers.ELU
+    return kind.__name__ in CURVED_OPERATIONS
 
 
 def is_exact(node: Any) -> bool:
@@ -103,7 +133,7 @@ def is_exact(node: Any) -> bool:
     if not isinstance(operation, keras.layers.Layer):
         return kind.__name__ in EXACT_OPERATIONS
     if kind is keras.layers.Activation:
-        return _is_of_keras(operation.activation)
+        return is_exact_activation(operation.activation)
     if kind is keras.layers.UpSampling2D:
         return operation.interpolation == "nearest"
     if kind is keras.layers.BatchNormalization:
@@ -117,10 +147,28 @@ def uses_batch_statistics(node: Any) -> bool:
     return True in (*args[1:], kwargs.get("training"))
 
 
-def _is_of_keras(activation: Any) -> bool:
-    """Whether it is known not to look at several places."""
+def is_pointwise(activation: Any) -> bool:
+    """Whether it is known that an activation acts on each value alone."""
+    name = _name_in_keras(activation)
+    return name not in ("", *NOT_POINTWISE)
+
+
+def is_curved_activation(activation: Any) -> bool:
+    """Whether an activation is a function of one value, but no arithmetic."""
+    return _name_in_keras(activation) in CURVED_ACTIVATIONS
+
+
+def is_exact_activation(activation: Any) -> bool:
+    """Whether an activation is known to give the same bits in every pose."""
+    name = _name_in_keras(activation)
+    # A gated linear unit has a sigmoid.
+    return name not in ("", "glu", *CURVED_ACTIVATIONS)
+
+
+def _name_in_keras(activation: Any) -> str:
+    """The name of an activation of Keras; "" for any other function."""
     name = getattr(activation, "__name__", "")
-    return getattr(keras.activations, name, None) is activation
+    return name if getattr(keras.activations, name, None) is activation else ""
 
 
 def _terms(node: Any) -> int:

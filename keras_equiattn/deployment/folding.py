@@ -1,6 +1,7 @@
 """Batch normalization as part of the layer before it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -9,9 +10,8 @@ from keras import ops
 
 from keras_equiattn.deployment.exactness import uses_batch_statistics
 from keras_equiattn.graphs import arguments
-from keras_equiattn.graphs import like_inputs
 from keras_equiattn.graphs import nodes
-from keras_equiattn.graphs import structure
+from keras_equiattn.graphs import with_calls
 
 # The axis of the outputs in the kernels of the layers that normalization can
 # become a part of.
@@ -41,8 +41,6 @@ def without_batch_normalization(model: keras.Model) -> keras.Model:
     uses.update(map(id, model.outputs))
     times = Counter(id(node.operation) for node in calls)
     sources = {id(node.outputs[0]): node for node in calls}
-    inputs = like_inputs(model)
-    values = dict(zip(map(id, model.inputs), inputs, strict=True))
     folded = {}
     for node in calls:
         layer = node.operation
@@ -51,19 +49,17 @@ def without_batch_normalization(model: keras.Model) -> keras.Model:
             is_fixed = not uses_batch_statistics(node)
             if source and is_fixed and _goes_into(layer, source, uses, times):
                 folded[id(source.operation)] = layer
-    for node in calls:
-        taken = [values[id(x)] for x in node.input_tensors]
+
+    def call(node: Any, taken: list[Any]) -> Sequence[Any]:
         layer = node.operation
         if layer in folded.values():
-            given = taken  # it is part of the layer before
-        elif id(layer) in folded:
-            given = [_with(layer, folded[id(layer)], taken[0])]
-        else:
-            args, kwargs = arguments(node, taken)
-            given = keras.tree.flatten(layer(*args, **kwargs))
-        values.update(zip(map(id, node.outputs), given, strict=True))
-    outputs = [values[id(x)] for x in model.outputs]
-    return keras.Model(*structure(model, inputs, outputs), name=model.name)
+            return taken  # it is part of the layer before
+        if id(layer) in folded:
+            return [_with(layer, folded[id(layer)], taken[0])]
+        args, kwargs = arguments(node, taken)
+        return keras.tree.flatten(layer(*args, **kwargs))
+
+    return with_calls(model, call)
 
 
 def _goes_into(

@@ -20,9 +20,12 @@ from keras_equiattn.ops._types import Tensor
 PACKAGE = "keras_equiattn"
 # Whole numbers up to here are exact in float32, in sums of any order too.
 EXACT = 2**24
-# The levels that 8 bits hold.
-SIGNED = (-128, 127)
-UNSIGNED = (0, 255)
+
+
+def limits(signed: bool, bits: int = 8) -> tuple[int, int]:
+    """The least and the largest level."""
+    half = 2 ** (bits - 1)
+    return (-half, half - 1) if signed else (0, 2 * half - 1)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -31,8 +34,10 @@ class Levels(keras.layers.Layer):
 
     Args:
         step: the distance of two levels.
-        signed: whether the levels go from -128 to 127, or from 0 to 255. What
-            lies beyond becomes the nearest level.
+        signed: whether there are levels below zero: with 8 bits they go from
+            -128 to 127, or from 0 to 255. What lies beyond becomes the nearest
+            level.
+        bits: of a level.
         **kwargs: arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -42,17 +47,20 @@ class Levels(keras.layers.Layer):
         The same; whole numbers in float32.
     """
 
-    def __init__(self, step: float, signed: bool, **kwargs: Any) -> None:
+    def __init__(
+        self, step: float, signed: bool, bits: int = 8, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.step = _checks.number(
             step, "step", "a positive number", lambda n: n > 0
         )
         self.signed = _checks.flag(signed, "signed")
+        self.bits = _checks.integer(bits, "bits", 2)
 
     @property
     def limits(self) -> tuple[int, int]:
         """The least and the largest level."""
-        return SIGNED if self.signed else UNSIGNED
+        return limits(self.signed, self.bits)
 
     def call(self, inputs: Tensor) -> Tensor:
         return ops.clip(ops.round(inputs / self.step), *self.limits)
@@ -65,7 +73,48 @@ class Levels(keras.layers.Layer):
             **super().get_config(),
             "step": self.step,
             "signed": self.signed,
+            "bits": self.bits,
         }
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Table(keras.layers.Layer):
+    """A function of levels, by its values.
+
+    Args:
+        least: the least level.
+        size: how many levels there are.
+        **kwargs: arguments of `keras.layers.Layer`.
+
+    Input shape:
+        Any.
+
+    Output shape:
+        The same.
+    """
+
+    def __init__(self, least: int, size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.least = int(least)
+        self.size = _checks.integer(size, "size")
+
+    def build(self, input_shape: Shape) -> None:
+        self.values = self.add_weight(
+            shape=(self.size,),
+            initializer="zeros",
+            trainable=False,
+            name="values",
+        )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        places = ops.cast(inputs - self.least, "int32")
+        return ops.take(self.values, places, axis=0)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "least": self.least, "size": self.size}
 
 
 class IntegerLayer(keras.layers.Layer):

@@ -10,22 +10,25 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn.deployment.exactness import becomes_whole
+from keras_equiattn.deployment.exactness import is_curved
+from keras_equiattn.deployment.exactness import is_curved_activation
 from keras_equiattn.deployment.exactness import is_exact
 from keras_equiattn.deployment.integers import INTEGER_LAYERS
 from keras_equiattn.deployment.integers import integer_weights
 from keras_equiattn.deployment.integers import IntegerLayer
 from keras_equiattn.deployment.integers import Levels
-from keras_equiattn.deployment.integers import SIGNED
-from keras_equiattn.deployment.integers import UNSIGNED
+from keras_equiattn.deployment.integers import limits
+from keras_equiattn.deployment.integers import Table
 from keras_equiattn.deployment.network import plain
-from keras_equiattn.graphs import like_inputs
 from keras_equiattn.graphs import nodes
 from keras_equiattn.graphs import require_float32
 from keras_equiattn.graphs import require_graph
 from keras_equiattn.graphs import Rewriting
-from keras_equiattn.graphs import structure
+from keras_equiattn.graphs import with_calls
 
 BATCH = 32
+# Of the levels that functions are tabulated for: no sum is made of them.
+TABLE_BITS = 12
 
 
 def quantize(
@@ -40,7 +43,8 @@ def quantize(
     folded into its convolutions. What a convolution, a dense layer or a mean
     takes is rounded to 256 levels, the weights to whole numbers of 8 bits, and
     every sum of products is a whole number below 2^24. Such sums do not depend
-    on the order of their terms, as sums of floats do. So a network on a group
+    on the order of their terms, as sums of floats do. Functions such as the
+    sigmoid become tables of 4,096 values. So a network on a group
     of quarter turns and mirror images, such as `"p4"` and `"p4m"`, gives the
     turned image exactly the turned result, to the last bit; `certificate`
     measures it on a file.
@@ -102,18 +106,18 @@ def quantize(
     require_float32(model)
     network = _plain(model, name)
     images = _checked(network, calibration)
-    calls = _calls(network)
-    sums = list(filter(becomes_whole, calls))
-    to = _Quantization(network, _ranges(network, sums, images), bits)
-    inputs = like_inputs(network)
-    values = dict(zip(map(id, network.inputs), inputs, strict=True))
-    for node in calls:
+    sums = [node for node in _calls(network) if becomes_whole(node)]
+    tables = [node for node in _calls(network) if is_curved(node)]
+    ranges = _ranges(network, [*sums, *tables], images)
+    to = _Quantization(network, ranges, bits)
+
+    def call(node: Any, taken: list[Any]) -> list[Any]:
         to.begin(node)
-        taken = [values[id(x)] for x in node.input_tensors]
-        given = to.on_levels(*taken) if node in sums else to.call(taken)
-        values.update(zip(map(id, node.outputs), given, strict=True))
-    outputs = [values[id(x)] for x in network.outputs]
-    return keras.Model(*structure(network, inputs, outputs), name=network.name)
+        if node in sums:
+            return [to.sum_of_levels(*taken)]
+        return [to.table(*taken)] if node in tables else to.call(taken)
+
+    return with_calls(network, call)
 
 
 class _Quantization(Rewriting):
@@ -135,35 +139,46 @@ class _Quantization(Rewriting):
         super().__init__([x.name for x in network.inputs])
         self.bits = bits
         self._ranges = ranges
-        self._levels: dict[int, Any] = {}
+        self._made: dict[tuple[int, int], Levels] = {}
 
-    def call(self, inputs: Sequence[Any]) -> list[Any]:
-        """What the network calls, with other tensors."""
-        args, kwargs = self.arguments(inputs)
-        return keras.tree.flatten(self.source(*args, **kwargs))
-
-    def on_levels(self, x: Any) -> list[Any]:
+    def sum_of_levels(self, x: Any) -> Any:
         """A sum of whole numbers in place of one of floats."""
-        tensor = self.node.input_tensors[0]
-        layer = self._levels_of(tensor)
-        levels = layer(x)
+        layer = self._levels()
         kind = INTEGER_LAYERS.get(type(self.source))
         if kind is not None:
-            return [self._integer(kind, layer, levels)]
-        (y,) = self.call([levels])
+            return self._integer(kind, layer, layer(x))
+        (y,) = self.call([layer(x)])
         name = self.name("of_levels")
-        return [keras.layers.Rescaling(layer.step, name=name)(y)]
+        return keras.layers.Rescaling(layer.step, name=name)(y)
 
-    def _levels_of(self, tensor: Any) -> Levels:
-        """The layer that makes levels of a tensor: one for all its uses."""
-        if id(tensor) not in self._levels:
+    def table(self, x: Any) -> Any:
+        """The function of levels in place of the function."""
+        layer = self._levels(TABLE_BITS)
+        least, most = layer.limits
+        name = self._new_name("table")
+        table = Table(least, most - least + 1, name=name)
+        y = table(layer(x))
+        levels = np.arange(least, most + 1, dtype="float32")
+        (values,) = self.call([ops.convert_to_tensor(levels * layer.step)])
+        values = ops.convert_to_numpy(values)
+        # The logarithm of zero, for example: that of the next level will do.
+        is_finite = np.isfinite(values)
+        values = np.interp(levels, levels[is_finite], values[is_finite])
+        table.set_weights([values])
+        return y
+
+    def _levels(self, bits: int = 8) -> Levels:
+        """The layer that makes levels of the input: one for all its uses."""
+        tensor = self.node.input_tensors[0]
+        key = id(tensor), bits
+        if key not in self._made:
             least, most = self._ranges[id(tensor)]
             signed = least < 0
             most = max(most, -least)
-            step = (most or 1.0) / (SIGNED if signed else UNSIGNED)[1]
-            layer = Levels(step, signed, name=self._new_name("levels"))
-            self._levels[id(tensor)] = layer
-        return self._levels[id(tensor)]
+            step = (most or 1.0) / limits(signed, bits)[1]
+            name = self._new_name("levels")
+            self._made[key] = Levels(step, signed, bits, name=name)
+        return self._made[key]
 
     def _integer(self, kind: type[IntegerLayer], levels: Levels, x: Any) -> Any:
         """The result of the layer of whole numbers that stands for a layer."""
@@ -200,10 +215,11 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = plain(model, fold_batch_normalization=True, name=name)
+    network = _with_functions_apart(network)
     floats = [
         f"'{node.operation.name}' ({type(node.operation).__name__})"
         for node in _calls(network)
-        if not becomes_whole(node) and not is_exact(node)
+        if not (becomes_whole(node) or is_curved(node) or is_exact(node))
     ]
     if floats:
         warnings.warn(
@@ -213,6 +229,28 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
             stacklevel=3,
         )
     return network
+
+
+def _with_functions_apart(network: keras.Model) -> keras.Model:
+    """The network with layers for the activations that become tables."""
+    to = Rewriting([layer.name for layer in network.layers])
+
+    def call(node: Any, taken: list[Any]) -> list[Any]:
+        to.begin(node)
+        source = node.operation
+        function = getattr(source, "activation", None)
+        is_sum = type(source) in INTEGER_LAYERS
+        if not is_sum or not is_curved_activation(function):
+            return to.call(taken)
+        config = {**source.get_config(), "activation": None}
+        layer, is_new = to.shared(type(source).from_config(config))
+        y = layer(*taken)
+        if is_new:
+            layer.set_weights(source.get_weights())
+        after = keras.layers.Activation(function, name=to.name("activation"))
+        return [to.shared(after)[0](y)]
+
+    return with_calls(network, call)
 
 
 def _calls(network: keras.Model) -> list[Any]:

@@ -78,9 +78,9 @@ class PlainRewriting(Rewriting):
 
     def copied(self, tensors: Sequence[Any]) -> list[Any]:
         """`copy` of tensors, which may have other axes than in the network."""
-        args, kwargs = self.arguments(tensors)
         if not isinstance(self.source, keras.layers.Layer):
-            return keras.tree.flatten(self.source(*args, **kwargs))
+            return self.call(tensors)
+        args, kwargs = self.arguments(tensors)
         layer, is_new = self.shared(self._made_again())
         y = layer(*args, **kwargs)
         if is_new:

@@ -81,7 +81,7 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
                 f"The network at path={path!r} takes {opened.inputs} arrays. "
                 f"Received: {len(inputs)}"
             )
-        return opened.run(*map(_in_single_precision, inputs))
+        return opened.run(*map(_prepared, inputs))
 
     return run
 
@@ -96,8 +96,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
-def _in_single_precision(x: np.ndarray) -> np.ndarray:
-    x = np.asarray(x)
+def _prepared(x: np.ndarray) -> np.ndarray:
+    """An array that every runtime takes: not a turned view of another."""
+    x = np.ascontiguousarray(x)
     return x.astype("float32") if x.dtype == "float64" else x
 
 

@@ -5,21 +5,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_equiattn.deployment.exactness import is_pointwise
 from keras_equiattn.deployment.feature_maps import FeatureMap
 from keras_equiattn.deployment.rewriting import PlainRewriting
 from keras_equiattn.deployment.rewriting import rewrites
 from keras_equiattn.graphs import MERGING
 from keras_equiattn.graphs import POINTWISE
-
-# The activations of Keras that look at several values at once.
-NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
-
-
-def is_pointwise(activation: Any) -> bool:
-    """Whether it is known that an activation acts on each value alone."""
-    name = getattr(activation, "__name__", "")
-    of_keras = getattr(keras.activations, name, None) is activation
-    return of_keras and name not in NOT_POINTWISE
 
 
 @rewrites(*POINTWISE, keras.layers.Dropout)

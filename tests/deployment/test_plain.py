@@ -21,6 +21,7 @@ from keras.layers import LayerNormalization
 from keras.layers import Multiply
 from keras.layers import ReLU
 from layer_contract import as_array
+from rewritten_layers import LAYERS
 
 from keras_equiattn import applications
 from keras_equiattn import layers
@@ -101,46 +102,6 @@ def rewritten(model, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         return plain(model, **options)
-
-
-LAYERS = {
-    "convolution": lambda g: GroupConv2D(4, 3, padding="same", group=g),
-    "strides": lambda g: GroupConv2D(4, 3, strides=2, group=g),
-    "dilation": lambda g: GroupConv2D(
-        4, 3, dilation_rate=2, use_bias=False, group=g
-    ),
-    "softmax": lambda g: GroupConv2D(4, 1, activation="softmax", group=g),
-    "transposed": lambda g: layers.GroupConv2DTranspose(
-        4, 4, strides=2, padding="same", activation="silu", group=g
-    ),
-    "depthwise": lambda g: layers.GroupDepthwiseConv2D(
-        3, depth_multiplier=2, activation="relu", group=g
-    ),
-    "separable": lambda g: layers.GroupSeparableConv2D(
-        4, 3, padding="same", activation="log_softmax", group=g
-    ),
-    "maximum": lambda g: layers.SpatialPooling2D(3, 2, group=g),
-    "mean": lambda g: layers.SpatialPooling2D(3, 1, "mean", group=g),
-    "global maximum": lambda g: layers.GlobalSpatialPooling2D("max", group=g),
-    "global mean": lambda g: layers.GlobalSpatialPooling2D("mean", group=g),
-    "nearest": lambda g: layers.SpatialUpSampling2D(2, group=g),
-    "bilinear": lambda g: layers.SpatialUpSampling2D(3, "bilinear", group=g),
-    "zeros": lambda g: layers.SpatialPadding2D(1, group=g),
-    "reflect": lambda g: layers.SpatialPadding2D(2, "reflect", group=g),
-    "wrap": lambda g: layers.SpatialPadding2D(2, "wrap", group=g),
-    "group maximum": lambda g: layers.GroupPooling(),
-    "group mean": lambda g: layers.GroupPooling("mean"),
-    "projection": lambda g: layers.GroupProjection(group=g),
-    "learned": lambda g: layers.GroupProjection("learned", group=g),
-    "dropout": lambda g: layers.GroupDropout(0.5),
-    "squeeze_excite": lambda g: layers.SqueezeExcite(1, group=g),
-    "input_attention": lambda g: layers.InputAttention(
-        g, attention_kernel_size=3, attention_dilation_rate=2
-    ),
-    "channel": lambda g: layers.InputAttention(g, attention="channel"),
-    "spatial": lambda g: layers.InputAttention(g, attention="spatial"),
-    "co": lambda g: layers.CoAttentiveGroupConv2D(4, 3, group=g),
-}
 
 
 # Those that look at the form of what they get.
@@ -231,6 +192,36 @@ def test_channels_and_group_elements_are_broadcast():
     draw(model)
     network = rewritten(model)
     assert is_plain(network)
+    assert_same(model, network)
+
+
+class MyConv2D(GroupConv2D):
+    """It may compute anything."""
+
+
+def test_what_extends_a_layer_stays_and_is_named():
+    model = lifted("p4", MyConv2D(2, 3, group="p4", name="mine"))
+    with pytest.warns(UserWarning, match=r"'mine' \(MyConv2D\)"):
+        network = plain(model)
+    assert_same(model, network)
+
+
+def test_function_without_a_name():
+    """A `Lambda` is shared; other layers have to be made again."""
+    model = lifted("p4", keras.layers.Lambda(lambda x: x / 3))
+    assert_same(model, rewritten(model))
+    convolution = Conv2D(2, 3, activation=lambda x: x / 3, name="thirds")
+    inputs = keras.Input((SIDE, SIDE, 2))
+    model = keras.Model(inputs, convolution(inputs))
+    with pytest.raises(ValueError, match=r"'thirds'.*made again from its conf"):
+        plain(model)
+
+
+def test_statistics_of_each_batch_are_not_folded():
+    model = lifted("p4", lambda x: BatchNormalization()(x, training=True))
+    draw(model)
+    network = rewritten(model, fold_batch_normalization=True)
+    assert "BatchNormalization" in kinds(network)
     assert_same(model, network)
 
 

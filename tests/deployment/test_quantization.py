@@ -372,6 +372,37 @@ class TestErrors:
             quantize(layers.GroupPooling(), np.zeros((2, 5, 5, 1)))
 
 
+@pytest.mark.parametrize(
+    "function",
+    ["sigmoid", "tanh", "silu", "gelu", "softplus", "elu", "exponential"],
+)
+def test_functions_become_tables(function):
+    """A processor computes a sigmoid in two ways, and a table in one."""
+    inputs = keras.Input((7, 7, 3))
+    x = layers.LiftingConv2D(3, 3, group="p4", activation=function)(inputs)
+    model = with_weights(keras.Model(inputs, x))
+    x = images((7, 7, 3), 32)
+    assert named(model) == []
+    small = quantize(model, x)
+    y, expected = small.predict_on_batch(x), model.predict_on_batch(x)
+    assert 0 < relative_difference(y, expected) < 0.1
+    x = x[:3]
+    y = small.predict_on_batch(x)
+    turned = small.predict_on_batch(np.rot90(x, 1, (1, 2)).copy())
+    np.testing.assert_array_equal(
+        turned, np.roll(np.rot90(y, 1, (1, 2)), 1, axis=3)
+    )
+
+
+def test_table_where_a_function_is_not_finite():
+    inputs = keras.Input((7, 7, 3))
+    model = keras.Model(inputs, keras.ops.log(inputs))
+    x = abs(images((7, 7, 3))) + 0.1
+    small = quantize(model, x)
+    assert np.isfinite(as_array(small(0 * x))).all()
+    assert relative_difference(as_array(small(x)), np.log(x)) < 0.01
+
+
 @pytest.mark.once
 class TestIntegersInONNX:
     def operators(self, path):
