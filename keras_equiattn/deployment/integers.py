@@ -100,7 +100,7 @@ class Table(keras.layers.Layer):
 
     def build(self, input_shape: Shape) -> None:
         self.values = self.add_weight(
-            shape=(self.size,),
+            shape=(self.size, 1),
             initializer="zeros",
             trainable=False,
             name="values",
@@ -108,7 +108,8 @@ class Table(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         places = ops.cast(inputs - self.least, "int32")
-        return ops.take(self.values, places, axis=0)
+        # An embedding, which every runtime knows.
+        return ops.squeeze(ops.take(self.values, places, axis=0), axis=-1)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape

@@ -164,7 +164,7 @@ class _Quantization(Rewriting):
         # The logarithm of zero, for example: that of the next level will do.
         is_finite = np.isfinite(values)
         values = np.interp(levels, levels[is_finite], values[is_finite])
-        table.set_weights([values])
+        table.set_weights([values[:, None]])
         return y
 
     def _levels(self, bits: int = 8) -> Levels:
