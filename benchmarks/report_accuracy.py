@@ -323,9 +323,9 @@ def fuzz(results: Results) -> str:
     file = results.latest("fuzz-torch", "make fuzz")
     head = ("calls of", "worked", "of these, exact on a turned input")
     rows = []
-    for kind in ("layers", "networks", "operations"):
+    for kind in ("layers", "networks", "operations", "deployed networks"):
         total = sum(map(Counter, file[kind].values()), Counter())
-        exact = count(total["exact"]) if kind == "layers" else ""
+        exact = count(total["exact"]) if "exact" in total else ""
         row = [kind, count(total["worked"]), exact, count(total["refused"])]
         rows.append(row)
     return block((*head, "refused"), rows, [file], "make fuzz")
