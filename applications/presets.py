@@ -71,6 +71,7 @@ def from_preset(
         >>> model.output_shape
         (None, 10)
     """
+    _checks.flag(load_weights, "load_weights")
     folder = _folder(preset)
     _check_files(folder, [CONFIG, *([WEIGHTS] if load_weights else [])], preset)
     config = _read_json(folder, CONFIG, preset)
@@ -104,7 +105,9 @@ def save_to_preset(
             from the network.
 
     Raises:
-        ValueError: for a model without a graph.
+        ValueError: for a model without a graph, and where a file has the name
+            of the folder.
+        TypeError: for a folder that is no path.
 
     Example:
         >>> from keras_equiattn.applications import save_to_preset
@@ -115,7 +118,12 @@ def save_to_preset(
     require_graph(model)
     if not isinstance(card, str | None):
         raise ValueError(f"`card` must be a text or None. Received: {card!r}")
-    folder = Path(folder)
+    folder = Path(_checks.path(folder, "folder"))
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(
+            "`folder` must be a folder, and there is a file. Received: "
+            f"folder={os.fspath(folder)!r}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     # Without it the folder is no preset until all of it is written.
     (folder / METADATA).unlink(missing_ok=True)

@@ -142,7 +142,7 @@ def train_from(
             else f"Nothing to resume in {options.out}: starting at epoch 1."
         )
     best = options.out / "best.keras"
-    backup = callbacks.EpochBackup(options.out / "backup", keep=(best,))
+    backup = callbacks.EpochBackup(options.out / "backup", files=(best,))
     log = callbacks.EpochLog(options.out / "log.csv", completed)
     steps_log = None
     if options.log_steps is not None:

@@ -3,6 +3,7 @@
 import difflib
 import math
 import operator
+import os
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -163,6 +164,13 @@ def exactness(value: Any, name: str) -> bool | str:
             f"`{name}` must be True or False or 'call'. Received: {value!r}"
         )
     return bool(value) if isinstance(value, bool) else "call"
+
+
+def path(value: Any, name: str) -> str:
+    """A path, as a string that is not empty."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise TypeError(f"`{name}` must be a path. Received: {name}={value!r}")
+    return os.fspath(value)
 
 
 def choice(value: Any, name: str, known: Iterable[Any]) -> Any:

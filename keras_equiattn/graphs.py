@@ -105,6 +105,15 @@ def structure(
     )
 
 
+def input_names(model: keras.Model) -> list[str]:
+    """The keys of a dictionary of inputs, in the order of `model.inputs`."""
+    functional = getattr(model, "_functional", None) or model
+    inputs = functional._inputs_struct
+    if isinstance(inputs, dict):
+        return keras.tree.flatten({name: name for name in inputs})
+    return [x.name for x in model.inputs]
+
+
 def like_inputs(model: keras.Model) -> list[keras.KerasTensor]:
     """Inputs for another model, each like one of this one."""
     return [

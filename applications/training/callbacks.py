@@ -39,16 +39,16 @@ class EpochBackup(keras.callbacks.Callback):
 
     Args:
         directory: Folder of the backups.
-        keep: Files that go back with the run, such as the network of the best
-            epoch before: each is put into its place again.
+        files: Files that go back with the run, such as the network of the best
+            epoch before: a backup has copies, which take their places again.
     """
 
     def __init__(
-        self, directory: pathlib.Path, keep: Sequence[pathlib.Path] = ()
+        self, directory: pathlib.Path, files: Sequence[pathlib.Path] = ()
     ) -> None:
         super().__init__()
         self.directory = directory
-        self.keep = keep
+        self.files = files
         self._expected: int | None = None
 
     @property
@@ -73,10 +73,11 @@ class EpochBackup(keras.callbacks.Callback):
         backup.on_train_begin()
         with np.load(folder / "random_states.npz") as states:
             set_random_states(self.model, dict(states))
-        for path in self.keep:
+        for path in self.files:
             if (folder / path.name).exists():
-                path.unlink(missing_ok=True)
-                _link(folder / path.name, path)
+                partial = path.with_name(f"partial.{path.name}")
+                shutil.copy2(folder / path.name, partial)
+                os.replace(partial, path)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Makes sure that training goes on where the backup ends."""
@@ -97,9 +98,9 @@ class EpochBackup(keras.callbacks.Callback):
         backup.on_epoch_end(epoch)
         states: dict[str, Any] = random_states(self.model)
         np.savez(partial / "random_states.npz", **states)
-        for path in self.keep:
+        for path in self.files:
             if path.exists():
-                _link(path, partial / path.name)
+                shutil.copy2(path, partial)
         write_json(partial / CHECKSUMS, _checksums(partial))
         completed = epoch + 1
         # A run that fell back to an earlier epoch replaces the damaged one.
@@ -126,18 +127,6 @@ class EpochBackup(keras.callbacks.Callback):
 
     def _folder(self, completed: int) -> pathlib.Path:
         return self.directory / f"epoch-{completed:05d}"
-
-
-def _link(path: pathlib.Path, to: pathlib.Path) -> None:
-    """Gives a file a second name, or copies it where that cannot be.
-
-    Files of a run are replaced, never written to: both names keep their own
-    content.
-    """
-    try:
-        os.link(path, to)
-    except OSError:
-        shutil.copy2(path, to)
 
 
 def _checksums(folder: pathlib.Path) -> dict[str, str]:

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn._files import checksum
 from keras_equiattn._files import write_json
-from keras_equiattn.deployment.formats import checked_path
 from keras_equiattn.deployment.runtimes import format_at
 from keras_equiattn.deployment.runtimes import load_exported
 from keras_equiattn.deployment.runtimes import Network
@@ -78,7 +78,7 @@ class Certificate:
         content = dataclasses.asdict(self)
         for entry, file in zip(content["files"], self.files, strict=True):
             entry["is_exact"] = file.is_exact
-        write_json(Path(path), content)
+        write_json(Path(_checks.path(path, "path")), content)
 
     def __str__(self) -> str:
         names = [_name(groups.get(self.group), n) for n in self.elements]
@@ -152,10 +152,10 @@ def certificate(
 
 def _checked_paths(paths: Any) -> list[str]:
     """One path or more, as a list."""
-    several = isinstance(paths, Sequence) and not isinstance(paths, str)
+    several = isinstance(paths, list | tuple)
     if several and not paths:
         raise ValueError("`path` must be a file, or several. Received: path=[]")
-    return list(map(checked_path, paths if several else [paths]))
+    return [_checks.path(p, "path") for p in (paths if several else [paths])]
 
 
 def _checked_images(

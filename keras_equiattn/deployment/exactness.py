@@ -19,6 +19,7 @@ from keras_equiattn.deployment.integers import EXACT
 from keras_equiattn.deployment.integers import INTEGER_LAYERS
 from keras_equiattn.deployment.integers import Levels
 from keras_equiattn.deployment.integers import limits
+from keras_equiattn.deployment.integers import Scaling
 from keras_equiattn.graphs import arguments
 from keras_equiattn.graphs import MERGING
 from keras_equiattn.graphs import POINTWISE
@@ -36,7 +37,7 @@ EXACT_LAYERS = (
     *(kind for kind in POINTWISE if kind is not keras.layers.ELU),
     *MERGING,
     Levels,
-    keras.layers.BatchNormalization,
+    Scaling,
     keras.layers.Concatenate,
     keras.layers.Cropping2D,
     keras.layers.Cropping3D,
@@ -58,18 +59,32 @@ EXACT_LAYERS = (
     keras.layers.ZeroPadding2D,
     keras.layers.ZeroPadding3D,
 )
+# Those of them after which the last axis is that of channels if it was before.
+KEEPING_CHANNELS = (
+    *POINTWISE,
+    *MERGING,
+    *POOLING,
+    Scaling,
+    keras.layers.Activation,
+    keras.layers.BatchNormalization,
+    keras.layers.Dropout,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.Softmax,
+    keras.layers.UpSampling2D,
+    keras.layers.ZeroPadding2D,
+)
 # Operations of `keras.ops` of the same kind, by the names of their classes.
 EXACT_OPERATIONS = frozenset(
     """
     Abs Absolute Add Amax Amin BroadcastTo Cast Ceil Clip Concatenate Copy
-    DepthToSpace Divide DivideNoNan Equal ExpandDims Flip Floor FloorDivide
-    GetItem Greater GreaterEqual HardShrink HardSigmoid HardSilu HardTanh
-    LeakyRelu Less LessEqual LogicalAnd LogicalNot LogicalOr Max MaxPool
-    Maximum Min Minimum Mod Moveaxis Multiply Negative NotEqual OnesLike Pad
-    Ravel Reciprocal Relu Relu6 Repeat Reshape Roll Rot90 Round Sign Slice
-    SoftShrink Softsign SpaceToDepth Split Sqrt Square Squeeze Stack
-    StopGradient Subtract Swapaxes Take TakeAlongAxis Threshold Tile
-    Transpose TrueDivide Unstack Where ZerosLike
+    DepthToSpace Divide DivideNoNan Equal ExpandDims Floor FloorDivide
+    Greater GreaterEqual HardShrink HardSigmoid HardSilu HardTanh LeakyRelu
+    Less LessEqual LogicalAnd LogicalNot LogicalOr Max MaxPool Maximum Min
+    Minimum Mod Moveaxis Multiply Negative NotEqual OnesLike Pad Ravel
+    Reciprocal Relu Relu6 Repeat Reshape Round Sign SoftShrink Softsign
+    SpaceToDepth Sqrt Square Squeeze Stack StopGradient Subtract Swapaxes
+    Threshold Tile Transpose TrueDivide Where ZerosLike
     """.split()  # noqa: SIM905
 )
 # Functions of one value that are no arithmetic: of `keras.ops`, by the names of
@@ -89,8 +104,9 @@ CURVED_ACTIVATIONS = frozenset(
 )
 # Those of `keras.activations` that look at several values.
 NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
-# Exact along the channels, whose order no turn changes.
-SOFTMAXES = ("LogSoftmax", "Softmax")
+# Operations that pick entries: exact if they leave the axes of places and of
+# group elements alone. Sums of what they pick would be in another order.
+PICKING = frozenset({"GetItem", "Slice", "Split", "Take", "TakeAlongAxis"})
 
 
 def becomes_whole(node: Any) -> bool:
@@ -99,7 +115,10 @@ def becomes_whole(node: Any) -> bool:
     if getattr(operation, "data_format", None) == "channels_first":
         return False
     if type(operation) in INTEGER_LAYERS:
-        return is_exact_activation(operation.activation)
+        activation = operation.activation
+        return _fits(operation) and (
+            is_exact_activation(activation) or is_curved_activation(activation)
+        )
     if type(operation) is keras.layers.UpSampling2D:
         # The weights of the four terms are fractions with these denominators.
         return operation.interpolation == "bilinear" and all(
@@ -118,31 +137,35 @@ def is_curved(node: Any) -> bool:
     kind = type(operation)
     if isinstance(operation, keras.layers.Layer):
         return kind is keras.layers.ELU
-    return kind.__name__ in CURVED_OPERATIONS
+    args, kwargs = arguments(node, node.input_tensors)
+    others = keras.tree.flatten([args, kwargs])
+    # The exponents of an array differ from channel to channel.
+    is_of_one_value = sum(hasattr(x, "shape") for x in others) == 1
+    return kind.__name__ in CURVED_OPERATIONS and is_of_one_value
 
 
 def is_exact(node: Any) -> bool:
     """Whether a call gives the same bits in every pose, if its inputs do."""
     operation = node.operation
     kind = type(operation)
-    if kind.__name__ in SOFTMAXES:
-        axes = operation.axis
-        axes = [axes] if isinstance(axes, int) else list(axes)
-        last = len(node.input_tensors[0].shape) - 1
-        return all(axis in (-1, last) for axis in axes)
+    if kind.__name__ == "Softmax":
+        return _is_along_channels(operation.axis, node.input_tensors[0])
     if not isinstance(operation, keras.layers.Layer):
+        if kind.__name__ in PICKING:
+            return _picks_channels(node)
         return kind.__name__ in EXACT_OPERATIONS
     if kind is keras.layers.Activation:
-        return is_exact_activation(operation.activation)
+        return is_exact_activation(operation.activation) and (
+            is_pointwise(operation.activation)
+            or _is_along_channels(-1, node.input_tensors[0])
+        )
     if kind is keras.layers.UpSampling2D:
         return operation.interpolation == "nearest"
-    if kind is keras.layers.BatchNormalization:
-        return not uses_batch_statistics(node)
     return kind in EXACT_LAYERS
 
 
 def uses_batch_statistics(node: Any) -> bool:
-    """Whether a layer is called as in training whenever the network runs."""
+    """Whether a call asks for what a layer does in training."""
     args, kwargs = arguments(node, node.input_tensors)
     return True in (*args[1:], kwargs.get("training"))
 
@@ -161,8 +184,48 @@ def is_curved_activation(activation: Any) -> bool:
 def is_exact_activation(activation: Any) -> bool:
     """Whether an activation is known to give the same bits in every pose."""
     name = _name_in_keras(activation)
-    # A gated linear unit has a sigmoid.
-    return name not in ("", "glu", *CURVED_ACTIVATIONS)
+    # They have a sigmoid and a logarithm within.
+    return name not in ("", "glu", "log_softmax", *CURVED_ACTIVATIONS)
+
+
+def _fits(layer: Any) -> bool:
+    """Whether the sums of a linear layer are below 2^24, with small weights."""
+    terms = math.prod(layer.kernel.shape)
+    terms //= layer.kernel.shape[INTEGER_LAYERS[type(layer)].output_axis]
+    return terms * limits(signed=False)[1] < 2 * EXACT - 2
+
+
+def _picks_channels(node: Any) -> bool:
+    """Whether an operation leaves places and group elements as they are."""
+    before, after = node.input_tensors[0].shape, node.outputs[0].shape
+    if len(before) != len(after):
+        return False
+    if hasattr(node.operation, "axis"):
+        return node.operation.axis in (-1, len(before) - 1)
+    return len(before) < 5 or before[3] == after[3]
+
+
+def _is_along_channels(axis: Any, tensor: Any) -> bool:
+    """Whether an axis is the last one, and known to be that of channels."""
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    if any(a not in (-1, len(tensor.shape) - 1) for a in axes):
+        return False
+    while True:
+        operation, call, _ = tensor._keras_history
+        node = operation._inbound_nodes[call]
+        kind = type(operation)
+        if node.is_input or kind in (*INTEGER_LAYERS, *GLOBAL_POOLING):
+            return True
+        before = node.input_tensors[0]
+        # How `plain` gives a map its axis of group elements back.
+        is_unfolded = (
+            kind is keras.layers.Reshape
+            and len(before.shape) == 4
+            and len(tensor.shape) == 5
+        )
+        if not is_unfolded and kind not in KEEPING_CHANNELS:
+            return False
+        tensor = before
 
 
 def _name_in_keras(activation: Any) -> str:

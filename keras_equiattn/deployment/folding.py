@@ -80,19 +80,27 @@ def _goes_into(
 
 def _with(layer: Any, normalization: Any, x: Any) -> Any:
     """Calls a linear layer that a normalization is part of."""
-    mean = ops.convert_to_numpy(normalization.moving_mean)
-    variance = ops.convert_to_numpy(normalization.moving_variance)
-    factor = 1 / np.sqrt(variance + normalization.epsilon)
-    if normalization.gamma is not None:
-        factor *= ops.convert_to_numpy(normalization.gamma)
+    factor, offset = factor_and_offset(normalization)
     kernel = ops.convert_to_numpy(layer.kernel)
     bias = 0.0 if layer.bias is None else ops.convert_to_numpy(layer.bias)
-    bias = (bias - mean) * factor
-    if normalization.beta is not None:
-        bias = bias + ops.convert_to_numpy(normalization.beta)
+    bias = bias * factor + offset
     shape = [1] * kernel.ndim
     shape[OUTPUT_AXES[type(layer)]] = -1
     new = type(layer).from_config({**layer.get_config(), "use_bias": True})
     y = new(x)
     new.set_weights([kernel * factor.reshape(shape), bias])
     return y
+
+
+def factor_and_offset(normalization: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What a batch normalization multiplies each channel with, and adds."""
+    mean = ops.convert_to_numpy(normalization.moving_mean)
+    variance = ops.convert_to_numpy(normalization.moving_variance)
+    # In double precision: as exact for each of several equal variances.
+    factor = 1 / np.sqrt(variance.astype("float64") + normalization.epsilon)
+    if normalization.gamma is not None:
+        factor *= ops.convert_to_numpy(normalization.gamma)
+    offset = -mean * factor
+    if normalization.beta is not None:
+        offset = offset + ops.convert_to_numpy(normalization.beta)
+    return factor, offset

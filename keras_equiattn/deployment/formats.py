@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn.deployment.integer_onnx import with_integers
 from keras_equiattn.graphs import layers_within
 from keras_equiattn.graphs import require_float32
@@ -78,9 +79,9 @@ def export(
         model: a functional or Sequential model that is built, and computes in
             float32.
         path: where to write; a file that is there is replaced. OpenVINO keeps
-            the weights beside it, in a file with the suffix ".bin". Several
-            inputs are called "input_0", "input_1" and so on in LiteRT files,
-            which do not keep their order.
+            the weights beside it, in a file with the suffix ".bin". LiteRT
+            files do not keep an order: if there are several inputs or outputs,
+            they are called "input_0", "input_1", "output_0" and so on.
         format: "onnx", "openvino", "litert", "torch" or "tf_saved_model"; None
             takes it from the suffix of the path, which is ".onnx", ".xml",
             ".tflite", ".pt2" or none.
@@ -105,7 +106,7 @@ def export(
         >>> export(keras.Model(inputs, outputs), "network.onnx")
     """
     require_graph(model)
-    path = checked_path(path)
+    path = _checks.path(path, "path")
     format = format_of(path, format)
     _check_place(path, format)
     require_float32(model)
@@ -131,17 +132,6 @@ def main() -> None:
     _write(model, task["path"], task["format"])
 
 
-def checked_path(path: Any) -> str:
-    """A path as a string.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"`path` must be a path. Received: path={path!r}")
-    return os.fspath(path)
-
-
 def format_of(path: str, format: str | None = None) -> str:
     """The format, which has to fit the suffix of the path."""
     suffix = Path(path).suffix
@@ -154,7 +144,7 @@ def format_of(path: str, format: str | None = None) -> str:
             f"The suffix of `path` must be one of {known}, or none for a "
             f"SavedModel, unless `format` is given. Received: path={path!r}"
         )
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(
             f"`format` must be one of {', '.join(map(repr, FORMATS))}, or "
             f"None. Received: format={format!r}"
@@ -172,14 +162,22 @@ def format_of(path: str, format: str | None = None) -> str:
 
 
 def _check_place(path: str, format: str) -> None:
-    """Raises if a folder is where a file shall be, or the reverse."""
-    is_folder = not FORMATS[format].suffix
-    if Path(path).exists() and Path(path).is_dir() != is_folder:
+    """Raises if something else is where the file or folder shall be."""
+    place, is_folder = Path(path), not FORMATS[format].suffix
+    if place.exists() and place.is_dir() != is_folder:
         raise ValueError(
             f"The format '{format}' is a {'folder' if is_folder else 'file'}, "
             f"and there is a {'file' if is_folder else 'folder'} at "
             f"path={path!r}"
         )
+    if is_folder and place.is_dir():
+        found = sorted(p.name for p in place.iterdir())
+        if found and "saved_model.pb" not in found:
+            raise ValueError(
+                f"The format '{format}' takes a new folder, an empty one or "
+                "one with another SavedModel. Received: "
+                f"path={path!r}, which has {found}"
+            )
 
 
 def _check_packages(format: str) -> None:
@@ -207,8 +205,9 @@ def _check_sizes(model: keras.Model, format: str) -> None:
 def _write(model: keras.Model, path: str, format: str) -> None:
     """Writes a file with the backend that runs."""
     with _quiet():
-        if format == "litert" and len(model.inputs) > 1:
-            model = _with_numbered_inputs(model)
+        several = len(model.inputs) > 1 or len(model.outputs) > 1
+        if format == "litert" and several:
+            model = _numbered(model)
         if FORMATS[format].backend == "tensorflow":
             with backend.portable():
                 model.export(path, format=format, verbose=False)
@@ -216,10 +215,11 @@ def _write(model: keras.Model, path: str, format: str) -> None:
             _write_torch(model, path, format)
 
 
-def _with_numbered_inputs(model: keras.Model) -> keras.Model:
-    """The network with inputs "input_0", "input_1" and so on.
+def _numbered(model: keras.Model) -> keras.Model:
+    """The network with inputs "input_0", "input_1" and so on, and a list of
+    outputs, which TensorFlow then calls "output_0" and so on.
 
-    A LiteRT file keeps the names of inputs, but not their order.
+    A LiteRT file keeps the names, but not the order.
     """
     inputs = [
         keras.Input(batch_shape=x.shape, dtype=x.dtype, name=f"input_{n}")

@@ -118,6 +118,48 @@ class Table(keras.layers.Layer):
         return {**super().get_config(), "least": self.least, "size": self.size}
 
 
+@keras.saving.register_keras_serializable(PACKAGE)
+class Scaling(keras.layers.Layer):
+    """`factor * x + offset` with numbers for each channel.
+
+    A batch normalization computes its factor from the variance when it runs,
+    and not all programs do that the same way for all group elements.
+
+    Args:
+        axis: of the channels.
+        **kwargs: arguments of `keras.layers.Layer`.
+
+    Input shape:
+        Any.
+
+    Output shape:
+        The same.
+    """
+
+    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = int(axis)
+
+    def build(self, input_shape: Shape) -> None:
+        shape = [1] * len(input_shape)
+        shape[self.axis] = input_shape[self.axis]
+        self.factor = self.add_weight(
+            shape=shape, initializer="ones", trainable=False, name="factor"
+        )
+        self.offset = self.add_weight(
+            shape=shape, initializer="zeros", trainable=False, name="offset"
+        )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs * self.factor + self.offset
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "axis": self.axis}
+
+
 class IntegerLayer(keras.layers.Layer):
     """A linear layer of Keras with weights of 8 bits, on levels.
 

@@ -13,13 +13,17 @@ from keras_equiattn.deployment.exactness import becomes_whole
 from keras_equiattn.deployment.exactness import is_curved
 from keras_equiattn.deployment.exactness import is_curved_activation
 from keras_equiattn.deployment.exactness import is_exact
+from keras_equiattn.deployment.exactness import uses_batch_statistics
+from keras_equiattn.deployment.folding import factor_and_offset
 from keras_equiattn.deployment.integers import INTEGER_LAYERS
 from keras_equiattn.deployment.integers import integer_weights
 from keras_equiattn.deployment.integers import IntegerLayer
 from keras_equiattn.deployment.integers import Levels
 from keras_equiattn.deployment.integers import limits
+from keras_equiattn.deployment.integers import Scaling
 from keras_equiattn.deployment.integers import Table
 from keras_equiattn.deployment.network import plain
+from keras_equiattn.graphs import input_names
 from keras_equiattn.graphs import nodes
 from keras_equiattn.graphs import require_float32
 from keras_equiattn.graphs import require_graph
@@ -51,8 +55,10 @@ def quantize(
 
     A layer or an operation whose sums are not known to be of whole numbers is
     named in a warning: attention, for example, `DepthwiseConv2D`, layers of
-    other libraries, and means of more than 65,793 values, whose levels add up
-    to more than float32 holds exactly.
+    other libraries, and sums of more values than float32 holds exactly, 65,793
+    without weights and 131,585 with them. Where the size of images is not
+    known, means over all of an image are taken to be small enough. A layer
+    whose sums leave less than 6 of 8 bits to a weight is named as well.
 
     Levels are the same for a whole feature map, and the scale of a weight is
     that of the largest one of its output channel: both are shared by all
@@ -64,7 +70,8 @@ def quantize(
     Args:
         model: a functional or Sequential model that is built, and trained.
         calibration: images that the network will see, as `model.predict` takes
-            them: an array, or several for several inputs. A hundred are enough.
+            them: an array, or a list or a dictionary of several. A hundred are
+            enough.
             They say how large activations get; what is larger later is cut.
             Of a dataset, pass the images of some batches.
         weight_bits: bits of a weight, 2 to 8. With 7, processors without
@@ -117,7 +124,15 @@ def quantize(
             return [to.sum_of_levels(*taken)]
         return [to.table(*taken)] if node in tables else to.call(taken)
 
-    return with_calls(network, call)
+    small = with_calls(network, call)
+    if to.coarse:
+        warnings.warn(
+            f"The sums of these layers have so many terms that weights of less "
+            f"than {bits - 2} bits keep them exact; compare the accuracy: "
+            f"{', '.join(dict.fromkeys(to.coarse))}",
+            stacklevel=2,
+        )
+    return small
 
 
 class _Quantization(Rewriting):
@@ -128,6 +143,10 @@ class _Quantization(Rewriting):
         ranges: least and largest value of the tensors that are summed, by the
             identity of the tensor.
         bits: of a weight.
+
+    Attributes:
+        coarse: names and classes of layers whose weights have fewer bits, so
+            that their sums stay exact.
     """
 
     def __init__(
@@ -138,6 +157,7 @@ class _Quantization(Rewriting):
     ) -> None:
         super().__init__([x.name for x in network.inputs])
         self.bits = bits
+        self.coarse: list[str] = []
         self._ranges = ranges
         self._made: dict[tuple[int, int], Levels] = {}
 
@@ -161,8 +181,14 @@ class _Quantization(Rewriting):
         levels = np.arange(least, most + 1, dtype="float32")
         (values,) = self.call([ops.convert_to_tensor(levels * layer.step)])
         values = ops.convert_to_numpy(values)
-        # The logarithm of zero, for example: that of the next level will do.
         is_finite = np.isfinite(values)
+        if not is_finite.any():
+            raise ValueError(
+                f"'{self.source.name}' has no finite value between "
+                f"{levels[0] * layer.step:g} and {levels[-1] * layer.step:g}, "
+                "where its inputs lie for `calibration`"
+            )
+        # The logarithm of zero, for example: that of the next level will do.
         values = np.interp(levels, levels[is_finite], values[is_finite])
         table.set_weights([values[:, None]])
         return y
@@ -189,17 +215,16 @@ class _Quantization(Rewriting):
         bias = np.zeros(kernel.shape[kind.output_axis])
         if source.bias is not None:
             bias = ops.convert_to_numpy(source.bias)
-        try:
-            weights = integer_weights(
-                kernel,
-                bias,
-                axis=kind.output_axis,
-                step=levels.step,
-                largest=max(map(abs, levels.limits)),
-                bits=self.bits,
-            )
-        except ValueError as error:
-            raise ValueError(f"{error}: layer '{source.name}'.") from None
+        weights = integer_weights(
+            kernel,
+            bias,
+            axis=kind.output_axis,
+            step=levels.step,
+            largest=max(map(abs, levels.limits)),
+            bits=self.bits,
+        )
+        if np.abs(weights[0]).max() < 2 ** (self.bits - 3) and kernel.any():
+            self.coarse.append(f"'{source.name}' ({type(source).__name__})")
         layer.set_weights(weights)
         return y
 
@@ -215,7 +240,7 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = plain(model, fold_batch_normalization=True, name=name)
-    network = _with_functions_apart(network)
+    network = _with_known_functions(network)
     floats = [
         f"'{node.operation.name}' ({type(node.operation).__name__})"
         for node in _calls(network)
@@ -231,26 +256,48 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
     return network
 
 
-def _with_functions_apart(network: keras.Model) -> keras.Model:
-    """The network with layers for the activations that become tables."""
+def _with_known_functions(network: keras.Model) -> keras.Model:
+    """The network with what is computed alike in every pose.
+
+    Activations that become tables are layers of their own, and batch
+    normalizations that could not be folded multiply and add constants.
+    """
     to = Rewriting([layer.name for layer in network.layers])
 
     def call(node: Any, taken: list[Any]) -> list[Any]:
         to.begin(node)
         source = node.operation
-        function = getattr(source, "activation", None)
-        is_sum = type(source) in INTEGER_LAYERS
-        if not is_sum or not is_curved_activation(function):
-            return to.call(taken)
-        config = {**source.get_config(), "activation": None}
-        layer, is_new = to.shared(type(source).from_config(config))
-        y = layer(*taken)
-        if is_new:
-            layer.set_weights(source.get_weights())
-        after = keras.layers.Activation(function, name=to.name("activation"))
-        return [to.shared(after)[0](y)]
+        kind = type(source)
+        is_normalization = kind is keras.layers.BatchNormalization
+        if is_normalization and not uses_batch_statistics(node):
+            return [_scaled(source, taken[0], to)]
+        if kind in INTEGER_LAYERS and is_curved_activation(source.activation):
+            return [_activated(source, taken[0], to)]
+        return to.call(taken)
 
     return with_calls(network, call)
+
+
+def _scaled(source: Any, x: Any, to: Rewriting) -> Any:
+    """What a batch normalization makes of a tensor, by other means."""
+    layer, is_new = to.shared(Scaling(source.axis, name=to.name("scaling")))
+    y = layer(x)
+    if is_new:
+        values = factor_and_offset(source)
+        layer.set_weights([v.reshape(layer.factor.shape) for v in values])
+    return y
+
+
+def _activated(source: Any, x: Any, to: Rewriting) -> Any:
+    """What a linear layer makes of a tensor, its activation apart."""
+    config = {**source.get_config(), "activation": None}
+    layer, is_new = to.shared(type(source).from_config(config))
+    y = layer(x)
+    if is_new:
+        layer.set_weights(source.get_weights())
+    name = to.name("activation")
+    after = keras.layers.Activation(source.activation, name=name)
+    return to.shared(after)[0](y)
 
 
 def _calls(network: keras.Model) -> list[Any]:
@@ -261,6 +308,14 @@ def _calls(network: keras.Model) -> list[Any]:
 def _checked(network: keras.Model, calibration: Any) -> list[np.ndarray]:
     """The calibration images, an array for each input."""
     shapes = [tuple(x.shape) for x in network.inputs]
+    if isinstance(calibration, dict):
+        names = input_names(network)
+        if set(calibration) != set(names):
+            raise ValueError(
+                f"`calibration` must have images for {names}. Received: a "
+                f"dictionary with {list(calibration)}"
+            )
+        calibration = [calibration[name] for name in names]
     try:
         # Arrays of NumPy and tensors of a backend, but no text and no dataset.
         arrays = [

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_equiattn.deployment.formats import checked_path
+from keras_equiattn import _checks
 from keras_equiattn.deployment.formats import format_of
 
 # From arrays, in the order of the inputs, to those of the outputs.
@@ -57,10 +57,10 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
         FileNotFoundError: if nothing is there.
         ValueError: for a suffix that no format has, and for a file that the
             runtime cannot open. The function raises it for another number of
-            arrays.
+            arrays, or arrays that the network cannot take.
         ImportError: if the runtime is not installed.
     """
-    path = checked_path(path)
+    path = _checks.path(path, "path")
     format = format_at(path)
     if not Path(path).exists():
         raise FileNotFoundError(f"No exported network at path={path!r}")
@@ -81,7 +81,16 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
                 f"The network at path={path!r} takes {opened.inputs} arrays. "
                 f"Received: {len(inputs)}"
             )
-        return opened.run(*map(_prepared, inputs))
+        arrays = list(map(_prepared, inputs))
+        try:
+            return opened.run(*arrays)
+        except Exception as error:
+            kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
+            raise ValueError(
+                f"The network at path={path!r} cannot take arrays of these "
+                f"types and shapes: {kinds}. Its runtime says: "
+                f"{_first_line(error)}"
+            ) from error
 
     return run
 

@@ -197,6 +197,34 @@ def test_dictionaries(format, tmp_path):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("format", OWN)
+def test_dictionary_of_outputs(format, tmp_path):
+    """Their names have numbers that are not those of their places."""
+    x = keras.Input((5, 5, 1))
+    heads = {
+        name: keras.layers.Conv2D(2, 3)(x)
+        for name in ("head_2", "head_10", "b_1")
+    }
+    model = keras.Model(x, heads)
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(model, path)
+    given = images((5, 5, 1), 3)
+    expected = keras.tree.flatten(model(given))
+    for y, z in zip(load_exported(path)(given), expected, strict=True):
+        assert relative_difference(y, as_array(z)) < 1e-5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("format", OWN)
+def test_arrays_that_a_file_cannot_take(format, tmp_path):
+    path = tmp_path / f"network{FORMATS[format].suffix}"
+    export(small(), path)
+    run = load_exported(path)
+    with pytest.raises(ValueError, match=r"cannot take.*float32\[2, 5, 5\]"):
+        run(images((5, 5), 2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("format", OWN)
 def test_damaged_file(format, tmp_path):
     path = tmp_path / f"network{FORMATS[format].suffix}"
     export(small(), path)
@@ -271,6 +299,8 @@ class TestErrors:
     def test_format(self):
         with pytest.raises(ValueError, match=r"'onnx'.*format='caffe'"):
             export(small(), "a.onnx", "caffe")
+        with pytest.raises(ValueError, match=r"'onnx'.*format=\[\]"):
+            export(small(), "a.onnx", [])
 
     def test_suffix_of_another_format(self):
         with pytest.raises(
@@ -282,11 +312,11 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"no suffix.*path='a\.onnx'"):
             export(small(), "a.onnx", "tf_saved_model")
 
-    @pytest.mark.parametrize("path", [None, 3])
+    @pytest.mark.parametrize("path", [None, 3, ""])
     def test_no_path(self, path):
-        with pytest.raises(TypeError, match=f"path={path}"):
+        with pytest.raises(TypeError, match=f"path={path!r}"):
             export(small(), path)
-        with pytest.raises(TypeError, match=f"path={path}"):
+        with pytest.raises(TypeError, match=f"path={path!r}"):
             load_exported(path)
 
     def test_folder_where_a_file_shall_be(self, tmp_path):
@@ -296,6 +326,10 @@ class TestErrors:
         (tmp_path / "a").write_text("")
         with pytest.raises(ValueError, match=r"is a folder.*a file"):
             export(small(), tmp_path / "a")
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.txt").write_text("")
+        with pytest.raises(ValueError, match=r"new folder.*\['thesis.txt'\]"):
+            export(small(), tmp_path / "mine")
 
     def test_no_graph(self):
         with pytest.raises(ValueError, match="functional or Sequential"):

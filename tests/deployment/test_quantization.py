@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from keras.layers import Activation
 from keras.layers import BatchNormalization
 from keras.layers import Conv2D
 from keras.layers import Dense
@@ -234,6 +235,10 @@ def named(model):
     return re.findall(r"\((\w+)\)", text)
 
 
+def lifted(x):
+    return layers.LiftingConv2D(2, 3, group="p4", activation="relu")(x)
+
+
 class Blur(keras.layers.Layer):
     """A layer that nobody knows."""
 
@@ -270,6 +275,39 @@ INEXACT = {
         3, interpolation="bilinear"
     )(x),
     "Var": lambda x: keras.ops.var(x, axis=(1, 2)),
+    "GetItem": lambda x: keras.layers.Add()(
+        [lifted(x)[:, :, :, n] for n in range(4)]
+    ),
+    "Unstack": lambda x: keras.layers.Average()(
+        keras.ops.unstack(lifted(x), axis=3)
+    ),
+    "Softmax": lambda x: keras.layers.Softmax()(
+        keras.ops.max(lifted(x), axis=-1)
+    ),
+    "Activation": lambda x: Activation("softmax")(
+        keras.layers.Reshape((81,))(Conv2D(1, 1)(x))
+    ),
+    "LogSoftmax": lambda x: keras.ops.log_softmax(x),
+    "Power": lambda x: keras.ops.power(
+        Conv2D(2, 3, activation="relu")(x), np.arange(2.0, dtype="float32")
+    ),
+    "Dense": lambda x: Dense(2)(
+        keras.layers.Flatten()(keras.ops.tile(x, (1, 1, 1, 1700)))
+    ),
+}
+EXACT = {
+    "softmax of channels": lambda x: keras.layers.Softmax()(
+        keras.layers.ReLU()(Conv2D(3, 3)(x))
+    ),
+    "softmax of classes": lambda x: Activation("softmax")(
+        Dense(3)(GlobalAveragePooling3D()(lifted(x)))
+    ),
+    "some channels": lambda x: lifted(x)[..., :1] ** 2,
+    "a smaller image": lambda x: Conv2D(3, 3)(x)[:, 1:-1, 1:-1],
+    "sum of branches": lambda x: keras.layers.Add()(
+        [Conv2D(3, 3)(x), Conv2D(3, 3)(x), Conv2D(3, 3)(x)]
+    ),
+    "normalization": lambda x: BatchNormalization()(lifted(x)),
 }
 
 
@@ -277,7 +315,56 @@ INEXACT = {
 @pytest.mark.parametrize("kind", INEXACT)
 def test_what_may_sum_floats_is_named(kind):
     inputs = keras.Input((9, 9, 1))
-    assert named(keras.Model(inputs, INEXACT[kind](inputs))) == [kind]
+    model = keras.Model(inputs, INEXACT[kind](inputs))
+    assert set(named(model)) == {kind}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", EXACT)
+def test_what_sums_no_floats_is_not_named(kind):
+    inputs = keras.Input((9, 9, 1))
+    assert named(keras.Model(inputs, EXACT[kind](inputs))) == []
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_normalization_that_stays(name):
+    """A program may compute the factors of group elements in different ways."""
+    inputs = keras.Input((9, 9, 2))
+    x = layers.LiftingConv2D(3, 3, group="p4")(inputs)
+    if name == "before":
+        x = keras.layers.ReLU()(x)
+    x = BatchNormalization()(x)
+    x = keras.layers.Add()([layers.GroupConv2D(3, 1, group="p4")(x), x])
+    model = with_weights(keras.Model(inputs, x))
+    small = quantize(model, images((9, 9, 2), 32))
+    x = images((9, 9, 2), 3)
+    assert_equivariant(
+        lambda x: small.predict_on_batch(as_array(x)), "p4", x, rtol=0
+    )
+    y, expected = small.predict_on_batch(x), model.predict_on_batch(x)
+    assert relative_difference(y, expected) < 0.05
+
+
+def test_wide_sums_leave_few_bits():
+    inputs = keras.Input((150, 150, 2))
+    dense = Dense(2, name="wide")
+    model = keras.Model(inputs, dense(keras.layers.Flatten()(inputs)))
+    with pytest.warns(UserWarning, match="less than 6 bits.*'wide' .Dense"):
+        quantize(with_weights(model), images((150, 150, 2)))
+
+
+def test_calibration_by_name():
+    inputs = [keras.Input((5, 5, 1), name=name) for name in "ba"]
+    outputs = [Conv2D(2, 3)(x) for x in inputs]
+    model = with_weights(keras.Model(inputs, outputs))
+    x = images((5, 5, 1), 16)
+    small = quantize(model, {"a": x, "b": 100 * x})
+    y = small([100 * x, x])
+    for found, expected in zip(y, model([100 * x, x]), strict=True):
+        assert relative_difference(as_array(found), as_array(expected)) < 0.05
+    with pytest.raises(ValueError, match=r"for \['b', 'a'\].*\['a', 'c'\]"):
+        quantize(model, {"a": x, "c": x})
 
 
 @pytest.mark.once
@@ -294,7 +381,7 @@ def test_what_may_sum_floats_is_named(kind):
 def test_means_of_too_many_levels_are_named(pool, order):
     """65,793 levels of 255 are 2^24 - 1."""
     inputs = keras.Input((256, 257 - order // 2, 1))
-    x = keras.ops.stack([inputs, inputs], axis=3)[:, :, :, :order]
+    x = keras.ops.stack([inputs] * order, axis=3)
     if order == 1 and isinstance(pool, keras.layers.AveragePooling3D):
         pool = keras.layers.AveragePooling3D((256, 256, 1))
     assert len(named(keras.Model(inputs, pool(x)))) == (order == 2)

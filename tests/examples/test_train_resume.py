@@ -231,9 +231,10 @@ def test_damaged_backup_is_left_out(
     stopped_run(train, npz, out)
     files = sorted((out / "backup" / "epoch-00003").iterdir())
     names = {path.name for path in files}
-    assert {"latest.weights.h5", "random_states.npz"} < names
-    for path in files[:1] if kind == "flipped bit" else files:
-        DAMAGES[kind](path)
+    assert {"best.keras", "latest.weights.h5", "random_states.npz"} < names
+    for path in files:
+        if kind != "flipped bit" or path.name == "latest.weights.h5":
+            DAMAGES[kind](path)
     train.main(arguments(npz, out, "--resume"))
     said = capsys.readouterr().out
     assert "The backup of epoch 3 is damaged." in said
@@ -243,9 +244,18 @@ def test_damaged_backup_is_left_out(
 
 @pytest.mark.once
 @pytest.mark.sweep
-def test_every_file_of_a_backup_is_checked(train, npz, tmp_path):
+def test_every_file_of_a_backup_is_checked(train, npz, tmp_path, monkeypatch):
+    """Also if the best epoch was the first, and is in both backups."""
+    original = callbacks.EpochLog.on_epoch_end
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_accuracy"] = 0.1 if epoch else 0.5
+        original(self, epoch, logs)
+
+    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
     out = tmp_path / "run"
     stopped_run(train, npz, out)
+    damage(out / "best.keras")
     backup = callbacks.EpochBackup(out / "backup")
     for path in sorted((out / "backup" / "epoch-00003").iterdir()):
         before = path.read_bytes()
