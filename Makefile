@@ -85,7 +85,8 @@ slow-torch:
 	  layers deployment applications)
 
 sweep-layers:
-	KERAS_BACKEND=tensorflow $(PYTEST) tests/layers -m "sweep and not once"
+	@$(call in_parts,tensorflow,tests/layers,sweep and not once, \
+	  affine acmix attentive group_)
 
 sweep-tensorflow:
 	@$(call in_parts,tensorflow,tests --ignore=tests/layers,sweep and not once, \
