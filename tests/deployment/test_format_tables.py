@@ -19,8 +19,8 @@ from test_formats import largest_difference
 from test_formats import NETWORKS
 
 from keras_equiattn import export
+from keras_equiattn import load_exported
 from keras_equiattn.deployment.formats import FORMATS
-from keras_equiattn.deployment.runtimes import RUNTIMES
 from keras_equiattn.testing import relative_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.every_backend]
@@ -151,7 +151,7 @@ def works(model, path, format):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.export(path, format=format, verbose=False, **options)
-        run = RUNTIMES[format](path)
+        run = load_exported(path)
         for batch in (1, 3, 5):
             x = images(model.input_shape[1:], batch)
             y = np.asarray(run(x)[0])
