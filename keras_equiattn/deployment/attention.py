@@ -67,7 +67,7 @@ def _channel_scores(
 ) -> Any:
     """`(batch, 1, 1, order * channels)`: a perceptron of two statistics."""
     first, second = (
-        group_kernel(kernel[None, None], layer.group)[0, 0]
+        group_kernel(layer, kernel[None, None])[0, 0]
         if is_map
         else ops.convert_to_numpy(kernel)
         for kernel in (layer.channel_kernel_1, layer.channel_kernel_2)
@@ -93,7 +93,7 @@ def _spatial_scores(layer: Any, x: Any, to: PlainRewriting) -> Any:
     if is_map:
         statistics = to.feature_map(statistics).image
     kernel = (group_kernel if is_map else lifting_kernel)(
-        layer.spatial_kernel, layer.group
+        layer, layer.kernels().spatial
     )
     convolution = keras.layers.Conv2D(
         kernel.shape[-1],

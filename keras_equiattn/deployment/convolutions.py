@@ -17,19 +17,19 @@ from keras_equiattn.ops.group.kernels import kernel_orbit
 
 @rewrites(layers.LiftingConv2D)
 def lifting(layer: Any, x: Any, to: PlainRewriting) -> Any:
-    return _convolution(layer, x, lifting_kernel(layer.kernel, layer.group), to)
+    return _convolution(layer, x, lifting_kernel(layer, kernel_of(layer)), to)
 
 
 @rewrites(layers.GroupConv2D)
 def group(layer: Any, x: Any, to: PlainRewriting) -> Any:
     x = to.feature_map(x).image
-    return _convolution(layer, x, group_kernel(layer.kernel, layer.group), to)
+    return _convolution(layer, x, group_kernel(layer, kernel_of(layer)), to)
 
 
 @rewrites(layers.CoAttentiveLiftingConv2D)
 def co_attentive_lifting(layer: Any, x: Any, to: PlainRewriting) -> Any:
-    kernel = ops.convert_to_numpy(layer.attention_kernel)[0, 0]
-    scores = to.negative(to.dense(x, kernel))
+    kernel = ops.convert_to_numpy(layer.attention_kernel)
+    scores = to.negative(to.dense(x, kernel[0, 0]))
     x = to.product(x, to.activation(scores, "sigmoid"))
     return lifting(layer, x, to)
 
@@ -37,7 +37,7 @@ def co_attentive_lifting(layer: Any, x: Any, to: PlainRewriting) -> Any:
 @rewrites(layers.CoAttentiveGroupConv2D)
 def co_attentive_group(layer: Any, x: Any, to: PlainRewriting) -> Any:
     x = to.feature_map(x)
-    kernel = group_kernel(layer.attention_kernel, layer.group)[0, 0]
+    kernel = group_kernel(layer, layer.attention_kernel)[0, 0]
     scores = to.negative(to.dense(x.image, kernel))
     attention = to.folded(to.activation(scores, "sigmoid"), x.order)
     return group(layer, to.product(x.map, attention.map), to)
@@ -46,7 +46,7 @@ def co_attentive_group(layer: Any, x: Any, to: PlainRewriting) -> Any:
 @rewrites(layers.GroupConv2DTranspose)
 def transposed(layer: Any, x: Any, to: PlainRewriting) -> Any:
     # Transposed convolutions of Keras have the inputs last.
-    kernel = np.swapaxes(group_kernel(layer.kernel, layer.group), 2, 3)
+    kernel = np.swapaxes(group_kernel(layer, kernel_of(layer)), 2, 3)
     image = to.feature_map(x).image
     return _convolution(
         layer, image, kernel, to, keras.layers.Conv2DTranspose, kernel.shape[2]
@@ -62,7 +62,7 @@ def depthwise(layer: Any, x: Any, to: PlainRewriting) -> Any:
 @rewrites(layers.GroupSeparableConv2D)
 def separable(layer: Any, x: Any, to: PlainRewriting) -> Any:
     y = _depthwise(layer, x, to, None)
-    kernel = group_kernel(layer.pointwise_kernel[None, None], layer.group)
+    kernel = group_kernel(layer, layer.pointwise_kernel[None, None])
     new = keras.layers.Conv2D(
         kernel.shape[-1],
         1,
@@ -75,25 +75,35 @@ def separable(layer: Any, x: Any, to: PlainRewriting) -> Any:
     return _activated(layer, y, to)
 
 
-def lifting_kernel(kernel: Any, group: Group) -> np.ndarray:
+def kernel_of(layer: Any) -> Any:
+    """The values `(rows, columns, ...)` of the kernel of a convolution."""
+    return layer.filters_of(layer.kernel, layer.kernel_size[0])
+
+
+def lifting_kernel(layer: Any, kernel: Any) -> np.ndarray:
     """`(rows, columns, channels, order * filters)` of a kernel on the plane."""
-    orbit = _orbit(kernel, group, group_axis=False)
+    orbit = _orbit(layer, kernel, group_axis=False)
     order, rows, columns, channels, filters = orbit.shape
     folded = np.transpose(orbit, (1, 2, 3, 0, 4))
     return folded.reshape(rows, columns, channels, order * filters)
 
 
-def group_kernel(kernel: Any, group: Group) -> np.ndarray:
+def group_kernel(layer: Any, kernel: Any) -> np.ndarray:
     """`(rows, columns, order * channels, order * filters)` on the group."""
-    orbit = _orbit(kernel, group, group_axis=True)
+    orbit = _orbit(layer, kernel, group_axis=True)
     order, rows, columns, _, channels, filters = orbit.shape
     folded = np.transpose(orbit, (1, 2, 3, 4, 0, 5))
     return folded.reshape(rows, columns, order * channels, order * filters)
 
 
-def _orbit(kernel: Any, group: Group, *, group_axis: bool) -> np.ndarray:
+def _orbit(layer: Any, kernel: Any, *, group_axis: bool) -> np.ndarray:
     return ops.convert_to_numpy(
-        kernel_orbit(kernel, group, group_axis=group_axis)
+        kernel_orbit(
+            kernel,
+            layer.group,
+            group_axis=group_axis,
+            filter_basis=layer.filter_basis,
+        )
     )
 
 
@@ -140,9 +150,9 @@ def _depthwise(layer: Any, x: Any, to: PlainRewriting, bias: Any) -> FeatureMap:
     multiplier = layer.depth_multiplier
     kernel = np.concatenate(
         [
-            group_kernel(part, layer.group)
+            group_kernel(layer, part)
             for part in np.split(
-                ops.convert_to_numpy(layer.kernel), channels, axis=3
+                ops.convert_to_numpy(kernel_of(layer)), channels, axis=3
             )
         ],
         axis=-1,

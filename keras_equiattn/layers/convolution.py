@@ -6,7 +6,7 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.base.group_layer import GroupLayer
+from keras_equiattn.layers.base.filters import FilterLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.exactness import is_exact
@@ -17,7 +17,7 @@ from keras_equiattn.ops.group.convolution import group_conv_transpose
 from keras_equiattn.ops.group.convolution import lifting_conv
 
 
-class BaseGroupConv2D(GroupLayer):
+class BaseGroupConv2D(FilterLayer):
     """What the convolutions of this module share; see there.
 
     Subclasses say which inputs they take and the operation, and where they
@@ -43,9 +43,11 @@ class BaseGroupConv2D(GroupLayer):
         bias_constraint: Any = None,
         group: str | groups.Group = "p4",
         exact: bool | str = True,
+        filter_basis: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
+            filter_basis=filter_basis,
             group=group,
             data_format=data_format,
             activity_regularizer=activity_regularizer,
@@ -80,10 +82,10 @@ class BaseGroupConv2D(GroupLayer):
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
         self.output_shape_channels_last(shape)
-        self.kernel = self.add_weight(
-            name="kernel",
-            shape=self.kernel_shape(shape),
-            initializer=self.kernel_initializer,
+        self.kernel = self.add_filters(
+            "kernel",
+            self.kernel_shape(shape),
+            self.kernel_initializer,
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
@@ -118,7 +120,8 @@ class BaseGroupConv2D(GroupLayer):
     def call_channels_last(self, x: Tensor) -> Tensor:
         y = self.convolve(
             x,
-            self.kernel,
+            self.filters_of(self.kernel, self.kernel_size[0]),
+            filter_basis=self.filter_basis,
             strides=self.strides,
             padding=self.padding,
             dilation_rate=self.dilation_rate,
@@ -462,7 +465,12 @@ class GroupConv2DTranspose(BaseGroupConv2D):
 
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
         return group_conv_transpose(
-            x, kernel, self.group, self.strides, self.padding
+            x,
+            kernel,
+            self.group,
+            self.strides,
+            self.padding,
+            self.filter_basis,
         )
 
     def output_size(self, size: Shape) -> Shape:

@@ -1,12 +1,14 @@
 """What attention in two steps needs: over channels, then over space."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from keras_equiattn import _checks
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
+from keras_equiattn.layers.base.filters import FilterLayer
 from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops.responses.api import AttentionKernels
@@ -18,7 +20,7 @@ RATIO = 16
 HIDDEN_UNITS = 4
 
 
-class ChannelSpatialAttention(AttentionLayer):
+class ChannelSpatialAttention(AttentionLayer, FilterLayer):
     """Base of layers with channel attention, spatial attention or both.
 
     Stands before the base of a convolution where there is one, which takes
@@ -92,8 +94,14 @@ class ChannelSpatialAttention(AttentionLayer):
         summed = 1 if filters else math.prod(int(n or 1) for n in order)
         size = self.attention_kernel_size
 
-        def add(name: str, *inner: Any, fan_in: int, initializer: Any) -> Any:
-            return self.add_weight(
+        def add(
+            create: Callable[..., Any],
+            name: str,
+            *inner: Any,
+            fan_in: int,
+            initializer: Any,
+        ) -> Any:
+            return create(
                 name=name,
                 shape=inner,
                 initializer=with_fan_in(initializer, fan_in),
@@ -104,12 +112,14 @@ class ChannelSpatialAttention(AttentionLayer):
         self.spatial_kernel = None
         if self.attention != "spatial":
             self.channel_kernel_1 = add(
+                self.add_weight,
                 "channel_kernel_1",
                 *(*order, channels, hidden, *filters),
                 fan_in=summed * channels,
                 initializer=self.channel_kernel_initializer,
             )
             self.channel_kernel_2 = add(
+                self.add_weight,
                 "channel_kernel_2",
                 *(*order, hidden, channels, *filters),
                 fan_in=summed * hidden,
@@ -117,6 +127,7 @@ class ChannelSpatialAttention(AttentionLayer):
             )
         if self.attention != "channel":
             self.spatial_kernel = add(
+                self.add_filters,
                 "spatial_kernel",
                 *(size, size, *order, 2, *(filters or (1,))),
                 fan_in=summed * 2 * size**2,
@@ -130,8 +141,11 @@ class ChannelSpatialAttention(AttentionLayer):
 
     def kernels(self) -> AttentionKernels:
         """The weights of the attention as the operations take them."""
+        spatial = self.spatial_kernel
+        if spatial is not None:
+            spatial = self.filters_of(spatial, self.attention_kernel_size)
         return AttentionKernels(
-            self.channel_kernel_1, self.channel_kernel_2, self.spatial_kernel
+            self.channel_kernel_1, self.channel_kernel_2, spatial
         ).map(keras.ops.convert_to_tensor)
 
     def get_config(self) -> dict[str, Any]:

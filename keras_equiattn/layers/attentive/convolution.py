@@ -67,9 +67,10 @@ class BaseAttentiveConv2D(ChannelSpatialAttention, BaseGroupConv2D):
             query = self.check_query(query, y.shape[1:3])
         maps = response_attention(
             x,
-            keras.ops.convert_to_tensor(self.kernel),
+            self.filters_of(self.kernel, self.kernel_size[0]),
             self.kernels(),
             self.group,
+            filter_basis=self.filter_basis,
             strides=self.strides,
             padding=self.padding,
             dilation_rate=self.dilation_rate,

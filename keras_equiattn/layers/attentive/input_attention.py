@@ -112,9 +112,11 @@ class InputAttention(ChannelSpatialAttention):
         spatial_kernel_initializer: Any = None,
         attention_regularizer: Any = None,
         data_format: str | None = None,
+        filter_basis: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
+            filter_basis=filter_basis,
             group=group,
             attention=attention,
             attention_kernel_size=attention_kernel_size,
@@ -150,7 +152,12 @@ class InputAttention(ChannelSpatialAttention):
         first, second, spatial = self.kernels()
         channel = None if first is None else (first, second)
         return input_attention(
-            x, channel, spatial, self.group, self.attention_dilation_rate
+            x,
+            channel,
+            spatial,
+            self.group,
+            self.attention_dilation_rate,
+            self.filter_basis,
         )
 
     def _planar(self, shape: Shape) -> bool:

@@ -24,6 +24,7 @@ def lifting_conv(
     x: Float[Tensor, "batch height width channels"],
     kernel: Float[Tensor, "rows columns channels filters"],
     group: str | Group,
+    filter_basis: str = "pixel",
     **options: Any,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """Correlates images with every transformed copy of each filter.
@@ -34,13 +35,17 @@ def lifting_conv(
         x: images.
         kernel: filters on the plane.
         group: a group or its name.
+        filter_basis: how filters turn, "pixel" or "steerable", see
+            `kernel_orbit`.
         **options: `strides`, `padding`, `dilation_rate` of `keras.ops.conv`.
 
     Returns:
         A feature map on the group.
     """
     group = groups.get(group)
-    orbit = kernel_orbit(kernel, group, group_axis=False)
+    orbit = kernel_orbit(
+        kernel, group, group_axis=False, filter_basis=filter_basis
+    )
     channels, filters = orbit.shape[-2:]
     folded = ops.reshape(
         ops.transpose(orbit, (1, 2, 3, 0, 4)),
@@ -54,6 +59,7 @@ def group_conv(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "rows columns order channels filters"],
     group: str | Group,
+    filter_basis: str = "pixel",
     **options: Any,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """Correlates feature maps on a group with filters on the group.
@@ -64,13 +70,17 @@ def group_conv(
         x: feature maps on the group.
         kernel: filters on the group.
         group: a group or its name.
+        filter_basis: how filters turn, "pixel" or "steerable", see
+            `kernel_orbit`.
         **options: `strides`, `padding`, `dilation_rate` of `keras.ops.conv`.
 
     Returns:
         A feature map on the group.
     """
     group = groups.get(group)
-    orbit = kernel_orbit(kernel, group, group_axis=True)
+    orbit = kernel_orbit(
+        kernel, group, group_axis=True, filter_basis=filter_basis
+    )
     channels, filters = orbit.shape[-2:]
     folded = ops.reshape(
         ops.transpose(orbit, (1, 2, 3, 4, 0, 5)),
@@ -86,6 +96,7 @@ def group_depthwise_conv(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "rows columns order channels multiplier"],
     group: str | Group,
+    filter_basis: str = "pixel",
     **options: Any,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """Group convolution of each channel with filters of its own.
@@ -97,6 +108,8 @@ def group_depthwise_conv(
         x: feature maps on the group.
         kernel: filters on the group, `multiplier` for each channel.
         group: a group or its name.
+        filter_basis: how filters turn, "pixel" or "steerable", see
+            `kernel_orbit`.
         **options: `strides`, `padding`, `dilation_rate` of `keras.ops.conv`.
 
     Returns:
@@ -104,7 +117,9 @@ def group_depthwise_conv(
         of one input channel beside each other.
     """
     group = groups.get(group)
-    orbit = kernel_orbit(kernel, group, group_axis=True)
+    orbit = kernel_orbit(
+        kernel, group, group_axis=True, filter_basis=filter_basis
+    )
     *window, _, channels, multiplier = orbit.shape[1:]
     # Backends convolve blocks of channels that lie beside each other: here the
     # elements of one channel.
@@ -126,6 +141,7 @@ def group_conv_transpose(
     group: str | Group,
     strides: int | tuple[int, int] = 1,
     padding: str = "valid",
+    filter_basis: str = "pixel",
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """Every value of a feature map on a group paints a transformed filter.
 
@@ -140,6 +156,8 @@ def group_conv_transpose(
         strides: an integer or a pair.
         padding: "valid" keeps all that is painted; "same" crops it to
             `strides` times the size of the input.
+        filter_basis: how filters turn, "pixel" or "steerable", see
+            `kernel_orbit`.
 
     Returns:
         A feature map on the group.
@@ -147,7 +165,9 @@ def group_conv_transpose(
     group = groups.get(group)
     strides = _checks.pair(strides, "strides")
     _checks.choice(padding, "padding", ("valid", "same"))
-    orbit = kernel_orbit(kernel, group, group_axis=True)
+    orbit = kernel_orbit(
+        kernel, group, group_axis=True, filter_basis=filter_basis
+    )
     channels, filters = orbit.shape[-2:]
     folded = ops.reshape(
         ops.transpose(orbit, (1, 2, 0, 5, 3, 4)),

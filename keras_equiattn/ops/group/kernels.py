@@ -12,11 +12,14 @@ import math
 import numpy as np
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.bases import FILTER_BASES
+from keras_equiattn.ops.group.bases import steering_matrix
 from keras_equiattn.ops.group.interpolation import positions
 from keras_equiattn.ops.group.interpolation import quarter_and_rest
 from keras_equiattn.ops.group.interpolation import rotation_table
@@ -27,6 +30,7 @@ def kernel_orbit(
     group: str | Group,
     *,
     group_axis: bool,
+    filter_basis: str = "pixel",
     mask: str | None = "disc",
 ) -> Float[Tensor, "order rows columns *rest"]:
     """All transformed copies of a kernel: `L_h K` for every element `h`.
@@ -34,26 +38,31 @@ def kernel_orbit(
     `L_h K(d) = K(h^-1 d)` for a kernel on the plane and
     `L_h K(d, j) = K(h^-1 d, h^-1 j)` for a kernel on the group, whose axis 2
     is the group. Elements that act on the grid move values by a constant
-    index table. The others move by quarter turns after a bilinear
+    index table. How the others turn a kernel depends on what it is made of.
+
+    With the basis "pixel" they move values by quarter turns after a bilinear
     interpolation of the remaining angle below 90 degrees, with zeros outside
-    the support: exact on the 90-degree subgroup, approximate between.
+    the support: exact on the 90-degree subgroup, approximate between. With
+    "steerable" the kernel is first projected on the filters of
+    `steerable_basis`, which turn by every angle without interpolation.
 
     Args:
         kernel: `(rows, columns, ...)`, or `(rows, columns, order, ...)` with
             `group_axis=True`. Groups with quarter turns need a square one.
         group: a group or its name.
         group_axis: whether axis 2 of the kernel is the group axis.
-        mask: for groups that do not act on the grid: "disc" sets everything
-            outside the largest disc within the support to zero, so that no
-            corner is turned out of sight; None keeps all. Without effect on
-            groups that act on the grid.
+        filter_basis: "pixel" or "steerable".
+        mask: where pixels are interpolated, "disc" sets everything outside the
+            largest disc within the support to zero, so that no corner is
+            turned out of sight; None keeps all. Otherwise without effect.
 
     Returns:
         The copies, stacked along a new first axis.
 
     Raises:
         ValueError: for a kernel that is not square although the group holds
-            quarter turns, or whose group axis has another size.
+            quarter turns or the basis is steerable, or whose group axis has
+            another size; for an unknown basis.
     """
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
@@ -72,13 +81,22 @@ def kernel_orbit(
     in_order = group.order if group_axis else 1
     rest = tuple(kernel.shape[3:] if group_axis else kernel.shape[2:])
     size = math.prod(map(int, rest))
-    if group.acts_on_grid:
+    _checks.choice(filter_basis, "filter_basis", FILTER_BASES)
+    if filter_basis == "steerable" and rows != columns:
+        raise ValueError(
+            "Steerable kernels must be square. Received: "
+            f"kernel.shape={tuple(kernel.shape)}"
+        )
+    if group.acts_on_grid and filter_basis == "pixel":
         table = _index_table(group, rows, columns, group_axis)
         flat = ops.reshape(kernel, (rows * columns * in_order, size))
         places = backend.constant(table.ravel(), kernel)
         orbit = ops.take(flat, places, axis=0)
     else:
-        matrix = _interpolation_matrix(group, rows, columns, mask)
+        if filter_basis == "steerable":
+            matrix = steering_matrix(group, rows)
+        else:
+            matrix = _interpolation_matrix(group, rows, columns, mask)
         flat = ops.reshape(kernel, (rows * columns, in_order, size))
         relative = _relative(group, group_axis).ravel()
         moved = ops.take(flat, backend.constant(relative, kernel), axis=1)

@@ -34,6 +34,7 @@ def input_attention(
     spatial_kernel: Float[Tensor, "rows columns *order 2 1"] | None,
     group: str | Group,
     dilation_rate: int = 1,
+    filter_basis: str = "pixel",
 ) -> tuple[
     Float[Tensor, "batch height width *order channels"], dict[str, Tensor]
 ]:
@@ -51,6 +52,8 @@ def input_attention(
             or None for none.
         group: a group or its name.
         dilation_rate: of the spatial kernel.
+        filter_basis: how the spatial kernel turns, "pixel" or "steerable", see
+            `kernel_orbit`.
 
     Returns:
         `y` like `x`, and the attention as applied by name: "channel" `(batch,
@@ -73,6 +76,7 @@ def input_attention(
             spatial_kernel,
             group,
             dilation_rate,
+            filter_basis,
         )
         return y[:0], {name: value[:0] for name, value in maps.items()}
     dtype, maps, attended = x.dtype, {}, x
@@ -84,7 +88,9 @@ def input_attention(
         channel = ops.cast(ops.sigmoid(scores), dtype)[:, None, None]
         attended = x * channel
     if spatial_kernel is not None:
-        scores = _spatial_scores(attended, spatial_kernel, group, dilation_rate)
+        scores = _spatial_scores(
+            attended, spatial_kernel, group, dilation_rate, filter_basis
+        )
         maps["spatial"] = ops.cast(ops.sigmoid(-scores), dtype)
         spatial = maps["spatial"][..., None]
         # 1 - aX aC without a difference of what is nearly equal.
@@ -158,6 +164,7 @@ def _spatial_scores(
     kernel: Float[Tensor, "rows columns *order 2 1"],
     group: str | Group,
     dilation_rate: int,
+    filter_basis: str,
 ) -> Float[Tensor, "batch height width *order"]:
     """The scores of spatial attention: a convolution of two statistics.
 
@@ -170,6 +177,7 @@ def _spatial_scores(
         kernel: the filters for (mean, maximum).
         group: a group or its name.
         dilation_rate: of the kernel.
+        filter_basis: how it turns, see `kernel_orbit`.
     """
     means = mean(x, -1, dtype_of_sums(x))
     maxima = in_full_precision(ops.max(x, axis=-1))
@@ -178,6 +186,7 @@ def _spatial_scores(
         ops.stack([means, maxima], axis=-1),
         in_full_precision(kernel),
         group,
+        filter_basis=filter_basis,
         padding="same",
         dilation_rate=dilation_rate,
     )[..., 0]

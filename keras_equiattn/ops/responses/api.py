@@ -104,7 +104,8 @@ def attentive_group_conv(
         group: a group or its name.
         **options: `strides` (1, 1), `padding` "valid" or "same" and
             `dilation_rate` (1, 1) of the convolution; of the spatial kernel
-            `attention_dilation_rate` 1; `chunk_size`, see `attended_sum`.
+            `attention_dilation_rate` 1; `filter_basis` "pixel" or "steerable",
+            see `kernel_orbit`; `chunk_size`, see `attended_sum`.
 
     Returns:
         A feature map on the group.
@@ -122,7 +123,7 @@ def _attentive(
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """The convolution without what attention takes away."""
     dtype = keras.backend.standardize_dtype(x.dtype)
-    names = ("strides", "padding", "dilation_rate")
+    names = ("strides", "padding", "dilation_rate", "filter_basis")
     plain = {name: options[name] for name in names if name in options}
     count = x.shape[0]
     x = with_an_image(x)
@@ -260,6 +261,7 @@ def _prepare(
     padding: str = "valid",
     dilation_rate: tuple[int, int] = (1, 1),
     attention_dilation_rate: int = 1,
+    filter_basis: str = "pixel",
 ) -> tuple[AttentionSpec, AllPlanes, Weights, Shape]:
     """What is computed and from what, for arguments of a convolution.
 
@@ -280,7 +282,9 @@ def _prepare(
 
     def orbit(weight: Tensor) -> Tensor:
         """`(h, rows, columns, j, ..., o)` to `(j, rows, columns, ..., n)`."""
-        moved = kernel_orbit(weight, group, group_axis=on_group)
+        moved = kernel_orbit(
+            weight, group, group_axis=on_group, filter_basis=filter_basis
+        )
         if not on_group:
             moved = ops.expand_dims(moved, 3)
         rank = len(moved.shape)

@@ -1,0 +1,88 @@
+"""Filters that turn by any angle: the steerable basis.
+
+A filter on the plane that is a sum of circular harmonics on rings turns without
+interpolation: turned by an angle, each harmonic becomes a combination of itself
+and its other phase. What remains of an error is that of the grid of pixels on
+which the filters, and the images, are sampled.
+"""
+
+import functools
+
+import numpy as np
+
+from keras_equiattn.groups import Group
+from keras_equiattn.ops.group.interpolation import positions
+
+# What filters are made of: numbers for each pixel, or steerable filters.
+FILTER_BASES = ("pixel", "steerable")
+# The standard deviation of a ring, in pixels. Wider rings leave the square of
+# the filter, narrower ones fall between the pixels.
+RING_WIDTH = 0.45
+
+
+def count_steerable(size: int) -> int:
+    """The number of steerable filters of `size` rows and columns."""
+    return sum(2 * _largest_frequency(r) + 1 for r in _rings(size))
+
+
+@functools.lru_cache(maxsize=256)
+def steerable_basis(group: Group, size: int) -> np.ndarray:
+    """The filters of the basis, moved by every element of a group.
+
+    With `(r, phi)` the polar coordinates of an offset from the centre, they are
+    `exp(-(r - ring)^2 / (2 width^2))` times `cos(k phi)` and `sin(k phi)`, for
+    rings a pixel apart and frequencies `k` from zero to `ring + 1`; the centre
+    has the frequency zero alone. Higher frequencies alias on the grid.
+
+    The basis is orthonormal for the identity, so that decay of the coefficients
+    is decay of the filter.
+
+    Args:
+        group: the group; its turns may be of any angle.
+        size: rows and columns of the filters.
+
+    Returns:
+        `(order, size * size, count)`: the values of filter `c`, moved by
+        element `h`, at each position.
+    """
+    centred = positions(size, size) - (size - 1) / 2
+    inverse = group.matrices[group.inverse]
+    basis = _harmonics(centred @ inverse.transpose(0, 2, 1), size)
+    # The same combinations for every element: they still turn into each other.
+    values, vectors = np.linalg.eigh(basis[0].T @ basis[0])
+    return basis @ (vectors / np.sqrt(values)) @ vectors.T
+
+
+@functools.lru_cache(maxsize=256)
+def steering_matrix(group: Group, size: int) -> np.ndarray:
+    """`(order, positions, positions)`: each copy of a filter, by its pixels.
+
+    A filter is first projected on the steerable ones.
+    """
+    basis = steerable_basis(group, size)
+    return basis @ basis[0].T
+
+
+def _rings(size: int) -> np.ndarray:
+    """The radii of the rings: 0, 1, ..., or 0.5, 1.5, ... for even sizes."""
+    return np.arange((size - 1) % 2 / 2, size / 2)
+
+
+def _largest_frequency(ring: float) -> int:
+    return int(ring + 1) if ring else 0
+
+
+def _harmonics(offsets: np.ndarray, size: int) -> np.ndarray:
+    """`(..., count)` values of the filters at offsets `(..., 2)`."""
+    rows, columns = np.moveaxis(offsets, -1, 0)
+    radius, angle = np.hypot(rows, columns), np.arctan2(-rows, columns)
+    # The centre has no angle: only what is the same at every angle lies there.
+    has_angle = radius > 1e-9
+    found = []
+    for ring in _rings(size):
+        on_ring = np.exp(-0.5 * ((radius - ring) / RING_WIDTH) ** 2)
+        found.append(on_ring)
+        for k in range(1, _largest_frequency(ring) + 1):
+            wave = on_ring * has_angle
+            found += [wave * np.cos(k * angle), wave * np.sin(k * angle)]
+    return np.stack(found, axis=-1)
