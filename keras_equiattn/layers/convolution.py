@@ -237,6 +237,11 @@ class LiftingConv2D(BaseGroupConv2D):
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
             unknown at build, and refuses inexact ones when the layer is called.
+        filter_basis: what filters are made of: "pixel" has a number for each
+            pixel, and interpolates where a turn does not map pixels to pixels;
+            "steerable" has coefficients of circular harmonics, which turn by
+            every angle. None is "pixel" for groups that act on the grid, and
+            "steerable" for p8, p12 and p16.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -258,10 +263,12 @@ class LiftingConv2D(BaseGroupConv2D):
         accepts with `exact=True` (see `ops.is_exact`). For groups that do not
         act on the grid (p8, p12, p16) this holds for the turns by 90 degrees
         and the mirrors that go with them; in between the layer is
-        approximate, since filters are interpolated.
+        approximate: the guide to groups has the errors of both bases.
 
     Variables:
         `kernel (rows, columns, channels, filters)`, `bias (filters,)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -315,6 +322,11 @@ class GroupConv2D(BaseGroupConv2D):
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
             unknown at build, and refuses inexact ones when the layer is called.
+        filter_basis: what filters are made of: "pixel" has a number for each
+            pixel, and interpolates where a turn does not map pixels to pixels;
+            "steerable" has coefficients of circular harmonics, which turn by
+            every angle. None is "pixel" for groups that act on the grid, and
+            "steerable" for p8, p12 and p16.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -336,10 +348,12 @@ class GroupConv2D(BaseGroupConv2D):
         accepts with `exact=True` (see `ops.is_exact`). For groups that do not
         act on the grid (p8, p12, p16) this holds for the turns by 90 degrees
         and the mirrors that go with them; in between the layer is
-        approximate, since filters are interpolated.
+        approximate: the guide to groups has the errors of both bases.
 
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -394,6 +408,11 @@ class GroupConv2DTranspose(BaseGroupConv2D):
         exact: refuse filters and strides with which the layer would not be
             exactly equivariant. False accepts them; "call" is the same as True,
             since the size of the input does not matter.
+        filter_basis: what filters are made of: "pixel" has a number for each
+            pixel, and interpolates where a turn does not map pixels to pixels;
+            "steerable" has coefficients of circular harmonics, which turn by
+            every angle. None is "pixel" for groups that act on the grid, and
+            "steerable" for p8, p12 and p16.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -420,6 +439,8 @@ class GroupConv2DTranspose(BaseGroupConv2D):
 
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments and for what would not be exact, in

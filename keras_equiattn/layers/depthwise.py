@@ -47,6 +47,8 @@ class GroupDepthwiseConv2D(BaseGroupConv2D):
     Variables:
         `kernel (rows, columns, order, channels, depth_multiplier)`,
         `bias (channels * depth_multiplier,)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -125,6 +127,8 @@ class GroupSeparableConv2D(BaseGroupConv2D):
         `kernel (rows, columns, order, channels, depth_multiplier)`,
         `bias (filters,)`,
         `pointwise_kernel (order, channels * depth_multiplier, filters)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

@@ -156,6 +156,8 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
         `channel_kernel_1 (channels, hidden, filters)`, `channel_kernel_2
         (hidden, channels, filters)`; `spatial_kernel (rows, columns, 2,
         filters)` for (mean, maximum).
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -266,6 +268,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
         `channel_kernel_2 (order, hidden, channels, filters)`;
         `spatial_kernel (rows, columns, order, 2, filters)` for (mean,
         maximum).
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

@@ -49,6 +49,11 @@ class InputAttention(ChannelSpatialAttention):
         attention_regularizer: of all weights.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
+        filter_basis: what filters are made of: "pixel" has a number for each
+            pixel, and interpolates where a turn does not map pixels to pixels;
+            "steerable" has coefficients of circular harmonics, which turn by
+            every angle. None is "pixel" for groups that act on the grid, and
+            "steerable" for p8, p12 and p16.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -81,6 +86,8 @@ class InputAttention(ChannelSpatialAttention):
         `channel_kernel_1 ([order,] channels, hidden)`, `channel_kernel_2
         ([order,] hidden, channels)`; `spatial_kernel (rows, columns,
         [order,] 2, 1)` for (mean, maximum); with `order` for feature maps.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -268,6 +275,8 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
     Variables:
         `kernel (rows, columns, channels, filters)`, `bias (filters,)`;
         `attention_kernel (1, 1, channels, 1)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -336,6 +345,8 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`;
         `attention_kernel (1, 1, order, channels, 1)`.
+        Steerable filters have one axis of `count` coefficients in place of
+        rows and columns.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
