@@ -39,6 +39,7 @@ CONVOLUTION = {
     "bias_constraint": keras.constraints.NonNeg(),
     "group": "p4m",
     "exact": False,
+    "filter_basis": "steerable",
 }
 
 

@@ -12,6 +12,7 @@ from layer_contract import LayerContract
 from vectors import load_vectors
 
 from keras_equiattn import groups
+from keras_equiattn import ops
 from keras_equiattn.layers import GroupConv2D
 from keras_equiattn.layers import LiftingConv2D
 from keras_equiattn.ops import is_exact
@@ -36,6 +37,7 @@ ARGUMENTS = {
     "bias_constraint": keras.constraints.NonNeg(),
     "group": "p4m",
     "exact": False,
+    "filter_basis": "steerable",
 }
 ARGUMENTS = (
     {**ARGUMENTS, "strides": (2, 2)},
@@ -82,6 +84,7 @@ def cases(layer, planar):
             unknown_size=False,
         ),
         case("p8", {"kernel_size": 3}, (7, 7), (5, 5), rectangle=(8, 6)),
+        case("p8", {"kernel_size": 3, "filter_basis": "pixel"}, (5, 5), (3, 3)),
     )
 
 
@@ -272,6 +275,64 @@ def test_fan_in_includes_the_input_order():
     np.testing.assert_allclose(variance, 2 / (9 * 8), rtol=0.05)
 
 
+class TestSteerableFilters:
+    @pytest.mark.parametrize("layer", [LiftingConv2D, GroupConv2D])
+    def test_basis_of_each_group(self, layer):
+        for name in groups.names():
+            group = groups.get(name)
+            expected = "pixel" if group.acts_on_grid else "steerable"
+            assert layer(2, 3, group=name).filter_basis == expected
+        assert layer(2, 3, filter_basis="steerable").kernel_size == (3, 3)
+
+    @pytest.mark.parametrize("layer", [LiftingConv2D, GroupConv2D])
+    def test_filters_are_those_of_pixels(self, layer):
+        """The projection of pixels on the basis gives the same output."""
+        shape = (2, 7, 7, *lifted(layer, "p8"), 3)
+        x = np.random.default_rng(0).normal(size=shape).astype("float32")
+        steerable = layer(4, 5, group="p8")
+        y = as_array(steerable(x))
+        assert steerable.kernel.shape == (13, *shape[3:], 4)
+        pixels = as_array(steerable.filters_of(steerable.kernel, 5))
+        operation = {
+            LiftingConv2D: ops.lifting_conv,
+            GroupConv2D: ops.group_conv,
+        }[layer]
+        found = operation(x, pixels, "p8", filter_basis="steerable")
+        assert relative_difference(as_array(found), y) < 1e-5
+
+    def test_on_a_grid_they_are_ordinary_filters(self):
+        layer = GroupConv2D(4, 3, group="p4m", filter_basis="steerable")
+        x = np.random.default_rng(0).normal(size=(2, 6, 6, 8, 3))
+        x = x.astype("float32")
+        y = as_array(layer(x))
+        plain = GroupConv2D(4, 3, group="p4m")
+        plain.build(x.shape)
+        kernel = as_array(layer.filters_of(layer.kernel, 3))
+        plain.set_weights([kernel, as_array(layer.bias)])
+        assert relative_difference(as_array(plain(x)), y) < 1e-5
+
+    @pytest.mark.parametrize("size", [3, 5, 7])
+    def test_initial_outputs_are_as_large_as_those_of_pixels(self, size):
+        x = np.random.default_rng(0).normal(size=(4, 21, 21, 8))
+        spread = []
+        for basis in ("pixel", "steerable"):
+            layer = LiftingConv2D(
+                64, size, group="p4", filter_basis=basis, use_bias=False
+            )
+            spread.append(as_array(layer(x.astype("float32"))).std())
+        assert spread[1] == pytest.approx(spread[0], rel=0.1)
+
+    def test_files_from_before_there_was_a_choice(self):
+        config = GroupConv2D(4, 3, group="p8").get_config()
+        del config["filter_basis"]
+        assert GroupConv2D.from_config(config).filter_basis == "pixel"
+
+    def test_rectangles_are_refused(self):
+        layer = LiftingConv2D(2, (3, 5), group="z2", filter_basis="steerable")
+        with pytest.raises(ValueError, match=r"square\. Received: 3 rows"):
+            layer.build((None, 9, 9, 1))
+
+
 def test_variables():
     layer = GroupConv2D(5, 3, group="p4m", name="g")
     layer.build((None, 8, 8, 8, 2))
@@ -325,6 +386,7 @@ def test_built_at_an_exact_size_called_at_another():
     ("arguments", "message"),
     [
         ({"filters": 0}, "`filters` must be a positive integer.*0"),
+        ({"filter_basis": "fourier"}, "'pixel' or 'steerable'.*'fourier'"),
         ({"filters": 2.5}, "`filters` must be a positive integer.*2.5"),
         ({"kernel_size": (3, 3, 3)}, r"`kernel_size` must.*\(3, 3, 3\)"),
         ({"kernel_size": 0}, "`kernel_size` must be a positive integer"),

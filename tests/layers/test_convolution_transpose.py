@@ -37,6 +37,7 @@ ARGUMENTS = {
     "bias_constraint": keras.constraints.NonNeg(),
     "group": "p4m",
     "exact": False,
+    "filter_basis": "steerable",
 }
 STRIDES = {**ARGUMENTS, "strides": (2, 2)}
 DILATION = {**ARGUMENTS, "dilation_rate": (2, 2)}
