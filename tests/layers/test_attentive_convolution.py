@@ -174,9 +174,23 @@ class TestInputAttention(LayerContract):
             group="z2m",
             reach=1,
         ),
+        LayerCase(
+            InputAttention,
+            {"group": "p8", **SMALL},
+            (2, 5, 5, 8, 2),
+            (2, 5, 5, 8, 2),
+            weights=3,
+            group="p8",
+            reach=None,
+        ),
     )
     arguments = (
-        {**ATTENTION, "group": "p4m", "data_format": "channels_first"},
+        {
+            **ATTENTION,
+            "group": "p4m",
+            "data_format": "channels_first",
+            "filter_basis": "steerable",
+        },
     )
 
 
