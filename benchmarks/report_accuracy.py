@@ -288,6 +288,29 @@ def angles(results: Results) -> str:
     return block(header, rows, files, windows, pairs)
 
 
+def filter_angles(results: Results) -> str:
+    """The largest error of each basis between the quarter turns."""
+    command = run("angles.py", "torch")
+    file = results.latest("angles", command)
+    errors: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
+    for row in file["rows"]:
+        if row["group"] == "p8":
+            key = row["layer"], row["kernel_size"]
+            of_layer = errors.setdefault(key, {})
+            of_layer[row["basis"], row["images"]] = max(row["errors"])
+    columns = [
+        (basis, images)
+        for images in ("smooth", "CIFAR-10")
+        for basis in ("pixel", "steerable")
+    ]
+    rows = [
+        [layer, f"{size} x {size}", *(f"{found[c]:.3f}" for c in columns)]
+        for (layer, size), found in errors.items()
+    ]
+    header = ("layer", "filters", *(f"{b}, {i} images" for b, i in columns))
+    return block(header, rows, [file], command)
+
+
 def equivariance(results: Results) -> str:
     trained = [files for files in trainings(results) if files[0]["test"]]
     trained.append([two_epochs(results)])
@@ -335,6 +358,7 @@ TABLES = (
     angles,
     checkpoints,
     equivariance,
+    filter_angles,
     fuzz,
     gsanet_epochs,
     gsanet_parameters,
