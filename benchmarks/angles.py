@@ -1,6 +1,6 @@
 """How equivariant are groups that do not act on the grid?
 
-    KERAS_BACKEND=torch python benchmarks/angles.py
+    KERAS_BACKEND=torch python benchmarks/angles.py --groups p8 p16 --draws 3
 
 Each layer, with filters of pixels and with steerable filters, on images and on
 feature maps that are turned by every element of the group. Inputs and outputs
