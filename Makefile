@@ -150,7 +150,7 @@ bench: .venv/.dev
 	done
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
-	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --groups p8 p16 --draws 3
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/window_forms.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled

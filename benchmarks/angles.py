@@ -1,6 +1,6 @@
 """How equivariant are groups that do not act on the grid?
 
-    KERAS_BACKEND=torch python benchmarks/angles.py --groups p8 p16 --draws 3
+    KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
 
 Each layer, with filters of pixels and with steerable filters, on images and on
 feature maps that are turned by every element of the group. Inputs and outputs
@@ -51,15 +51,6 @@ def depthwise(**options):
     return layers.GroupDepthwiseConv2D(padding="same", **options)
 
 
-def attentive(**options):
-    return layers.AttentiveGroupConv2D(
-        CHANNELS,
-        padding="same",
-        attention_kernel_size=options["kernel_size"],
-        **options,
-    )
-
-
 def input_attention(kernel_size, **options):
     return layers.InputAttention(attention_kernel_size=kernel_size, **options)
 
@@ -69,7 +60,6 @@ LAYERS = {
     "LiftingConv2D": (lifting, True),
     "GroupConv2D": (group_convolution, False),
     "GroupDepthwiseConv2D": (depthwise, False),
-    "AttentiveGroupConv2D": (attentive, False),
     "InputAttention": (input_attention, False),
 }
 
@@ -172,10 +162,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--layers", nargs="+", default=list(LAYERS))
     parser.add_argument(
-        "--groups", nargs="+", default=["p8", "p12", "p16", "p8m"]
+        "--layers", nargs="+", choices=LAYERS, default=list(LAYERS)
     )
+    parser.add_argument("--groups", nargs="+", default=["p8"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[3, 5, 7])
     parser.add_argument("--draws", type=int, default=10)
     options = parser.parse_args()

@@ -290,7 +290,7 @@ def angles(results: Results) -> str:
 
 def filter_angles(results: Results) -> str:
     """The largest error of each basis between the quarter turns."""
-    command = run("angles.py --groups p8 p16 --draws 3", "torch")
+    command = run("angles.py --draws 3", "torch")
     file = results.latest("angles", command)
     errors: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
     for row in file["rows"]:
