@@ -51,7 +51,7 @@ ANGLE_LAYERS = {
     "AffineSelfConv2D": {"num_heads": 4},
     "SimpleAffineSelfConv2D": {"num_heads": 4},
     "StandAloneSelfAttention2D": {"num_heads": 4},
-    "GroupConv2D": {"padding": "same"},
+    "GroupConv2D": {"padding": "same", "filter_basis": "pixel"},
     "ACmix2D": {"num_heads": 4},
 }
 SMOOTH_SIZE = 9

@@ -3,6 +3,7 @@
 from keras_equiattn.ops.exactness import is_exact
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.group.action import group_action
+from keras_equiattn.ops.group.bases import steerable_basis
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import group_conv_transpose
 from keras_equiattn.ops.group.convolution import group_depthwise_conv
@@ -59,6 +60,7 @@ __all__ = [
     "spatial_pool",
     "spatial_upsample",
     "squeeze_excite",
+    "steerable_basis",
     "vector_action",
     "window_attention",
     "window_scores",

@@ -73,6 +73,14 @@ def test_each_element_turns_the_same_filters(name, size):
         )
 
 
+def test_names_and_errors():
+    by_name = steerable_basis("p8", 3)
+    np.testing.assert_array_equal(by_name, steerable_basis(groups.get("p8"), 3))
+    assert not by_name.flags.writeable
+    with pytest.raises(ValueError, match=r"`size` must be a positive.*0"):
+        steerable_basis("p8", 0)
+
+
 def test_numbers_of_filters():
     sizes = {1: 1, 2: 3, 3: 6, 4: 8, 5: 13, 7: 22}
     for size, count in sizes.items():
