@@ -22,7 +22,6 @@ FILTER_BASES = ("pixel", "steerable")
 RING_WIDTH = 0.45
 
 
-@functools.lru_cache(maxsize=256)
 def steerable_basis(group: str | Group, size: int) -> np.ndarray:
     """The filters of the basis, moved by every element of a group.
 
@@ -54,8 +53,12 @@ def steerable_basis(group: str | Group, size: int) -> np.ndarray:
           circular harmonics with Gaussian radial parts. Rings, width and
           frequencies are chosen here for the smallest error at 45 degrees.
     """
-    group = groups.get(group)
-    size = _checks.integer(size, "size")
+    return _basis(groups.get(group), _checks.integer(size, "size"))
+
+
+@functools.lru_cache(maxsize=256)
+def _basis(group: Group, size: int) -> np.ndarray:
+    """`steerable_basis` of a group."""
     centred = positions(size, size) - (size - 1) / 2
     inverse = group.matrices[group.inverse]
     basis = _harmonics(centred @ inverse.transpose(0, 2, 1), size)

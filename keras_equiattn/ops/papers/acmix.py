@@ -7,6 +7,7 @@ linear in the input: it is one convolution, whose kernel is put together from
 the weights alone, at a cost that does not grow with the image.
 """
 
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -168,7 +169,7 @@ def convolve(
     kernel, bias = convolution
     window = FilterWindow(tuple(kernel.shape[:2]), (1, 1), dilation_rate)
     around = window.padding((None, None), "same")
-    options = {
+    options: dict[str, Any] = {
         "strides": strides,
         "padding": "valid",
         "dilation_rate": dilation_rate,
