@@ -9,13 +9,15 @@ tests/ops/test_arguments.py.
 
 import inspect
 import json
-import os
 import warnings
 
 import hypothesis
 import keras
 import numpy as np
 import pytest
+from fuzzing import EXAMPLES
+from fuzzing import MARKS
+from fuzzing import settings
 from hypothesis import strategies as st
 from layer_cases import first_cases
 from layer_contract import as_array
@@ -26,17 +28,8 @@ from keras_equiattn import layers
 from keras_equiattn.applications import registry
 from keras_equiattn.testing import equivariance_error
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.every_backend,
-    pytest.mark.skipif(
-        keras.backend.backend() != "torch",
-        reason="The others compile each case for a second.",
-    ),
-]
+pytestmark = MARKS
 
-# Cases of each layer: more than 9,000 of all layers together.
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 # Arguments of Keras' own base class, which checks them.
 OF_KERAS = {"name", "dtype", "trainable", "kwargs", "autocast"}
 VALUES = st.one_of(
@@ -168,17 +161,6 @@ def test_networks_are_built_or_say_what_is_wrong(name, fuzz_counts):
         counts["worked"] += 1
 
     check()
-
-
-def settings(examples):
-    """How many cases are drawn, the same ones each time."""
-    return hypothesis.settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
 
 
 def called(case, arguments, shape):

@@ -4,13 +4,15 @@
 """
 
 import functools
-import os
 import warnings
 
 import hypothesis
 import keras
 import numpy as np
 import pytest
+from fuzzing import EXAMPLES
+from fuzzing import MARKS
+from fuzzing import settings
 from hypothesis import strategies as st
 from layer_contract import as_array
 from rewritten_layers import LAYERS
@@ -21,16 +23,7 @@ from keras_equiattn import quantize
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.every_backend,
-    pytest.mark.skipif(
-        keras.backend.backend() != "torch",
-        reason="The others compile each case for a second.",
-    ),
-]
-
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300")) // 3
+pytestmark = MARKS
 SIDE = 9
 # These end the group axis, or need padding larger than what is left.
 LAST = ("group maximum", "group mean", "projection", "learned")
@@ -75,12 +68,7 @@ def test_networks_are_the_same_in_every_pose(group, fuzz_counts):
     rng = np.random.default_rng(1)
     images = rng.normal(size=(2, SIDE, SIDE, 2)).astype("float32")
 
-    @hypothesis.settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
+    @settings(EXAMPLES // 3)
     @hypothesis.given(
         st.lists(st.sampled_from(sorted(BETWEEN)), min_size=1, max_size=4),
         st.sampled_from([None, *LAST]),

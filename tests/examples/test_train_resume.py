@@ -65,6 +65,17 @@ def kill_when(patch, owner, name, condition):
     patch.setattr(owner, name, stand_in)
 
 
+def with_accuracies(monkeypatch, accuracies):
+    """Makes each epoch end with a validation accuracy of its own."""
+    original = callbacks.EpochLog.on_epoch_end
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_accuracy"] = accuracies[epoch]
+        original(self, epoch, logs)
+
+    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
+
+
 # Where a kill leaves files that do not agree, in the order of a run.
 SEAMS = [
     # The log has a row that the backup has not.
@@ -93,13 +104,7 @@ def test_kills_at_the_seams_lose_nothing(train, whole_run, npz, tmp_path):
 @pytest.mark.once
 def test_kill_does_not_forget_a_plateau(train, npz, tmp_path, monkeypatch):
     """The accuracy stays from the second epoch on."""
-    original = callbacks.EpochLog.on_epoch_end
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["val_accuracy"] = 0.5 if epoch else 0.1
-        original(self, epoch, logs)
-
-    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
+    with_accuracies(monkeypatch, [0.1, 0.5, 0.5, 0.5])
     more = ("--plateau-patience=0", "--resume", "--no-test")
     whole, out = tmp_path / "whole", tmp_path / "run"
     train.main(arguments(npz, whole, *more))
@@ -246,13 +251,7 @@ def test_damaged_backup_is_left_out(
 @pytest.mark.sweep
 def test_every_file_of_a_backup_is_checked(train, npz, tmp_path, monkeypatch):
     """Also if the best epoch was the first, and is in both backups."""
-    original = callbacks.EpochLog.on_epoch_end
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["val_accuracy"] = 0.1 if epoch else 0.5
-        original(self, epoch, logs)
-
-    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
+    with_accuracies(monkeypatch, [0.5, 0.1, 0.1, 0.1])
     out = tmp_path / "run"
     stopped_run(train, npz, out)
     damage(out / "best.keras")
@@ -270,14 +269,8 @@ def test_best_network_goes_back_with_the_backup(
     train, npz, tmp_path, monkeypatch
 ):
     """The best epoch is lost with its backup, and is not as good again."""
-    original = callbacks.EpochLog.on_epoch_end
-    accuracies = [0.5, 0.6, 0.9]
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["val_accuracy"] = accuracies[epoch] if accuracies[epoch:] else 0.1
-        original(self, epoch, logs)
-
-    monkeypatch.setattr(callbacks.EpochLog, "on_epoch_end", on_epoch_end)
+    accuracies = [0.5, 0.6, 0.9, 0.1]
+    with_accuracies(monkeypatch, accuracies)
     two, out = tmp_path / "two", tmp_path / "run"
     train.main(arguments(npz, two, epochs=2))
     with pytest.MonkeyPatch.context() as patch:
