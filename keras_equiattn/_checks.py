@@ -11,10 +11,9 @@ from typing import Any
 
 import keras
 
-# Strides, windows and dilation rates stay below: backends count with 32 bits.
+# The largest stride, window and dilation rate, and how many numbers a weight may
+# hold: backends count with 32 bits.
 LARGEST = 2**31 - 1
-# Numbers that one weight may hold: 8 GiB in single precision.
-LARGEST_WEIGHT = 2**31
 
 
 def integer(value: Any, name: str, least: int = 1) -> int:
@@ -88,11 +87,11 @@ def divisible(filters: int, parts: int, name: str) -> None:
 def weight_size(shape: Sequence[int], name: str) -> None:
     """Raises for a weight that no memory holds, before it is asked for."""
     numbers = math.prod(shape)
-    if numbers > LARGEST_WEIGHT:
+    if numbers > LARGEST:
         raise ValueError(
             f"{name} would hold {numbers:,} numbers, {4 * numbers / 2**30:,.0f}"
             " GiB in single precision; take fewer filters or smaller windows. "
-            f"At most 2**31 are allowed. Received: shape={tuple(shape)}"
+            f"Fewer than 2**31 are allowed. Received: shape={tuple(shape)}"
         )
 
 

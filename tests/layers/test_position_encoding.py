@@ -184,6 +184,12 @@ class TestRelativePositionEncoding:
         with pytest.raises(ValueError, match=message):
             RelativePositionEncoding(**{"channels": 3, **arguments})
 
+    def test_a_weight_that_is_too_large(self):
+        layer = RelativePositionEncoding(2**31, hidden=1)
+        message = r"row_kernel_2.*8 GiB.*Fewer than 2\*\*31.*\(1, 2147483648\)"
+        with pytest.raises(ValueError, match=message):
+            layer.build((5, 2))
+
     @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
     def test_integers_are_seen_as_numbers_between_pixels(self, dtype):
         layer = random_encoding(group="p8")
