@@ -1,24 +1,35 @@
 """How equivariant are groups that do not act on the grid?
 
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
+    KERAS_BACKEND=torch python benchmarks/angles.py --groups p12 p16 p8m
+    KERAS_BACKEND=torch python benchmarks/angles.py --trained --sizes 5
 
-Each layer, with filters of pixels and with steerable filters, on images and on
-feature maps that are turned by every element of the group. Inputs and outputs
-are turned with splines of degree 5, so that little of the error is that of
-turning them; what is left of the input is "identity", the error of a layer that
-changes nothing there and back. Errors are the largest difference over the
-largest output, within a disc that no border reaches; the mean over draws of the
+Each layer, with filters of pixels and square windows ("pixel"), and with
+steerable filters and windows that are discs ("steerable"), on images and on
+feature maps that are turned by elements of the group. Inputs and outputs are
+turned with splines of degree 5, so that little of the error is that of turning
+them; what is left of the input is "identity", the error of a layer that changes
+nothing there and back. Errors are the largest difference over the largest
+output, within a disc that no border reaches; the mean over draws of the
 weights, which start as those of a new layer.
 
-Images are blurred noise with a standard deviation of two pixels ("smooth"), and
-photographs of CIFAR-10 in shades of grey ("CIFAR-10"; prepare it first), both
-darkened towards the border.
+Turns by 90 degrees are exact, and so are mirrors: the elements that are
+measured turn by at most 90 degrees, also after a mirror where there is one.
 
-Writes `benchmarks/results/angles-<date>.json`.
+Images are blurred noise with a standard deviation of two pixels ("smooth"),
+photographs of CIFAR-10 and patches of tissue of PatchCamelyon in shades of grey
+("CIFAR-10", "tissue"; prepare them first), all darkened towards the border.
+
+With `--trained` a layer stands in a small network that first learns to tell the
+classes of some photographs of CIFAR-10, half as large, in random poses.
+
+Writes `benchmarks/results/angles-<groups or trained>-<date>.json`.
 """
 
 import argparse
 import datetime
+import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -37,22 +48,70 @@ SIZE = 49
 CHANNELS = 4
 # Radius of the disc that is compared.
 DISC = 14
+IMAGES = ("smooth", "CIFAR-10", "tissue")
+DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
+# What a layer learns from.
+PHOTOGRAPHS, EPOCHS = 1000, 4
 
 
-def lifting(**options):
-    return layers.LiftingConv2D(CHANNELS, padding="same", **options)
+# Of layers that attend to windows, whose filters have so many channels in all.
+HEADS, FILTERS = 2, 16
 
 
-def group_convolution(**options):
-    return layers.GroupConv2D(CHANNELS, padding="same", **options)
+def filters(basis):
+    """The options of filters of a basis."""
+    return {"filter_basis": basis}
 
 
-def depthwise(**options):
-    return layers.GroupDepthwiseConv2D(padding="same", **options)
+def windows(basis):
+    """The options of windows that go with filters of a basis."""
+    return {"window_shape": {"pixel": "square", "steerable": "disc"}[basis]}
 
 
-def input_attention(kernel_size, **options):
+def lifting(basis, **options):
+    options = {"padding": "same", **filters(basis), **options}
+    return layers.LiftingConv2D(CHANNELS, **options)
+
+
+def group_convolution(basis, **options):
+    options = {"padding": "same", **filters(basis), **options}
+    return layers.GroupConv2D(CHANNELS, **options)
+
+
+def depthwise(basis, **options):
+    options = {"padding": "same", **filters(basis), **options}
+    return layers.GroupDepthwiseConv2D(**options)
+
+
+def input_attention(basis, kernel_size, **options):
+    options = {**filters(basis), **options}
     return layers.InputAttention(attention_kernel_size=kernel_size, **options)
+
+
+def window_attention(layer):
+    """Makes layers of this class."""
+
+    def make(basis, **options):
+        options = {**filters(basis), **windows(basis), **options}
+        return layer(FILTERS, num_heads=HEADS, **options)
+
+    return make
+
+
+def acmix(basis, kernel_size, **options):
+    options = {**filters(basis), **windows(basis), **options}
+    sizes = {"kernel_size": kernel_size, "attention_kernel_size": kernel_size}
+    return layers.ACmix2D(FILTERS, num_heads=HEADS, **sizes, **options)
+
+
+def self_attention(layer):
+    """Makes layers of this class."""
+
+    def make(basis, **options):
+        options = {**windows(basis), **options}
+        return layer(FILTERS, FILTERS // HEADS, HEADS, **options)
+
+    return make
 
 
 # How a layer is made, and whether it takes images.
@@ -61,6 +120,24 @@ LAYERS = {
     "GroupConv2D": (group_convolution, False),
     "GroupDepthwiseConv2D": (depthwise, False),
     "InputAttention": (input_attention, False),
+    "StandAloneSelfAttention2D": (
+        window_attention(layers.StandAloneSelfAttention2D),
+        False,
+    ),
+    "SimpleAffineSelfConv2D": (
+        window_attention(layers.SimpleAffineSelfConv2D),
+        False,
+    ),
+    "AffineSelfConv2D": (window_attention(layers.AffineSelfConv2D), False),
+    "ACmix2D": (acmix, False),
+    "LiftingSelfAttention2D": (
+        self_attention(layers.LiftingSelfAttention2D),
+        True,
+    ),
+    "GroupSelfAttention2D": (
+        self_attention(layers.GroupSelfAttention2D),
+        False,
+    ),
 }
 
 
@@ -76,13 +153,24 @@ def images(kind: str, count: int, seed: int) -> np.ndarray:
         noise = np.random.default_rng(seed).normal(size=(count, SIZE, SIZE))
         found = ndimage.gaussian_filter(noise, (0, 2, 2))
     else:
-        batches = datasets.load_pydataset("cifar10", "test", count)
-        photographs = np.asarray(batches[seed][0]).mean(axis=-1)
-        pad = SIZE - photographs.shape[1]
-        pads = (pad // 2, pad - pad // 2)
-        found = np.pad(photographs, ((0, 0), pads, pads), "reflect")
-        found = found - found.mean(axis=(1, 2), keepdims=True)
+        photographs = test_images(DATASETS[kind])
+        places = np.arange(seed * count, (seed + 1) * count)
+        found = photographs[places % len(photographs)]
     return found / found.std() * window()
+
+
+@functools.cache
+def test_images(dataset: str) -> np.ndarray:
+    """Many `(images, SIZE, SIZE)` in shades of grey, each with mean zero."""
+    found = np.asarray(datasets.load_pydataset(dataset, "test", 180)[0][0])
+    found = found.mean(axis=-1)
+    missing = SIZE - found.shape[1]
+    if missing > 0:
+        pads = (missing // 2, missing - missing // 2)
+        found = np.pad(found, ((0, 0), pads, pads), "reflect")
+    first = (found.shape[1] - SIZE) // 2
+    found = found[:, first : first + SIZE, first : first + SIZE]
+    return found - found.mean(axis=(1, 2), keepdims=True)
 
 
 def turned(x: np.ndarray, group: groups.Group, element: int) -> np.ndarray:
@@ -108,12 +196,19 @@ def check_direction(group: groups.Group) -> None:
         )
 
 
+def measured_elements(group: groups.Group) -> list[int]:
+    """Those that turn by at most 90 degrees, also after a mirror."""
+    steps = range(group.rotations // 4 + 1)
+    flips = range(group.order // group.rotations)
+    return [flip * group.rotations + step for flip in flips for step in steps]
+
+
 def errors(function, x: np.ndarray, group: groups.Group) -> np.ndarray:
-    """The error of each element."""
+    """The error of each measured element."""
     inside = np.hypot(*(np.indices((SIZE, SIZE)) - SIZE // 2)) < DISC
     found = []
     y = function(x)
-    for element in range(group.order):
+    for element in measured_elements(group):
         expected = turned(y, group, element)
         actual = function(turned(x, group, element))
         difference = np.abs(actual - expected)[:, inside].max()
@@ -121,19 +216,58 @@ def errors(function, x: np.ndarray, group: groups.Group) -> np.ndarray:
     return np.array(found)
 
 
-def measure(name, group, basis, size, kind, draws):
-    """Mean error of each element over several layers and images."""
-    make, takes_images = LAYERS[name]
+def new_layer(name, group, basis, size, seed):
+    """A layer with the weights that it starts with."""
+    keras.utils.set_random_seed(seed)
+    return LAYERS[name][0](basis, kernel_size=size, group=group)
+
+
+@functools.cache
+def photographs() -> tuple[np.ndarray, np.ndarray]:
+    """Some of CIFAR-10 in shades of grey, half as large, and their classes."""
+    x, y = datasets.load_pydataset("cifar10", "train", PHOTOGRAPHS)[0]
+    x = np.asarray(x).mean(axis=-1, keepdims=True)
+    x = x.reshape(len(x), 16, 2, 16, 2, 1).mean(axis=(2, 4))
+    return (x - x.mean()) / x.std(), np.asarray(y)
+
+
+def trained_layer(name, group, basis, size, seed):
+    """A layer that has learnt in a small network."""
+    layer = new_layer(name, group, basis, size, seed)
+    inputs = keras.Input((16, 16, 1))
+    x = inputs
+    if not LAYERS[name][1]:
+        x = lifting(basis, kernel_size=5, group=group, activation="relu")(x)
+    x = layer(x)
+    x = layers.GroupPooling("max")(keras.layers.ReLU()(x))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    network = keras.Model(inputs, keras.layers.Dense(10)(x))
+    network.compile(
+        keras.optimizers.Adam(3e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x, y = photographs()
+    rng = np.random.default_rng(seed)
+    for epoch in range(EPOCHS):
+        poses = np.array([np.rot90(i, rng.integers(4)) for i in x])
+        network.fit(
+            poses, y, 64, epochs=epoch + 1, initial_epoch=epoch, verbose=0
+        )
+    return layer
+
+
+def measure(name, group, basis, size, kind, draws, trained=False):
+    """Mean error of each measured element over several layers and images."""
+    takes_images = LAYERS[name][1]
     group = groups.get(group)
-    check_direction(group)
     rest = (1,) if takes_images else (group.order, CHANNELS)
     found, of_input = [], []
     for seed in range(draws):
-        keras.utils.set_random_seed(seed)
         count = int(np.prod(rest))
         x = images(kind, count, seed)
         x = np.moveaxis(x, 0, -1).reshape(1, SIZE, SIZE, *rest)
-        layer = make(kernel_size=size, group=group, filter_basis=basis)
+        make = made_once if trained else new_layer
+        layer = make(name, group, basis, size, seed)
 
         def function(x, layer=layer):
             y = layer(keras.ops.convert_to_tensor(x, "float32"))
@@ -143,19 +277,25 @@ def measure(name, group, basis, size, kind, draws):
         there = turned(x, group, 1)
         back = turned(there, group, int(group.inverse[1]))
         of_input.append(np.abs(back - x).max() / np.abs(x).max())
+    elements = measured_elements(group)
     return {
         "layer": name,
         "group": group.name,
         "basis": basis,
         "kernel_size": size,
         "images": kind,
+        "weights": "trained" if trained else "new",
         "angles": [
-            360 * (n % group.rotations) / group.rotations
-            for n in range(group.order)
+            360 * (n % group.rotations) / group.rotations for n in elements
         ],
+        "mirrored": [n >= group.rotations for n in elements],
         "errors": np.mean(found, axis=0).tolist(),
         "identity": float(np.mean(of_input)),
     }
+
+
+# The same layer for all kinds of images.
+made_once = functools.lru_cache(maxsize=8)(trained_layer)
 
 
 def main() -> None:
@@ -167,24 +307,27 @@ def main() -> None:
     )
     parser.add_argument("--groups", nargs="+", default=["p8"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[3, 5, 7])
-    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--trained", action="store_true")
     options = parser.parse_args()
+    for group in options.groups:
+        check_direction(groups.get(group))
     rows = []
-    for name in options.layers:
-        for group in options.groups:
-            for size in options.sizes:
-                for basis in ("pixel", "steerable"):
-                    for kind in ("smooth", "CIFAR-10"):
-                        row = measure(
-                            name, group, basis, size, kind, options.draws
-                        )
-                        rows.append(row)
-                        print(
-                            f"{name} {group} {size} {basis} {kind}: "
-                            f"{max(row['errors']):.3f}, identity "
-                            f"{row['identity']:.3f}",
-                            flush=True,
-                        )
+    cases = itertools.product(
+        options.layers,
+        options.groups,
+        ("pixel", "steerable"),
+        options.sizes,
+        IMAGES,
+    )
+    for case in cases:
+        row = measure(*case, options.draws, options.trained)
+        rows.append(row)
+        print(
+            f"{' '.join(map(str, case))}: {max(row['errors']):.3f}, "
+            f"identity {row['identity']:.3f}",
+            flush=True,
+        )
     results = {
         "benchmark": "angles.py",
         "settings": vars(options),
@@ -193,7 +336,8 @@ def main() -> None:
         "versions": reporting.versions(),
     }
     date = datetime.date.today().isoformat()
-    path = RESULTS / f"angles-{date}.json"
+    what = "trained" if options.trained else "_".join(options.groups)
+    path = RESULTS / f"angles-{what}-{date}.json"
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -1,8 +1,7 @@
-"""Time and memory of GSA-Nets, and what p8 makes of turns by 45 degrees.
+"""Time and memory of GSA-Nets.
 
     KERAS_BACKEND=torch python benchmarks/group_self_attention.py time
     KERAS_BACKEND=jax python benchmarks/group_self_attention.py memory
-    KERAS_BACKEND=torch python benchmarks/group_self_attention.py angles
 
 "ours" is the rot-MNIST network as it is, "cubic" the same network with
 `recompute=False` in its layers: attention of all three group elements at once,
@@ -13,9 +12,7 @@ at a time, of which the second counts: the first still pays for the memory that
 the other form has given back.
 On one core (`taskset -c 0 python ...`) it says so in the name of its file.
 `memory` (JAX) reads the size of the temporaries of a gradient step off the
-compiler. All of them have dropouts of 0.1 active. `angles` turns a smooth image
-by 45 degrees and compares what a lifting layer with random weights gives at
-its centre, relative to how much that varies over the group. Writes
+compiler. Both have dropouts of 0.1 active. Writes
 `benchmarks/results/group_self_attention-<what>-<backend>-<date>.json`.
 """
 
@@ -30,7 +27,6 @@ import keras
 import numpy as np
 import timing
 
-from keras_equiattn import groups
 from keras_equiattn.applications import GSANetRotMNIST
 from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
@@ -51,7 +47,6 @@ MEMORY = (
     ("p8", 5, 8, "cubic"),
 )
 DROPOUT = 0.1
-WINDOWS = (3, 5, 7, 9, 11, 15, 21)
 
 
 def network(group: str, kernel_size: int | None, form: str) -> keras.Model:
@@ -135,81 +130,14 @@ def temporaries(model: keras.Model, batch: int) -> float:
     return analysis.temp_size_in_bytes / 2**30
 
 
-def angles(options: argparse.Namespace) -> dict:
-    """Change of the output at the centre under 45 degrees, by window."""
-    group = groups.get("p8")
-    size = max(WINDOWS) + 2
-    image, turned = (smooth(size, angle) for angle in (0.0, np.pi / 4))
-    rows = []
-    for window in WINDOWS:
-        errors, spreads = zip(
-            *(
-                at_45_degrees(group, window, image, turned, seed)
-                for seed in range(options.seeds)
-            ),
-            strict=True,
-        )
-        rows.append(
-            {
-                "kernel_size": window,
-                "error": float(np.mean(errors)),
-                "spread": float(np.mean(spreads)),
-                "error / spread": round(np.mean(errors) / np.mean(spreads), 2),
-            }
-        )
-    return {
-        "benchmark": "p8 lifting self-attention under a turn by 45 degrees: "
-        "error, and spread over the group, at the centre of a smooth image "
-        "(root mean squares)",
-        "rows": rows,
-    }
-
-
-def at_45_degrees(
-    group: groups.Group,
-    window: int,
-    image: np.ndarray,
-    turned: np.ndarray,
-    seed: int,
-) -> tuple[float, float]:
-    keras.utils.set_random_seed(seed)
-    layer = LiftingSelfAttention2D(8, 8, 2, window, group)
-    centre = image.shape[1] // 2
-    before, after = (
-        keras.ops.convert_to_numpy(layer(x))[0, centre, centre]
-        for x in (image, turned)
-    )
-    expected = before[group.relative(1)]
-    spread = before - before.mean(axis=0)
-    return tuple(
-        float(np.sqrt((x**2).mean())) for x in (after - expected, spread)
-    )
-
-
-def smooth(size: int, angle: float) -> np.ndarray:
-    """A few waves on a square of side 2, turned about the centre."""
-    rows, columns = (np.indices((size, size)) - size // 2) / (size // 2)
-    turned_rows = np.cos(angle) * rows + np.sin(angle) * columns
-    turned_columns = -np.sin(angle) * rows + np.cos(angle) * columns
-    rng = np.random.default_rng(0)
-    waves = rng.uniform(-2, 2, (6, 2)), rng.uniform(0, 2 * np.pi, 6)
-    image = sum(
-        np.sin(a * turned_rows + b * turned_columns + phase)
-        for (a, b), phase in zip(*waves, strict=True)
-    )
-    return image[None, :, :, None].astype("float32")
-
-
 MEASURES = {
     "time": time,
     "memory": memory,
-    "angles": angles,
 }
 # What each of them looks at.
 SETTINGS = {
     "time": ("group", "kernel_size", "batch", "repeats"),
     "memory": (),
-    "angles": ("seeds",),
 }
 
 
@@ -220,7 +148,6 @@ def main() -> None:
     parser.add_argument("--kernel-size", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     name = keras.backend.backend()
     used = {name: getattr(options, name) for name in SETTINGS[options.what]}

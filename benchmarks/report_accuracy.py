@@ -267,48 +267,59 @@ def short_runs_bfloat16(results: Results) -> str:
     )
 
 
-def angles(results: Results) -> str:
-    windows = run("windows.py angles", "torch")
-    pairs = run("group_self_attention.py angles", "torch")
-    files = [
-        results.latest("windows-angles-torch", windows),
-        results.latest("group_self_attention-angles-torch", pairs),
-    ]
-    rows = [
-        [
-            row.get("layer", "LiftingSelfAttention2D"),
-            f"{row['kernel_size']} x {row['kernel_size']}",
-            f"{row['error / size']:.2f}" if "size" in row else "",
-            f"{row['error / spread']:.2f}",
-        ]
-        for file in files
-        for row in file["rows"]
-    ]
-    header = ("layer", "window", "error over size", "error over spread")
-    return block(header, rows, files, windows, pairs)
+ANGLES = run("angles.py --draws 3", "torch")
+OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "torch")
+TRAINED_ANGLES = run("angles.py --trained --sizes 5", "torch")
 
 
-def filter_angles(results: Results) -> str:
-    """The largest error of each basis between the quarter turns."""
-    command = run("angles.py --draws 3", "torch")
-    file = results.latest("angles", command)
-    errors: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
+def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
+    """The largest error by layer and size, then by group, basis and images."""
+    found: dict[tuple[str, int], dict[tuple, float]] = {}
     for row in file["rows"]:
-        if row["group"] == "p8":
-            key = row["layer"], row["kernel_size"]
-            of_layer = errors.setdefault(key, {})
-            of_layer[row["basis"], row["images"]] = max(row["errors"])
+        of_layer = found.setdefault((row["layer"], row["kernel_size"]), {})
+        key = row["group"], row["basis"], row["images"]
+        of_layer[key] = max(row["errors"])
+    return found
+
+
+def of_bases(file: File, command: str) -> str:
+    """The largest errors on p8 of both bases, by images."""
     columns = [
-        (basis, images)
-        for images in ("smooth", "CIFAR-10")
+        ("p8", basis, images)
+        for images in ("smooth", "CIFAR-10", "tissue")
         for basis in ("pixel", "steerable")
     ]
     rows = [
         [layer, f"{size} x {size}", *(f"{found[c]:.3f}" for c in columns)]
-        for (layer, size), found in errors.items()
+        for (layer, size), found in angle_errors(file).items()
     ]
-    header = ("layer", "filters", *(f"{b}, {i} images" for b, i in columns))
-    return block(header, rows, [file], command)
+    header = [f"{basis}, {images}" for _, basis, images in columns]
+    return block(("layer", "window", *header), rows, [file], command)
+
+
+def angles(results: Results) -> str:
+    return of_bases(results.latest("angles-p8", ANGLES), ANGLES)
+
+
+def trained_angles(results: Results) -> str:
+    file = results.latest("angles-trained", TRAINED_ANGLES)
+    return of_bases(file, TRAINED_ANGLES)
+
+
+def other_angles(results: Results) -> str:
+    """The largest errors on smooth images, by group."""
+    file = results.latest("angles-p12_p16_p8m", OTHER_ANGLES)
+    columns = [
+        (group, basis, "smooth")
+        for group in ("p12", "p16", "p8m")
+        for basis in ("pixel", "steerable")
+    ]
+    rows = [
+        [layer, f"{size} x {size}", *(f"{found[c]:.3f}" for c in columns)]
+        for (layer, size), found in angle_errors(file).items()
+    ]
+    header = [f"{group}, {basis}" for group, basis, _ in columns]
+    return block(("layer", "window", *header), rows, [file], OTHER_ANGLES)
 
 
 def equivariance(results: Results) -> str:
@@ -358,13 +369,14 @@ TABLES = (
     angles,
     checkpoints,
     equivariance,
-    filter_angles,
     fuzz,
     gsanet_epochs,
     gsanet_parameters,
+    other_angles,
     resnet29,
     rotmnist_paper,
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
+    trained_angles,
 )

@@ -102,9 +102,43 @@ def traffic(results: Results) -> dict[str, Any]:
     }
 
 
+ANGLE_LAYERS = (
+    "GroupConv2D",
+    "AffineSelfConv2D",
+    "ACmix2D",
+    "GroupSelfAttention2D",
+)
+
+
+def angles(results: Results) -> dict[str, Any]:
+    command = report_accuracy.OTHER_ANGLES
+    file = results.latest("angles-p12_p16_p8m", command)
+    rows = [
+        row
+        for row in file["rows"]
+        if (row["group"], row["kernel_size"], row["images"])
+        == ("p16", 5, "smooth")
+    ]
+    return {
+        "x": rows[0]["angles"],
+        "lines": {
+            layer: {
+                row["basis"]: row["errors"]
+                for row in rows
+                if row["layer"] == layer
+            }
+            for layer in ANGLE_LAYERS
+        },
+        "solid": "steerable",
+        "x axis": "angle (degrees)",
+        "axis": "largest error over the largest output",
+        "alt": "Error against the angle on p16, pixels and steerable filters",
+    }
+
+
 FIGURES = {
     function.__name__: function
-    for function in (accuracy, step_time, memory, traffic)
+    for function in (accuracy, angles, step_time, memory, traffic)
 }
 
 
@@ -155,6 +189,41 @@ def draw_all(results: Results, folder: Path) -> None:
 
 
 def draw(shown: dict[str, Any], path: Path) -> None:
+    """Draws a figure, and stores in the picture what it shows."""
+    figure = (draw_lines if "lines" in shown else draw_rows)(shown)
+    metadata = {"Description": json.dumps(shown)}
+    figure.savefig(path, dpi=110, metadata=metadata)
+
+
+def draw_lines(shown: dict[str, Any]) -> Any:
+    """Lines of several colours, each solid and dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (marker, colour, _), (name, lines) in zip(
+        STYLES, shown["lines"].items(), strict=True
+    ):
+        for how, values in lines.items():
+            axes.plot(
+                shown["x"],
+                values,
+                linestyle="-" if how == shown["solid"] else "--",
+                marker=marker,
+                markersize=4,
+                color=colour,
+                label=f"{name}, {how}",
+            )
+    axes.set_xticks(shown["x"])
+    axes.set_xlabel(shown["x axis"])
+    axes.set_ylabel(shown["axis"])
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def draw_rows(shown: dict[str, Any]) -> Any:
     """Rows of points, one for each series, joined by a line."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
@@ -198,5 +267,4 @@ def draw(shown: dict[str, Any], path: Path) -> None:
         ncols=2 if len(series) > 3 else 3,
         frameon=False,
     )
-    metadata = {"Description": json.dumps(shown)}
-    figure.savefig(path, dpi=110, metadata=metadata)
+    return figure

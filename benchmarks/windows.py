@@ -1,8 +1,7 @@
-"""Attention over windows: time, memory, and p8 under turns by 45 degrees.
+"""Attention over windows: time and memory.
 
     KERAS_BACKEND=torch python benchmarks/windows.py time
     KERAS_BACKEND=jax python benchmarks/windows.py memory
-    KERAS_BACKEND=torch python benchmarks/windows.py angles
 
 "ours" are the window primitives (scores, softmax, weighted sums) as the layers
 use them, "unfold" is the same with the neighbours of all pixels side by side
@@ -13,9 +12,7 @@ and the gradient of the backend. "asc" has affine maps of keys and values,
 `time` alternates training steps (outputs and all gradients) in one process, in
 the mode that Keras compiles in by default. `memory` (JAX) reads the size of
 the temporaries of such a step off the compiler, `profile` (JAX) times the parts
-of a step, each compiled by itself. `angles` turns smooth feature maps on p8 by
-45 degrees and compares what layers with the weights they start with give at the
-centre, relative to its size and to how much it varies over the group. Writes
+of a step, each compiled by itself. Writes
 `benchmarks/results/windows-<what>-<backend>-<date>.json`.
 """
 
@@ -33,8 +30,6 @@ import numpy as np
 import timing
 from keras import ops
 
-from keras_equiattn import groups
-from keras_equiattn import layers
 from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops import AffineMap
 from keras_equiattn.ops import Window
@@ -46,15 +41,6 @@ from keras_equiattn.ops.windows.form import Form
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("asc", "sasa")
 FORMS = ("ours", "unfold")
-# What is turned by 45 degrees, and its arguments.
-ANGLE_LAYERS = {
-    "AffineSelfConv2D": {"num_heads": 4},
-    "SimpleAffineSelfConv2D": {"num_heads": 4},
-    "StandAloneSelfAttention2D": {"num_heads": 4},
-    "GroupConv2D": {"padding": "same", "filter_basis": "pixel"},
-    "ACmix2D": {"num_heads": 4},
-}
-SMOOTH_SIZE = 9
 
 
 def arrays(kind: str, options: argparse.Namespace) -> list[np.ndarray]:
@@ -242,71 +228,16 @@ def profile(options: argparse.Namespace) -> dict:
     }
 
 
-def angles(options: argparse.Namespace) -> dict:
-    """Errors of layers on p8 under a turn by 45 degrees, by window."""
-    rows = []
-    for name, k in itertools.product(ANGLE_LAYERS, (3, 5)):
-        found = [turn(name, k, 1, seed) for seed in range(options.seeds)]
-        error, size, spread = np.mean(found, axis=0)
-        rows.append(
-            {
-                "layer": name,
-                "kernel_size": k,
-                "error": float(error),
-                "size": float(size),
-                "spread": float(spread),
-                "error / size": round(error / size, 2),
-                "error / spread": round(error / spread, 2),
-            }
-        )
-    return {
-        "benchmark": "p8 layers under a turn by 45 degrees: error, size of the "
-        "output, and its spread over the group, at the centre of smooth "
-        "feature maps (root mean squares, means over seeds)",
-        "rows": rows,
-    }
-
-
-def turn(name: str, k: int, element: int, seed: int) -> tuple[float, ...]:
-    """Error, size and spread of what a layer gives at the centre."""
-    keras.utils.set_random_seed(seed)
-    options = dict(ANGLE_LAYERS[name])
-    if name == "ACmix2D":  # both of its paths see as much
-        options["attention_kernel_size"] = k
-    layer = getattr(layers, name)(8, k, group="p8", **options)
-    centre = SMOOTH_SIZE // 2
-    before, after = (
-        ops.convert_to_numpy(layer(smooth_maps(g)))[0, centre, centre]
-        for g in (0, element)
-    )
-    error = after - before[groups.get("p8").relative(element)]
-    spread = before - before.mean(axis=0)
-    return tuple(float(np.sqrt((x**2).mean())) for x in (error, before, spread))
-
-
-def smooth_maps(element: int) -> np.ndarray:
-    """Waves of 11 pixels and longer, acted on by an element of p8."""
-    group = groups.get("p8")
-    rng = np.random.default_rng(0)
-    waves = (group.order, 8, 6)  # elements, channels, waves of each
-    frequencies = rng.uniform(-0.4, 0.4, (*waves, 2))
-    phases = rng.uniform(0, 2 * np.pi, waves)
-    offsets = np.indices((SMOOTH_SIZE,) * 2) - SMOOTH_SIZE // 2
-    back = group.matrices[group.inverse[element]]
-    places = np.einsum("ab,bij->aij", back, offsets)
-    angles = np.einsum("hcwa,aij->ijhcw", frequencies, places)
-    maps = np.sin(angles + phases).sum(axis=-1)
-    return maps[None, :, :, group.relative(element)].astype("float32")
-
-
 MEASURES = {
     "time": time,
     "memory": memory,
     "profile": profile,
-    "angles": angles,
 }
 # What they look at.
-SETTINGS = ("width", "size", "heads", "batch", "kernel_size", "repeats")
+SETTINGS = (
+    *("what", "width", "size", "heads"),
+    *("batch", "kernel_size", "repeats"),
+)
 
 
 def main() -> None:
@@ -318,15 +249,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--kernel-size", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     backend = keras.backend.backend()
     if options.what in ("memory", "profile") and backend != "jax":
         parser.error(f"{options.what} needs KERAS_BACKEND=jax")
-    used = ("seeds",) if options.what == "angles" else SETTINGS
     results = {
         **MEASURES[options.what](options),
-        "settings": {name: getattr(options, name) for name in ("what", *used)},
+        "settings": {
+            name: getattr(options, name) for name in ("what", *SETTINGS)
+        },
         "hardware": reporting.hardware(),
         "versions": reporting.versions(),
     }

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
-# The largest stride, window and dilation rate, and how many numbers a weight may
-# hold: backends count with 32 bits.
+# The largest stride, window and dilation rate, and how many numbers a weight
+# may hold: backends count with 32 bits.
 LARGEST = 2**31 - 1
 
 
@@ -42,6 +42,14 @@ def number(
     if not fits:
         raise ValueError(f"`{name}` must be {kind}. Received: {value!r}")
     return float(value)
+
+
+def optional_scale(value: Any, name: str) -> float | None:
+    """None, or a positive number that scores are multiplied by."""
+    if value is None:
+        return None
+    accepted = "None or a positive number"
+    return number(value, name, accepted, lambda n: n > 0)
 
 
 def rate(value: Any, name: str) -> float:

@@ -1,8 +1,10 @@
 """Independent NumPy forms, slow and literal: loops over the group.
 
-They use nothing of the package: turns are `np.rot90`, mirrors are reversed
-columns, products of elements are arithmetic on (turns, mirrored).
+They use nothing of the package: quarter turns are `np.rot90`, mirrors are
+reversed columns, products of elements are arithmetic on (turns, mirrored).
 """
+
+import math
 
 import numpy as np
 
@@ -30,9 +32,66 @@ def relative(group, h, j):
 def turn(plane, group, element):
     """`L_h` of an array whose first two axes are rows and columns."""
     turns, mirrored, rotations = split(group, element)
+    if turns * 4 % rotations:
+        return steer(plane, 2 * math.pi * turns / rotations, bool(mirrored))
     if mirrored:
         plane = plane[:, ::-1]
     return np.rot90(plane, turns * 4 // rotations, axes=(0, 1))
+
+
+def steer(plane, angle, mirrored=False):
+    """A sum of circular harmonics, mirrored, then turned by any angle."""
+    size = plane.shape[0]
+    flat = plane.reshape(size * size, -1)
+    parts = np.linalg.lstsq(harmonics(size), flat, rcond=None)[0]
+    return (harmonics(size, angle, mirrored) @ parts).reshape(plane.shape)
+
+
+def harmonics(size, angle=0.0, mirrored=False, multiplied=False):
+    """`(size * size, count)`: circular harmonics on rings, moved.
+
+    Mirrored, left and right are exchanged. Those that are multiplied have no
+    frequency above the number of the ring.
+    """
+    half = (size - 1) / 2
+    found = []
+    for ring in np.arange(half % 1, half + 1):
+        largest = math.floor(ring + (0 if multiplied else 1)) if ring else 0
+        for frequency in range(largest + 1):
+            for phase in (0, math.pi / 2) if frequency else (0,):
+                values = []
+                for row in np.arange(-half, half + 1):
+                    for column in np.arange(-half, half + 1):
+                        # Back to where the value comes from.
+                        x = math.cos(angle) * column - math.sin(angle) * row
+                        y = -math.sin(angle) * column - math.cos(angle) * row
+                        x = -x if mirrored else x
+                        values.append(_harmonic(ring, frequency, phase, -y, x))
+                found.append(values)
+    return np.array(found).T
+
+
+def _harmonic(ring, frequency, phase, row, column):
+    """One of them at one offset, row and column from the centre."""
+    radius = math.hypot(row, column)
+    height = math.exp(-((radius - ring) ** 2) / (2 * 0.45**2))
+    if not frequency:
+        return height
+    if not radius:
+        return 0.0
+    angle = math.atan2(-row, column)
+    return height * math.cos(frequency * angle - phase)
+
+
+def window_weights(rows, columns, shape="square"):
+    """`(rows, columns)`: how much neighbours count, at most one."""
+    weights = np.ones((rows, columns))
+    if shape == "disc":
+        reach = max(rows // 2, 1)
+        for i, j in np.ndindex(rows, columns):
+            radius = math.hypot(i - rows // 2, j - columns // 2)
+            weights[i, j] = math.exp(-2 * (radius / reach) ** 2)
+    return weights
 
 
 def act(x, group, element):
@@ -277,7 +336,16 @@ def group_linear(x, kernel, bias, group):
 
 
 def affine_attention(
-    query, keys, values, of_keys, of_values, group, heads, scale, border
+    query,
+    keys,
+    values,
+    of_keys,
+    of_values,
+    group,
+    heads,
+    scale,
+    border,
+    shape="square",
 ):
     """Attention over windows with keys and values that are transformed.
 
@@ -285,6 +353,7 @@ def affine_attention(
     l, c) and beta (k, l, c), psi None for the element itself as it is.
     """
     rows, columns = of_keys[1].shape[:2]
+    counts = window_weights(rows, columns, shape).ravel()
     height, width = keys.shape[1:3]
     pads = [(0, 0), (rows // 2,) * 2, (columns // 2,) * 2, (0, 0), (0, 0)]
     mode = {"mode": "reflect"} if border == "reflect" else {}
@@ -308,7 +377,7 @@ def affine_attention(
                 scores.append(scale * s)
                 seen.append(v)
         scores = np.stack(scores, axis=-1)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = counts * np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         each = np.repeat(weights, query.shape[-1] // heads, axis=3)
         outputs.append((each * np.stack(seen, axis=-1)).sum(-1))
@@ -341,7 +410,16 @@ def affine_query(x, psi, beta, group):
     )
 
 
-def group_self_attention(x, w, group, size=None, epsilon=1e-3, embedded=None):
+def group_self_attention(
+    x,
+    w,
+    group,
+    size=None,
+    epsilon=1e-3,
+    embedded=None,
+    shape="square",
+    scale=None,
+):
     """Self-attention with relative positions, each (v, g) by itself.
 
     x (b, y, x, [order,] c), w: weights by the names that the layers give them;
@@ -360,12 +438,13 @@ def group_self_attention(x, w, group, size=None, epsilon=1e-3, embedded=None):
         + w[f"{name}_bias"]
         for name in ("query", "key", "value")
     )
-    query = query / np.sqrt(channels)
+    query = query * (scale or 1 / np.sqrt(channels))
     heads, key_dim = w["output_kernel"].shape[:2]
     positions = 2 * w["row_kernel_2"].shape[1]
     seen = (size or rows, size or columns)
     y = np.zeros((batch, rows, columns, order(group), heads, key_dim))
     maps = np.zeros((*y.shape[:5], elements, *seen))
+    counts = window_weights(*seen, shape).ravel()
     for i, j in np.ndindex(rows, columns):
         places = np.indices(seen).reshape(2, -1)
         if size:
@@ -394,7 +473,7 @@ def group_self_attention(x, w, group, size=None, epsilon=1e-3, embedded=None):
                     rest = w["group_embedding"][table].T
                     s += (q[..., positions:] @ rest)[..., None]
                 s = np.where(inside, s, -np.inf)
-                a = np.exp(s - s.max((-1, -2), keepdims=True))
+                a = counts * np.exp(s - s.max((-1, -2), keepdims=True))
                 a /= a.sum((-1, -2), keepdims=True)
                 y[:, i, j, v] += np.einsum("bhmn,bnmhd->bhd", a, near_values)
                 maps[:, i, j, v] += a.reshape(*a.shape[:3], *seen)
@@ -402,7 +481,17 @@ def group_self_attention(x, w, group, size=None, epsilon=1e-3, embedded=None):
     return y + w["output_bias"], maps
 
 
-def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
+def acmix(
+    x,
+    w,
+    group,
+    heads,
+    size,
+    strides=1,
+    dilation=1,
+    border="reflect",
+    shape="square",
+):
     """The paths of attention and convolution, and the weights of attention.
 
     x (b, y, x, order, c); w by the names of the layer; size: rows and columns
@@ -451,6 +540,7 @@ def acmix(x, w, group, heads, size, strides=1, dilation=1, border="reflect"):
                 scores[a, b] = (query[:, i, j, p] * key).sum(-1) / each**0.5
                 seen[a, b] = values[:, row, column, p]
             scores = np.exp(scores - scores.max((0, 1)))
+            scores *= window_weights(*size, shape)[:, :, None, None]
             scores /= scores.sum((0, 1))
             weights[:, n, p] = np.moveaxis(scores, (0, 1), (-2, -1))
             attention[:, n, p] = (scores[..., None] * seen).sum((0, 1))

@@ -13,6 +13,7 @@ from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.applications.networks.common import sizes
+from keras_equiattn.ops.geometry import WINDOW_SHAPES
 from keras_equiattn.ops.group.pooling import MODES
 
 # PyTorch's default, which is what the authors have.
@@ -38,6 +39,7 @@ class Design:
 
     group: groups.Group
     kernel_size: int | None
+    window_shape: str | None
     num_heads: int
     norm: str
     norm_between: bool
@@ -50,6 +52,9 @@ class Design:
 
     def __post_init__(self) -> None:
         _checks.window_size(self.kernel_size, "kernel_size")
+        if self.window_shape is not None:
+            known = WINDOW_SHAPES if self.kernel_size else ("square",)
+            _checks.choice(self.window_shape, "window_shape", known)
         _checks.integer(self.num_heads, "num_heads")
         _checks.choice(self.norm, "norm", NORMS)
         _checks.flag(self.norm_between, "norm_between")
@@ -77,6 +82,7 @@ class Design:
             group=self.group,
             attention_dropout=self.attention_dropout,
             epsilon=self.epsilon,
+            window_shape=self.window_shape,
             kernel_initializer=ends.he_normal(),
             data_format="channels_last",
             name=name,

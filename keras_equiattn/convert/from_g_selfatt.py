@@ -89,6 +89,7 @@ def gsa_parts(model: Any) -> dict[str, Part]:
     parts = {}
     for layer in model.layers:
         _check_epsilon(layer)
+        _check_windows(layer)
         for variable in layer.weights:
             found = _variables(layer).get(variable.name)
             if layer.name not in modules or found is None:
@@ -190,6 +191,17 @@ def _check_epsilon(layer: Any) -> None:
         raise ValueError(
             f"The authors' weights are for a network with epsilon={EPSILON}. "
             f"Received: {label(layer)} with epsilon={epsilon}"
+        )
+
+
+def _check_windows(layer: Any) -> None:
+    """Checks that a layer attends to squares, as the authors' code does."""
+    shape = getattr(layer, "window_shape", "square")
+    if shape != "square":
+        raise ValueError(
+            "The authors' weights are for a network with "
+            f"window_shape='square'. Received: {label(layer)} with "
+            f"window_shape='{shape}'"
         )
 
 

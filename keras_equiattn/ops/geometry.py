@@ -20,6 +20,10 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import larger
 
 BORDERS = ("zeros", "mask", "reflect")
+WINDOW_SHAPES = ("square", "disc")
+# The standard deviation of the weights of a disc, as a part of its reach. Wider
+# discs are cut off by the square of pixels that they lie in.
+DISC_WIDTH = 0.5
 
 
 def effective_window(window: int, dilation: int) -> int:
@@ -131,6 +135,24 @@ class FilterWindow:
         return found
 
 
+def disc_log_weights(size: int) -> np.ndarray:
+    """`(size, size)`: logarithms of the weights of a window that is a disc.
+
+    A square of pixels has corners, which leave the window when it is turned by
+    45 degrees. In a disc a neighbour at a distance of `r` pixels has the weight
+    `exp(-(r / w)^2 / 2)`, with `w` half of the distance to the outermost row:
+    whatever the angle, the same neighbours count as much. An edge must be
+    smooth, since a pixel is either seen or not.
+
+    Args:
+        size: rows and columns of the window, odd.
+    """
+    reach = size // 2
+    rows, columns = np.indices((size, size)) - reach
+    width = DISC_WIDTH * max(reach, 1)
+    return -(rows**2 + columns**2) / (2 * width**2)
+
+
 class Neighbour(NamedTuple):
     """Where a neighbour of the first query lies in the frames of a window.
 
@@ -171,12 +193,16 @@ class Window:
             zero there (before a bias); "mask": what lies outside is left out
             of the softmax; "reflect": the image goes on as its mirror image,
             without its border line twice.
+        shape: "square": all neighbours count alike; "disc": those further from
+            the centre count less, see `disc_log_weights`, so that the window
+            is the same after a turn by any angle.
     """
 
     size: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
     dilation_rate: tuple[int, int] = (1, 1)
     border: str = "zeros"
+    shape: str = "square"
 
     def __post_init__(self) -> None:
         """Checks the attributes."""
@@ -189,12 +215,27 @@ class Window:
                 f"Received: size={self.size}"
             )
         _checks.choice(self.border, "border", BORDERS)
+        _checks.choice(self.shape, "shape", WINDOW_SHAPES)
+        unequal = len({*self.size}) > 1 or len({*self.dilation_rate}) > 1
+        if self.shape == "disc" and unequal:
+            raise ValueError(
+                "A disc has as many rows as columns, and one dilation rate. "
+                f"Received: size={self.size}, "
+                f"dilation_rate={self.dilation_rate}"
+            )
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         """`(neighbours, 2)`: rows and columns from the query, row by row."""
         places = np.array(list(itertools.product(*map(range, self.size))))
         return (places - np.array(self.size) // 2) * self.dilation_rate
+
+    @functools.cached_property
+    def log_weights(self) -> np.ndarray | None:
+        """`(neighbours,)`, added to the scores of a disc; None for a square."""
+        if self.shape == "square":
+            return None
+        return disc_log_weights(self.size[0]).ravel()
 
     def output_size(self, size: Shape) -> tuple[Any, Any]:
         """Rows and columns of queries on an image of this size."""

@@ -103,6 +103,18 @@ def test_a_figure_tells_what_it_shows(tmp_path):
         "log": True,
         "alt": "Time",
     }
-    report_figures.draw(shown, tmp_path / "figure.png")
-    assert report_figures.stored(tmp_path / "figure.png") == shown
+    lines = {
+        "x": [0, 45, 90],
+        "lines": {
+            name: {"new": [0.0, 0.1, 0.0], "old": [0.0, 0.4, 0.0]}
+            for name in "abcd"
+        },
+        "solid": "new",
+        "x axis": "angle",
+        "axis": "error",
+        "alt": "Error",
+    }
+    for each in (shown, lines):
+        report_figures.draw(each, tmp_path / "figure.png")
+        assert report_figures.stored(tmp_path / "figure.png") == each
     assert report_figures.stored(tmp_path / "none.png") is None

@@ -29,20 +29,3 @@ def test_both_forms_agree(kind, windows):
         for form in windows.FORMS
     )
     assert relative_difference(first, second) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "name", ["AffineSelfConv2D", "StandAloneSelfAttention2D", "GroupConv2D"]
-)
-def test_quarter_turns_leave_no_error(name, windows):
-    error, size, spread = windows.turn(name, 5, 2, 0)
-    assert error < 1e-5 * size
-    assert spread > 0.1 * size
-    error, _, _ = windows.turn(name, 5, 1, 0)
-    assert error > 1e-2 * size
-
-
-def test_a_window_of_one_pixel_leaves_no_error(windows):
-    """There is nothing to turn but the group."""
-    error, size, _ = windows.turn("AffineSelfConv2D", 1, 1, 0)
-    assert error < 1e-5 * size

@@ -19,6 +19,8 @@ ARGUMENTS = {
     "use_bias": False,
     "exact": False,
     "recompute": False,
+    "filter_basis": "steerable",
+    "window_shape": "disc",
     "data_format": "channels_first",
 }
 

@@ -85,6 +85,8 @@ def oracle(layer, x, **options):
         layer.group.name,
         layer.kernel_size,
         layer.epsilon,
+        shape=layer.window_shape,
+        scale=layer._scale,
         **options,
     )
 

@@ -1,5 +1,7 @@
 """ACmix: contract, oracle, options, limits of the original."""
 
+import math
+
 import keras
 import numpy as np
 import oracles
@@ -20,6 +22,8 @@ from layer_contract import second_derivative
 from layer_contract import weights_of
 
 from keras_equiattn.layers import ACmix2D
+from keras_equiattn.layers import FoldedACmix2D
+from keras_equiattn.ops import kernel_orbit
 from keras_equiattn.ops.papers.acmix import image_coordinates
 from keras_equiattn.testing import relative_difference
 
@@ -65,16 +69,26 @@ class TestACmix2D(LayerContract):
     )
 
 
+def values_of(layer):
+    """Weights by name, those of shift kernels for each pixel."""
+    found = weights_of(layer)
+    if layer.convolves:
+        kernel = layer.filters_of(layer.shift_kernel, layer.kernel_size[0])
+        found["shift_kernel"] = as_array(kernel)
+    return found
+
+
 def oracle(layer, x):
     return oracles.acmix(
         x.astype("float64"),
-        weights_of(layer),
+        values_of(layer),
         layer.group.name,
         layer.num_heads,
         layer.attention_kernel_size,
         layer.strides[0],
         layer.dilation_rate[0],
         layer.border,
+        layer.window_shape,
     )
 
 
@@ -90,6 +104,9 @@ def oracle(layer, x):
         ("z2", (6, 5), {"dilation_rate": 2, "kernel_size": 1}),
         ("p4", (5, 5), {"dilation_rate": 2, "kernel_groups": 2}),
         ("z2", (1, 2), {"attention_kernel_size": 7, "kernel_groups": 2}),
+        ("p8", (3, 4), {"kernel_groups": 2}),
+        ("p4m", (4, 3), {"filter_basis": "steerable", "kernel_size": 5}),
+        ("p4", (3, 4), {"window_shape": "disc", "border": "mask"}),
     ],
 )
 def test_oracle(group, size, options):
@@ -207,12 +224,12 @@ def test_dilation_of_each_axis_sees_every_other_pixel(dilation, border):
 
 
 @pytest.mark.torch_first
-@pytest.mark.parametrize("group", ["p8", "p8m"])
-def test_positions_between_quarter_turns(group):
+@pytest.mark.parametrize("shape", ["square", "disc"])
+def test_positions_between_quarter_turns(shape):
     """The linear map of positions knows every angle."""
-    options = {"filters": 2, "num_heads": 1, "group": group}
-    layer = random_layer(**options)
-    alone = random_layer(paths="attention", **options)
+    options = {"filters": 2, "num_heads": 1, "group": "p8m"}
+    layer = random_layer(window_shape=shape, **options)
+    alone = random_layer(paths="attention", window_shape=shape, **options)
     for variable in alone.weights:
         variable.assign(getattr(layer, variable.name))
     x = sample(layer, (3, 4))
@@ -220,6 +237,37 @@ def test_positions_between_quarter_turns(group):
     y, maps = alone(x, return_attention_maps=True)
     assert relative_difference(as_array(y), expected) < LIMIT
     assert relative_difference(as_array(maps["window"]), weights) < LIMIT
+
+
+@pytest.mark.parametrize("kind", [ACmix2D, FoldedACmix2D])
+def test_what_windows_and_shift_kernels_are_made_of(kind):
+    for name, expected in (
+        ("p4m", ("pixel", "square")),
+        ("p8", ("steerable", "disc")),
+    ):
+        made = kind(4, group=name)
+        assert (made.filter_basis, made.window_shape) == expected
+        assert made.window.shape == expected[1]
+        config = made.get_config()
+        del config["filter_basis"], config["window_shape"]
+        made = kind.from_config(config)  # before there was a choice
+        assert (made.filter_basis, made.window_shape) == ("pixel", "square")
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("shifts", ["learned", "fixed", "random"])
+def test_shift_kernels_turn_by_any_angle(shifts):
+    """Shifted pixels are no steerable filters, but their projection is."""
+    layer = ACmix2D(
+        4, num_heads=2, group="p8", shift_kernels=shifts, dtype=DTYPE
+    )
+    layer.build((None, 5, 5, 8, 3))
+    kernel = as_array(layer.convolution().kernel)
+    expected = oracles.steer(kernel, math.pi / 4)
+    found = kernel_orbit(
+        kernel, "p8", group_axis=False, filter_basis="steerable"
+    )
+    assert relative_difference(as_array(found)[1], expected) < LIMIT
 
 
 @pytest.mark.torch_first

@@ -36,6 +36,8 @@ ARGUMENTS = {
     "window_initializer": keras.initializers.RandomNormal(stddev=0.5, seed=2),
     "kernel_regularizer": keras.regularizers.L2(0.01),
     "window_regularizer": keras.regularizers.L1(0.02),
+    "filter_basis": "steerable",
+    "window_shape": "disc",
     "data_format": "channels_first",
 }
 
@@ -53,6 +55,9 @@ def case(layer, group, size, heads, border, rectangle=None, **options):
     halves = 2 if layer is StandAloneSelfAttention2D else 1
     filters = 2 * halves if heads == 1 else heads * halves
     arguments = {"kernel_size": 3, **options}
+    weights = WEIGHTS[layer]
+    if layer is StandAloneSelfAttention2D and group == "p8":
+        weights -= 1  # one embedding of both rows and columns
     if group == "z2" and rectangle is None:
         shape = (2, *size, 3)
     else:
@@ -68,7 +73,7 @@ def case(layer, group, size, heads, border, rectangle=None, **options):
         },
         shape,
         (*shape[:-1], filters),
-        weights=WEIGHTS[layer],
+        weights=weights,
         group=group,
         rectangle=rectangle,
         reach=1,
@@ -118,7 +123,7 @@ class TestEveryWindowAttention(LayerContract):
             ("p4", (5, 5), 1, "reflect", (4, 6), LAYERS[:2]),
             ("p4m", (6, 6), 1, "zeros", (5, 4), LAYERS[::2]),
             ("p4m", (5, 5), 8, "mask", None, LAYERS[:2]),
-            ("p8", (6, 6), 1, "zeros", None, LAYERS[:1]),
+            ("p8", (6, 6), 1, "zeros", None, LAYERS),
         )
         for layer in layers
     )
@@ -144,12 +149,24 @@ def test_weights_of_one_kind_start_differently():
 @pytest.mark.torch_first
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
-    ("group", "border", "heads"),
-    [("p4m", "zeros", 2), ("p4", "mask", 1), ("z2m", "reflect", 4)],
+    ("group", "border", "heads", "options"),
+    [
+        ("p4m", "zeros", 2, {}),
+        ("p4", "mask", 1, {}),
+        ("z2m", "reflect", 4, {}),
+        ("p8", "zeros", 2, {}),
+        ("p4", "mask", 2, {"window_shape": "disc"}),
+        ("p2m", "reflect", 2, {"filter_basis": "steerable"}),
+    ],
 )
-def test_oracle(layer, group, border, heads):
+def test_oracle(layer, group, border, heads, options):
     made = random_layer(
-        layer, filters=8, num_heads=heads, group=group, border=border
+        layer,
+        filters=8,
+        num_heads=heads,
+        group=group,
+        border=border,
+        **options,
     )
     order = made.group.order
     x = np.random.default_rng(1).normal(size=(2, 5, 5, order, 3))
@@ -159,6 +176,37 @@ def test_oracle(layer, group, border, heads):
     actual = as_array(maps["window"])
     assert actual.shape == (2, 5, 5, order, heads, 3, 3)
     assert relative_difference(actual, expected_maps) < tolerance()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_windows_are_made_of(layer):
+    for name in groups.names():
+        group = groups.get(name)
+        made = layer(8, 3, num_heads=2, group=name)
+        found = made.filter_basis, made.window_shape, made.window.shape
+        if group.acts_on_grid:
+            assert found == ("pixel", "square", "square")
+        else:
+            assert found == ("steerable", "disc", "disc")
+    # Before there was a choice.
+    config = layer(8, 3, num_heads=2, group="p8").get_config()
+    del config["filter_basis"], config["window_shape"]
+    made = layer.from_config(config)
+    assert (made.filter_basis, made.window_shape) == ("pixel", "square")
+
+
+@pytest.mark.parametrize("layer", LAYERS[:2])
+@pytest.mark.parametrize("basis", ["pixel", "steerable"])
+def test_weights_of_the_window_start_small_where_they_turn(layer, basis):
+    made = layer(64, 5, num_heads=2, group="p4", filter_basis=basis)
+    made.build((None, 6, 6, 4, 3))
+    expected = 1.0 if basis == "pixel" else 0.25
+    for name in weights_of(made):
+        if name.endswith(("psi", "beta")) and "query" not in name:
+            axis = int(name.endswith("psi"))
+            values = made.filters_of(getattr(made, name), 5, axis)
+            spread = as_array(values).std()
+            assert spread == pytest.approx(expected, rel=0.1), name
 
 
 @pytest.mark.torch_first

@@ -29,7 +29,7 @@ ARGUMENTS = {
     "filters": 5,
     "key_dim": 4,
     "num_heads": 2,
-    "kernel_size": None,
+    "kernel_size": 3,
     "group": "p4m",
     "attention_dropout": 0.1,
     "epsilon": 1e-12,
@@ -38,6 +38,8 @@ ARGUMENTS = {
     "bias_initializer": keras.initializers.Constant(0.5),
     "kernel_regularizer": keras.regularizers.L2(0.01),
     "seed": 7,
+    "scale": 0.3,
+    "window_shape": "disc",
     "data_format": "channels_first",
 }
 
@@ -103,6 +105,7 @@ class TestEveryGroupSelfAttention(LayerContract):
         pytest.param("p4m", None, (3, 4), marks=SLOW),
         pytest.param("p8", None, (4, 3), marks=SLOW),
         pytest.param("z2m", 5, (4, 3), marks=SLOW),
+        pytest.param("p8m", 5, (4, 3), marks=SLOW),
     ],
 )
 def test_oracle(layer, group, window, size):
@@ -113,6 +116,30 @@ def test_oracle(layer, group, window, size):
     assert relative_difference(as_array(y), expected) < tolerance()
     actual = as_array(maps["window" if window else "image"])
     assert relative_difference(actual, expected_maps) < tolerance()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_shapes_of_windows(layer):
+    options = {"filters": 4, "key_dim": 4, "num_heads": 1}
+    for group, size, shape, scale in (
+        ("p4m", 3, "square", 0.5),
+        ("p8", None, "square", 0.5),
+        ("p8", 3, "disc", 0.125),
+    ):
+        made = layer(**options, kernel_size=size, group=group)
+        made.build((None, 4, 4, *order_of(made), 4))
+        assert (made.window_shape, made._scale) == (shape, scale)
+        assert made.window is None or made.window.shape == shape
+        if size:
+            config = made.get_config()
+            del config["window_shape"]  # before there was a choice
+            assert layer.from_config(config).window_shape == "square"
+    with pytest.raises(ValueError, match=r"A disc needs.*kernel_size=None"):
+        layer(**options, kernel_size=None, window_shape="disc")
+    with pytest.raises(ValueError, match=r"`window_shape`.*'circle'"):
+        layer(**options, window_shape="circle")
+    with pytest.raises(ValueError, match=r"`scale` must be None or.*0"):
+        layer(**options, scale=0)
 
 
 def test_weights_of_one_kind_start_differently():

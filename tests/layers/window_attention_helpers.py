@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracles
+from layer_contract import as_array
 from layer_contract import DTYPE
 from layer_contract import weights_of
 
@@ -23,9 +24,29 @@ def random_layer(layer, channels=3, seed=0, **arguments):
     return made
 
 
+def values_of(layer):
+    """Weights by name, those of the window for each of its pixels."""
+    found, (size, _) = weights_of(layer), layer.kernel_size
+    if layer.filter_basis == "pixel":
+        return found
+    basis = np.linalg.qr(oracles.harmonics(size, multiplied=True))[0]
+    for name, axis in (("psi", 1), ("beta", 0), ("embedding", 0)):
+        for key in (name, f"key_{name}", f"value_{name}"):
+            if key in found:
+                pixels = layer.filters_of(getattr(layer, key), size, axis)
+                found[key] = as_array(pixels)
+                # Of the filters that turn, and of no others.
+                flat = np.moveaxis(found[key], (axis, axis + 1), (0, 1))
+                flat = flat.reshape(size * size, -1)
+                np.testing.assert_allclose(
+                    basis @ (basis.T @ flat), flat, atol=1e-5
+                )
+    return found
+
+
 def oracle(layer, x):
     """Output and weights by loops over the group and the window."""
-    w, group = weights_of(layer), layer.group.name
+    w, group = values_of(layer), layer.group.name
     scale = layer.scale or layer.num_heads / layer.filters
 
     def linear(name):
@@ -48,6 +69,9 @@ def oracle(layer, x):
             )
             of_keys = w["key_psi"], w["key_beta"]
             of_values = w["value_psi"], w["value_beta"]
+        elif "embedding" in w:
+            of_keys = None, w["embedding"]
+            of_values = None, 0 * w["embedding"]
         else:
             rows, columns = w["row_embedding"], w["column_embedding"]
             half = rows.shape[1] // layer.num_heads
@@ -69,6 +93,7 @@ def oracle(layer, x):
         layer.num_heads,
         scale,
         layer.border,
+        layer.window_shape,
     )
     return oracles.group_linear(y, w["output_kernel"], None, group), maps
 

@@ -1,5 +1,6 @@
 """Steerable filters: what they are, how they turn, and what a grid costs."""
 
+import inspect
 import math
 
 import numpy as np
@@ -17,49 +18,14 @@ from keras_equiattn.ops.group.bases import steering_matrix
 NAMES = ["z2m", "p4", "p8", "p12m", "p16"]
 
 
-def harmonic(ring, frequency, phase, row, column):
-    """A filter of the basis at one offset, row and column from the centre."""
-    radius = math.hypot(row, column)
-    height = math.exp(-((radius - ring) ** 2) / (2 * 0.45**2))
-    if not frequency:
-        return height
-    if not radius:
-        return 0.0
-    angle = math.atan2(-row, column)
-    return height * math.cos(frequency * angle - phase)
-
-
-def harmonics(size, angle=0.0, mirrored=False):
-    """`(size * size, count)`: all filters, mirrored, then turned by an angle.
-
-    Mirrored, left and right are exchanged.
-    """
-    half = (size - 1) / 2
-    first = half % 1
-    found = []
-    for ring in np.arange(first, half + 1):
-        largest = math.floor(ring + 1) if ring else 0
-        for frequency in range(largest + 1):
-            for phase in (0, math.pi / 2) if frequency else (0,):
-                values = []
-                for row in np.arange(-half, half + 1):
-                    for column in np.arange(-half, half + 1):
-                        # Back to where the value comes from.
-                        x = math.cos(angle) * column - math.sin(angle) * row
-                        y = -math.sin(angle) * column - math.cos(angle) * row
-                        x = -x if mirrored else x
-                        values.append(harmonic(ring, frequency, phase, -y, x))
-                found.append(values)
-    return np.array(found).T
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("multiplied", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_each_element_turns_the_same_filters(name, size):
+def test_each_element_turns_the_same_filters(name, multiplied, size):
     """The basis is one combination of the harmonics, whatever the element."""
     group = groups.get(name)
-    basis = steerable_basis(group, size)
-    plain = harmonics(size)
+    basis = steerable_basis(group, size, multiplied)
+    plain = oracles.harmonics(size, multiplied=multiplied)
     combination = np.linalg.lstsq(plain, basis[0], rcond=None)[0]
     np.testing.assert_allclose(
         basis[0].T @ basis[0], np.eye(plain.shape[1]), atol=1e-12
@@ -67,7 +33,7 @@ def test_each_element_turns_the_same_filters(name, size):
     for element in range(group.order):
         flip, step = divmod(element, group.rotations)
         angle = 2 * math.pi * step / group.rotations
-        moved = harmonics(size, angle, bool(flip))
+        moved = oracles.harmonics(size, angle, bool(flip), multiplied)
         np.testing.assert_allclose(
             basis[element], moved @ combination, atol=1e-12
         )
@@ -79,12 +45,31 @@ def test_names_and_errors():
     assert not by_name.flags.writeable
     with pytest.raises(ValueError, match=r"`size` must be a positive.*0"):
         steerable_basis("p8", 0)
+    with pytest.raises(ValueError, match=r"`multiplied` must be.*3"):
+        inspect.unwrap(steerable_basis)("p8", 3, 3)
 
 
 def test_numbers_of_filters():
-    sizes = {1: 1, 2: 3, 3: 6, 4: 8, 5: 13, 7: 22}
-    for size, count in sizes.items():
-        assert steerable_basis(groups.get("p8"), size).shape[2] == count
+    sizes = {
+        1: (1, 1),
+        2: (3, 1),
+        3: (6, 4),
+        4: (8, 4),
+        5: (13, 9),
+        7: (22, 16),
+    }
+    for size, counts in sizes.items():
+        for multiplied, count in zip((False, True), counts, strict=True):
+            basis = steerable_basis("p8", size, multiplied)
+            assert basis.shape[2] == count
+
+
+@pytest.mark.parametrize("size", [3, 5, 6])
+def test_filters_that_are_multiplied_are_among_the_others(size):
+    """So `kernel_orbit`, which knows all of them, turns these as well."""
+    few = steerable_basis("p8", size, multiplied=True)
+    turned = steering_matrix(groups.get("p8"), size) @ few[0]
+    np.testing.assert_allclose(turned, few, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,11 +115,11 @@ def test_orbit(on_group):
     )
     flat = kernel.reshape(25, -1, 2)
     coefficients = np.linalg.lstsq(
-        harmonics(5), flat.reshape(25, -1), rcond=None
+        oracles.harmonics(5), flat.reshape(25, -1), rcond=None
     )[0].reshape(-1, *flat.shape[1:])
     for h in range(group.order):
         flip, step = divmod(h, 8)
-        moved = harmonics(5, 2 * math.pi * step / 8, bool(flip))
+        moved = oracles.harmonics(5, 2 * math.pi * step / 8, bool(flip))
         from_element = coefficients
         if on_group:
             from_element = coefficients[:, group.relative_table[h]]

@@ -82,11 +82,12 @@ def value_and_gradients(function, arrays, cotangent):
     return as_array(value), [as_array(g) for g in gradients]
 
 
-def check(arrays, local, rtol=RTOL, compiled=False):
+def check(arrays, local, rtol=RTOL, compiled=False, shape="square"):
     """Both forms agree, in the value and all gradients."""
+    options = {"local": local, "window_shape": shape}
 
     def in_blocks(*arrays):
-        return group_self_attention(*arrays, local=local)
+        return group_self_attention(*arrays, **options)
 
     if compiled and BACKEND == "tensorflow":
         import tensorflow as tf
@@ -94,7 +95,7 @@ def check(arrays, local, rtol=RTOL, compiled=False):
         in_blocks = tf.function(in_blocks)
 
     def plain(*arrays):
-        return plain_attention(*arrays, local=local)
+        return plain_attention(*arrays, **options)
 
     batch, height, width, _, heads, channels = arrays[0].shape
     order = arrays[3].shape[2]
@@ -134,6 +135,11 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_windows(case):
     check(arguments(*case), local=True)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2]], ids=str)
+def test_discs(case):
+    check(arguments(*case), local=True, shape="disc")
 
 
 @pytest.mark.parametrize(
@@ -511,21 +517,24 @@ def test_programs_can_be_exported_by_torch(local):
 # --- Weights and offsets ----------------------------------------------------
 
 
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize(
+    ("local", "shape"), [(True, "square"), (True, "disc"), (False, "square")]
+)
 @pytest.mark.parametrize("elements", [1, 2])
-def test_weights_give_the_output(local, elements):
+def test_weights_give_the_output(local, shape, elements):
     arrays = arguments(3 if local else None, (3, 4), elements, 2)
     tensors = [ops.convert_to_tensor(a, DTYPE) for a in arrays]
     query, keys, values, *rest = tensors
-    weights = as_array(group_attention_weights(query, keys, *rest, local=local))
+    options = {"local": local, "window_shape": shape}
+    weights = as_array(group_attention_weights(query, keys, *rest, **options))
     encoding = rest[0]
     seen = module.neighbourhood((3, 4), encoding, local)
     near = as_array(seen.of(values))
     y = np.einsum("bivtmo,biomtc->bivtc", weights, near)
-    expected = as_array(group_self_attention(*tensors, local=local))
+    expected = as_array(group_self_attention(*tensors, **options))
     y = y.reshape(expected.shape)
     assert relative_difference(y, expected) < max(RTOL, 1e-12)
-    one = group_attention_weights(query, keys, *rest, local=local, pixel=(2, 1))
+    one = group_attention_weights(query, keys, *rest, **options, pixel=(2, 1))
     expected = weights[:, [2 * 4 + 1]]
     assert relative_difference(as_array(one), expected) < RTOL
 
@@ -623,12 +632,12 @@ def test_sizes_known_only_at_run_time_fit():
     unknown = keras.KerasTensor((None, None, None, 2, 2, 5))
     encoding = keras.KerasTensor((3, 3, 4, 2))
     embedding = keras.KerasTensor((2, 2, 3))
-    module._check(unknown, encoding, embedding, True)
+    module._check(unknown, encoding, embedding, True, "disc")
     whole = keras.KerasTensor((None, 5, 4, 2))
-    module._check(unknown, whole, embedding, False)
+    module._check(unknown, whole, embedding, False, "square")
     embedding = keras.KerasTensor((2, 2, 4))
     with pytest.raises(ValueError, match=r"the 3 channels.*\(2, 2, 4\)"):
-        module._check(unknown, encoding, embedding, True)
+        module._check(unknown, encoding, embedding, True, "square")
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan"), "0.1"])

@@ -6,6 +6,7 @@ import re
 
 import keras
 import numpy as np
+import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
@@ -16,6 +17,9 @@ from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows import products as window_products
 from keras_equiattn.ops.windows import tiles as window_tiles
+from keras_equiattn.ops.windows.api import AffineMap
+from keras_equiattn.ops.windows.api import UNCHANGED
+from keras_equiattn.ops.windows.api import window_attention
 from keras_equiattn.ops.windows.api import window_scores
 from keras_equiattn.ops.windows.api import window_softmax
 from keras_equiattn.ops.windows.api import window_sum
@@ -24,6 +28,8 @@ from keras_equiattn.testing import relative_difference
 
 FLOAT64 = keras.backend.backend() != "jax"
 DTYPE, RTOL = ("float64", 1e-12) if FLOAT64 else ("float32", 1e-5)
+# Of derivatives found by differences.
+NUMERIC_RTOL = max(RTOL, 1e-6)
 
 
 def neighbours(x, window):
@@ -76,6 +82,8 @@ def softmax_oracle(scores, window, size):
         inside = neighbours(np.ones((1, *size, 1, 1)), window)[:, 0, ..., 0, 0]
         scores = np.where(inside[:, None, None, None] > 0, scores, -np.inf)
     p = np.exp(scores - scores.max(0))
+    counts = oracles.window_weights(*window.size, window.shape)
+    p = counts.reshape(-1, 1, 1, 1, 1, 1) * p
     return p / p.sum(0)
 
 
@@ -139,6 +147,11 @@ WINDOWS = [
     Window((5, 3), strides=(2, 2), border="reflect"),
     Window((3, 3), strides=(2, 3), border="mask"),
     Window((1, 3), strides=(3, 1), border="mask", dilation_rate=(1, 2)),
+]
+DISCS = [
+    Window((5, 5), shape="disc"),
+    Window((3, 3), strides=(2, 2), border="mask", shape="disc"),
+    Window((1, 1), shape="disc"),
 ]
 # Order of queries and keys, transformed or not, with a bias or not.
 KINDS = [
@@ -454,7 +467,7 @@ def check_sums(window, kind, heads=2, **options):
     check(ours, oracle, [a, k, *rest])
 
 
-def check(ours, oracle, arrays):
+def check(ours, oracle, arrays, rtol=NUMERIC_RTOL):
     expected = oracle(*arrays)
     cotangent = random(*expected.shape, seed=6)
     value, gradients = value_and_gradients(ours, arrays, cotangent)
@@ -463,16 +476,16 @@ def check(ours, oracle, arrays):
     directions = [random(*a.shape, seed=7) for a in arrays]
     along = [(g * d).sum() for g, d in zip(gradients, directions, strict=True)]
     numeric = numeric_gradient(oracle, arrays, cotangent, directions)
-    assert relative_difference(np.array(along), numeric) < max(RTOL, 1e-6)
+    assert relative_difference(np.array(along), numeric) < rtol
     # One direction could miss an error in a few places: a second one.
     directions = [random(*a.shape, seed=8) ** 3 for a in arrays]
     along = [(g * d).sum() for g, d in zip(gradients, directions, strict=True)]
     numeric = numeric_gradient(oracle, arrays, cotangent, directions)
-    assert relative_difference(np.array(along), numeric) < max(RTOL, 1e-6)
+    assert relative_difference(np.array(along), numeric) < rtol
 
 
 @pytest.mark.torch_first
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("window", WINDOWS + DISCS, ids=str)
 def test_softmax(window):
     size = (5, 4)
     shape = (len(window.offsets), 2, 3, 2, *window.output_size(size))
@@ -480,7 +493,40 @@ def test_softmax(window):
         lambda s: window_softmax(s, window, size),
         lambda s: softmax_oracle(s, window, size),
         [3 * random(*shape)],
+        rtol=1e-5,
     )
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("window", DISCS[:2], ids=str)
+def test_attention_of_discs(window):
+    """Its three parts, one after the other."""
+    kind = (2, 2, False, True)
+    query, keys, (bias,) = arguments(window, *kind)
+    values = random(*keys.shape, seed=5)
+
+    def ours(query, keys, values, bias):
+        affine = AffineMap(None, bias)
+        given = query, keys, values, window, 2, affine, UNCHANGED
+        return window_attention(*given, return_weights=False)[0]
+
+    def oracle(query, keys, values, bias):
+        scores = scores_oracle(query, keys, window, 2, None, bias)
+        weights = softmax_oracle(scores, window, keys.shape[1:3])
+        return sum_oracle(weights, values, window, None, None)
+
+    # Differences of exponentials are less precise than those of products.
+    check(ours, oracle, [query, keys, values, bias], rtol=1e-5)
+
+
+@pytest.mark.torch_first
+def test_softmax_over_pairs_of_a_disc():
+    """Each neighbour counts as much for every key element."""
+    window = Window((3, 3), shape="disc")
+    scores = ops.zeros((18, 1, 1, 1, 2, 2), DTYPE)
+    found = as_array(window_softmax(scores, window))[:, 0, 0, 0, 0, 0]
+    expected = np.tile(oracles.window_weights(3, 3, "disc").ravel(), 2)
+    np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-5)
 
 
 @pytest.mark.torch_first
@@ -515,6 +561,12 @@ def test_shapes_that_do_not_fit():
         ({"size": (0, 3)}, r"`size`.*0"),
         ({"size": (3, 3), "strides": (0, 1)}, r"`strides`.*0"),
         ({"size": (3, 3), "border": "wrap"}, r"`border`.*'wrap'"),
+        ({"size": (3, 3), "shape": "round"}, r"`shape`.*'round'"),
+        ({"size": (3, 5), "shape": "disc"}, r"A disc.*size=\(3, 5\)"),
+        (
+            {"size": (3, 3), "dilation_rate": (1, 2), "shape": "disc"},
+            r"one dilation rate.*dilation_rate=\(1, 2\)",
+        ),
     ],
 )
 def test_bad_windows(arguments, message):

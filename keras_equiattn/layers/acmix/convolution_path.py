@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn.layers.base.filters import FilterLayer
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.layers.base.initializers import with_fan_in
@@ -49,6 +50,8 @@ class ConvolutionPath:
     shift_kernel: Any
     attention_rate: Any
     convolution_rate: Any
+    # Of layers whose shift kernels may be steerable.
+    _filters_of: Any = None
 
     def __init__(
         self,
@@ -130,16 +133,22 @@ class ConvolutionPath:
         initializer = with_fan_in(self.mixing_initializer, count**2)
         if self.shift_kernels == "learned":
             initializer = _shifts
-        self._add(
-            layer,
-            "shift_kernel",
-            shape=(rows, columns, count, self.size * self.kernel_groups),
-            initializer=initializer,
-            autocast=False,
-        )
+        options = {
+            "shape": (rows, columns, count, self.size * self.kernel_groups),
+            "initializer": initializer,
+            "autocast": False,
+        }
+        if not isinstance(layer, FilterLayer):
+            self._add(layer, "shift_kernel", **options)
+            return
+        weight = layer.add_filters("shift_kernel", **options)
+        self._keep(layer, "shift_kernel", weight)
+        self._filters_of = layer.filters_of
 
     def _add(self, layer: GroupLayer, name: str, **options: Any) -> None:
-        weight = layer.add_weight(name=name, **options)
+        self._keep(layer, name, layer.add_weight(name=name, **options))
+
+    def _keep(self, layer: GroupLayer, name: str, weight: Any) -> None:
         setattr(self, name, weight)
         setattr(layer, name, weight)
 
@@ -175,7 +184,10 @@ class ConvolutionPath:
     def _shift(self) -> Tensor:
         """The shift kernels, those that are fixed as well."""
         if self.shift_kernels != "fixed":
-            return full(self.shift_kernel)
+            kernel = full(self.shift_kernel)
+            if self._filters_of is None:
+                return kernel
+            return self._filters_of(kernel, self.kernel_size[0])
         dtype = full(self.mixing_kernel).dtype
         return _shifts((*self.kernel_size, None, self.size), dtype)
 

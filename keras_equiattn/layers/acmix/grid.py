@@ -12,6 +12,8 @@ from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import times
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.layers.base import linear_maps
+from keras_equiattn.layers.base.attention_layer import WindowLayer
+from keras_equiattn.layers.base.filters import FilterLayer
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -24,7 +26,7 @@ from keras_equiattn.ops.windows.api import window_attention
 BORDERS = ("reflect", "mask")
 
 
-class BaseACmix2D(TwoPaths):
+class BaseACmix2D(TwoPaths, WindowLayer, FilterLayer):
     """What `ACmix2D` and `FoldedACmix2D` share; see there."""
 
     def __init__(
@@ -42,11 +44,18 @@ class BaseACmix2D(TwoPaths):
         use_bias: bool = True,
         exact: bool | str = True,
         recompute: bool = True,
+        filter_basis: str | None = None,
+        window_shape: str | None = None,
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            paths=paths, group=group, data_format=data_format, **kwargs
+            paths=paths,
+            filter_basis=filter_basis,
+            window_shape=window_shape,
+            group=group,
+            data_format=data_format,
+            **kwargs,
         )
         self.filters = _checks.integer(filters, "filters")
         self.num_heads = _checks.integer(num_heads, "num_heads")
@@ -235,6 +244,16 @@ class ACmix2D(BaseACmix2D):
             weights and the result for the backward pass, but no neighbours
             with their channels. False keeps more, and can be differentiated
             twice on every backend.
+        filter_basis: what the shift kernels are made of: "pixel" has a number
+            for each offset, which is interpolated for turns by less than 90
+            degrees; "steerable" has coefficients of filters that turn by any
+            angle, see `ops.steerable_basis`, and needs a square `kernel_size`.
+            None is "pixel" for groups that act on the grid, and "steerable" for
+            others.
+        window_shape: "square": attention counts all neighbours in its window
+            alike; "disc": those further from its centre count less, so that the
+            window is the same after a turn by any angle, see `ops.Window`. None
+            is "square" for groups that act on the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -265,7 +284,10 @@ class ACmix2D(BaseACmix2D):
         every element of the group, to rounding, on every input that the layer
         accepts with `exact=True`. For groups that do not act on the grid (p8,
         p12, p16) this holds for the turns by 90 degrees and the mirrors that
-        go with them; in between the shift kernels are interpolated.
+        go with them; turns in between are approximate. On smooth feature maps,
+        turned by 45 degrees, the output of a new layer on p8 was off by at most
+        0.038 of its largest value with steerable filters and discs (windows
+        of 3, 5 and 7 pixels), and by 0.395 with pixels and squares.
         Translations show on what is further from the border than the windows
         reach, on images of one size: positions are relative to the size.
 
@@ -275,7 +297,9 @@ class ACmix2D(BaseACmix2D):
         `position_kernel (2, size)` (of columns, then rows), `position_bias
         (size,)`, which no output depends on; `mixing_kernel (3 num_heads,
         rows * columns)`, `shift_kernel (rows, columns, rows * columns, size *
-        kernel_groups)`, `attention_rate ()`, `convolution_rate ()`.
+        kernel_groups)`, `attention_rate ()`, `convolution_rate ()`. With
+        steerable filters `shift_kernel (count, rows * columns, size *
+        kernel_groups)`, with the `count` of `ops.steerable_basis(group, rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
@@ -320,6 +344,8 @@ class ACmix2D(BaseACmix2D):
         kernel_regularizer: Any = None,
         exact: bool | str = True,
         recompute: bool = True,
+        filter_basis: str | None = None,
+        window_shape: str | None = None,
         data_format: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -337,6 +363,8 @@ class ACmix2D(BaseACmix2D):
             use_bias=use_bias,
             exact=exact,
             recompute=recompute,
+            filter_basis=filter_basis,
+            window_shape=window_shape,
             data_format=data_format,
             **kwargs,
         )
@@ -424,7 +452,7 @@ class FoldedACmix2D(BaseACmix2D):
         filters, kernel_size, attention_kernel_size, num_heads: see `ACmix2D`.
         strides, dilation_rate, group, paths, border: see `ACmix2D`.
         activation, use_bias, exact, recompute: see `ACmix2D`.
-        data_format: see `ACmix2D`.
+        filter_basis, window_shape, data_format: see `ACmix2D`.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:

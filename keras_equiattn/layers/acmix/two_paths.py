@@ -29,6 +29,9 @@ class TwoPaths(AttentionLayer):
     kernel_size: tuple[int, int]
     # The `Window` that a pixel attends to; None for all of the image.
     window: Any = None
+    # Of layers that have no choice.
+    filter_basis: str = "pixel"
+    window_shape: str = "square"
     # Of both paths.
     strides: tuple[int, int] = (1, 1)
     dilation_rate: tuple[int, int] = (1, 1)
@@ -61,6 +64,7 @@ class TwoPaths(AttentionLayer):
             self.strides,
             self.dilation_rate,
             border,
+            self.window_shape,
         )
 
     def hold_convolution_path(self, **options: Any) -> None:
@@ -126,6 +130,7 @@ class TwoPaths(AttentionLayer):
                 self.group,
                 self.strides,
                 self.dilation_rate,
+                self.filter_basis,
             )
         return self.sum_of_paths(attention, convolved)
 

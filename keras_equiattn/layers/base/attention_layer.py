@@ -10,6 +10,7 @@ from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
+from keras_equiattn.ops.geometry import WINDOW_SHAPES
 from keras_equiattn.ops.windows.api import by_position
 
 
@@ -126,3 +127,29 @@ class AttentionLayer(GroupLayer):
         row, column = self.check_query(query, weights.shape[-2:])
         weights = weights[..., row : row + 1, column : column + 1]
         return by_position(weights, window)[:, 0, 0]
+
+
+class WindowLayer(AttentionLayer):
+    """Base of layers whose pixels attend to a window around them.
+
+    Args:
+        window_shape: "square", "disc" or None, which is "square" for groups
+            that act on the grid, and "disc" for others.
+        **kwargs: of the other bases.
+    """
+
+    def __init__(self, window_shape: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if window_shape is None:
+            window_shape = "square" if self.group.acts_on_grid else "disc"
+        self.window_shape = _checks.choice(
+            window_shape, "window_shape", WINDOW_SHAPES
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "window_shape": self.window_shape}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        # Before there was a choice, all windows were squares.
+        return super().from_config({"window_shape": "square", **config})

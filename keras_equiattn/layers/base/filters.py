@@ -8,7 +8,6 @@ import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops import backend
@@ -24,12 +23,16 @@ class FilterLayer(GroupLayer):
     With the basis "pixel" such a weight is a variable `(rows, columns, ...)`.
     With "steerable" it is `(count, ...)`, the coefficients of the filters of
     `ops.steerable_basis`, which start as those of a weight of pixels would.
+    Other axes may come first.
 
     Args:
         filter_basis: "pixel", "steerable" or None, which is "pixel" for groups
             that act on the grid, and "steerable" for others.
         **kwargs: of `GroupLayer`.
     """
+
+    # Whether filters are multiplied with each other, as `steerable_basis` asks.
+    multiplies_filters = False
 
     def __init__(self, filter_basis: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -41,43 +44,59 @@ class FilterLayer(GroupLayer):
         )
 
     def add_filters(
-        self, name: str, shape: Shape, initializer: Any, **options: Any
+        self,
+        name: str,
+        shape: Shape,
+        initializer: Any,
+        axis: int = 0,
+        **options: Any,
     ) -> Any:
         """A new weight that is a function of the offset.
 
         Args:
             name: of the variable.
-            shape: `(rows, columns, ...)`.
+            shape: of its values, `(..., rows, columns, ...)`.
             initializer: what a weight of this shape starts as.
+            axis: of the rows.
             **options: of `add_weight`.
         """
         if self.filter_basis == "steerable":
-            rows, columns = shape[:2]
+            rows, columns = shape[axis : axis + 2]
             if rows != columns:
                 raise ValueError(
                     f"{self._label()} has steerable filters, which must be "
                     f"square. Received: {rows} rows and {columns} columns"
                 )
-            initializer = _coefficients(initializer, shape)
-            shape = (_basis(rows).shape[1], *shape[2:])
+            basis = self._basis(rows)
+            initializer = _coefficients(initializer, shape, axis, basis)
+            count = basis.shape[1]
+            shape = (*shape[:axis], count, *shape[axis + 2 :])
         return self.add_weight(
             name=name, shape=shape, initializer=initializer, **options
         )
 
-    def filters_of(self, weight: Any, size: int) -> Tensor:
-        """The values `(rows, columns, ...)` of a weight of `add_filters`.
+    def filters_of(self, weight: Any, size: int, axis: int = 0) -> Tensor:
+        """The values `(..., rows, columns, ...)` of a weight of `add_filters`.
 
         Args:
             weight: the variable.
             size: rows and columns.
+            axis: of the rows.
         """
         weight = ops.convert_to_tensor(weight)
         if self.filter_basis == "pixel":
             return weight
-        basis = backend.constant(_basis(size), weight, weight.dtype)
-        rest = tuple(weight.shape[1:])
-        pixels = basis @ ops.reshape(weight, (weight.shape[0], -1))
-        return ops.reshape(pixels, (size, size, *rest))
+        basis = backend.constant(self._basis(size), weight, weight.dtype)
+        outer, rest = (
+            tuple(weight.shape[:axis]),
+            tuple(weight.shape[axis + 1 :]),
+        )
+        pixels = basis @ ops.reshape(weight, (*outer, weight.shape[axis], -1))
+        return ops.reshape(pixels, (*outer, size, size, *rest))
+
+    def _basis(self, size: int) -> np.ndarray:
+        """`(size * size, count)`: the steerable filters as they are."""
+        return steerable_basis("z2", size, self.multiplies_filters)[0]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "filter_basis": self.filter_basis}
@@ -88,19 +107,15 @@ class FilterLayer(GroupLayer):
         return super().from_config({"filter_basis": "pixel", **config})
 
 
-def _basis(size: int) -> np.ndarray:
-    """`(size * size, count)`: the steerable filters as they are."""
-    return steerable_basis(groups.get("z2"), size)[0]
-
-
-def _coefficients(initializer: Any, shape: Shape) -> Callable[..., Tensor]:
+def _coefficients(
+    initializer: Any, shape: Shape, axis: int, basis: np.ndarray
+) -> Callable[..., Tensor]:
     """An initialiser of coefficients, from one of pixels.
 
     Pixels are projected on the steerable filters, which leaves out some of
     their variance. A factor puts it back: the filters give as large values as
     those of pixels would.
     """
-    basis = _basis(shape[0])
     factor = np.sqrt(basis.shape[0] / basis.shape[1])
     if initializer is None:
         initializer = keras.initializers.GlorotUniform()
@@ -108,7 +123,7 @@ def _coefficients(initializer: Any, shape: Shape) -> Callable[..., Tensor]:
 
     def initialize(shape_of_weight: Shape, dtype: Any = None) -> Tensor:
         values = ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
-        values = ops.reshape(values, (len(basis), -1))
+        values = ops.reshape(values, (*shape[:axis], len(basis), -1))
         projection = ops.convert_to_tensor(factor * basis.T, dtype)
         return ops.reshape(projection @ values, shape_of_weight)
 

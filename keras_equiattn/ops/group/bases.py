@@ -22,7 +22,9 @@ FILTER_BASES = ("pixel", "steerable")
 RING_WIDTH = 0.45
 
 
-def steerable_basis(group: str | Group, size: int) -> np.ndarray:
+def steerable_basis(
+    group: str | Group, size: int, multiplied: bool = False
+) -> np.ndarray:
     """The filters of the basis, moved by every element of a group.
 
     With `(r, phi)` the polar coordinates of an offset from the centre, they are
@@ -30,12 +32,18 @@ def steerable_basis(group: str | Group, size: int) -> np.ndarray:
     rings a pixel apart and frequencies `k` from zero to `ring + 1`; the centre
     has the frequency zero alone. Higher frequencies alias on the grid.
 
+    Attention multiplies functions of the offset with each other, and with the
+    exponential of a third, before it adds up neighbours. Products have the sum
+    of the frequencies, so the factors have fewer: up to `ring`.
+
     The basis is orthonormal for the identity, so that decay of the coefficients
     is decay of the filter.
 
     Args:
         group: a group or its name; its turns may be of any angle.
         size: rows and columns of the filters.
+        multiplied: whether filters are multiplied with each other, and need
+            frequencies up to `ring` alone. They are among the others.
 
     Returns:
         `(order, size * size, count)`: the values of filter `c`, moved by
@@ -53,15 +61,17 @@ def steerable_basis(group: str | Group, size: int) -> np.ndarray:
           circular harmonics with Gaussian radial parts. Rings, width and
           frequencies are chosen here for the smallest error at 45 degrees.
     """
-    return _basis(groups.get(group), _checks.integer(size, "size"))
+    size = _checks.integer(size, "size")
+    multiplied = _checks.flag(multiplied, "multiplied")
+    return _basis(groups.get(group), size, multiplied)
 
 
 @functools.lru_cache(maxsize=256)
-def _basis(group: Group, size: int) -> np.ndarray:
+def _basis(group: Group, size: int, multiplied: bool) -> np.ndarray:
     """`steerable_basis` of a group."""
     centred = positions(size, size) - (size - 1) / 2
     inverse = group.matrices[group.inverse]
-    basis = _harmonics(centred @ inverse.transpose(0, 2, 1), size)
+    basis = _harmonics(centred @ inverse.transpose(0, 2, 1), size, multiplied)
     # The same combinations for every element: they still turn into each other.
     values, vectors = np.linalg.eigh(basis[0].T @ basis[0])
     basis = basis @ (vectors / np.sqrt(values)) @ vectors.T
@@ -84,11 +94,11 @@ def _rings(size: int) -> np.ndarray:
     return np.arange((size - 1) % 2 / 2, size / 2)
 
 
-def _largest_frequency(ring: float) -> int:
-    return int(ring + 1) if ring else 0
+def _largest_frequency(ring: float, multiplied: bool) -> int:
+    return int(ring + (not multiplied)) if ring else 0
 
 
-def _harmonics(offsets: np.ndarray, size: int) -> np.ndarray:
+def _harmonics(offsets: np.ndarray, size: int, multiplied: bool) -> np.ndarray:
     """`(..., count)` values of the filters at offsets `(..., 2)`."""
     rows, columns = np.moveaxis(offsets, -1, 0)
     radius, angle = np.hypot(rows, columns), np.arctan2(-rows, columns)
@@ -98,7 +108,7 @@ def _harmonics(offsets: np.ndarray, size: int) -> np.ndarray:
     for ring in _rings(size):
         on_ring = np.exp(-0.5 * ((radius - ring) / RING_WIDTH) ** 2)
         found.append(on_ring)
-        for k in range(1, _largest_frequency(ring) + 1):
+        for k in range(1, _largest_frequency(ring, multiplied) + 1):
             wave = on_ring * has_angle
             found += [wave * np.cos(k * angle), wave * np.sin(k * angle)]
     return np.stack(found, axis=-1)

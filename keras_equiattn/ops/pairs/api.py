@@ -27,6 +27,8 @@ from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import disc_log_weights
+from keras_equiattn.ops.geometry import WINDOW_SHAPES
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import of_one_dtype
@@ -47,6 +49,7 @@ def group_self_attention(
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     local: bool = True,
+    window_shape: str = "square",
     dropout: float = 0.0,
     seed: Sequence[int] | Shaped[Tensor, "2"] | None = None,
     recompute: bool = True,
@@ -63,6 +66,9 @@ def group_self_attention(
         embedding: of the relative elements, `E(g^-1 m)`.
         local: whether a pixel sees the window around it, or all pixels.
             Neighbours outside of the image are left out.
+        window_shape: "square": all neighbours in a window count alike; "disc":
+            those further from its centre count less, see `ops.Window`. Without
+            effect where pixels see all others.
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
         seed: two whole numbers from 0 to below 2**31; needed with dropout.
@@ -91,7 +97,7 @@ def group_self_attention(
         >>> tuple(y.shape)
         (2, 6, 6, 4, 2, 3)
     """
-    _check(query, encoding, embedding, local)
+    _check(query, encoding, embedding, local, window_shape)
     _checks.rate(dropout, "dropout")
     if dropout and seed is None:
         raise ValueError(
@@ -107,13 +113,14 @@ def group_self_attention(
     # Without gradients there is nothing to keep. OpenVINO also computes the
     # plain form wrongly where the size of the batch is not known.
     if not recompute and backend.has_gradients():
-        y = plain_attention(*tensors, local, dropout)
+        y = plain_attention(*tensors, local, window_shape, dropout)
     else:
         size = encoding.shape[0] if local else None
+        disc = local and window_shape == "disc"
         height = query.shape[1] if isinstance(query.shape[1], int) else None
         blocks = dispatch.choose(query, keys, encoding, local)
         rate = 0.0 if seed is None else dropout
-        given = size, blocks, height, rate, embedding is not None
+        given = size, disc, blocks, height, rate, embedding is not None
         y = attend_in_blocks(Settings(*given), *tensors)
     return ops.cast(y if count != 0 else y[:0], dtype)
 
@@ -126,6 +133,7 @@ def plain_attention(
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     seed: Float[Tensor, "4"] | None = None,
     local: bool = True,
+    window_shape: str = "square",
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`group_self_attention` as it is written, for all elements at once.
@@ -137,7 +145,7 @@ def plain_attention(
     query, keys, values, encoding, embedding = _full(
         query, keys, values, encoding, embedding
     )
-    seen = neighbourhood(ops.shape(keys)[1:3], encoding, local)
+    seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, window_shape)
     content, position = _scores(query, keys, encoding, embedding, seen)
     scores = content[:, :, None] + position[:, :, :, :, :, None]
     weights = softmax(scores, (-2, -1))
@@ -161,12 +169,13 @@ def group_attention_weights(
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     local: bool = True,
+    window_shape: str = "square",
     pixel: tuple[int, int] | None = None,
 ) -> Float[Tensor, "batch pixels order heads key_order neighbours"]:
     """The weights of the values in `group_self_attention`.
 
     Args:
-        query, keys, encoding, embedding, local: see there.
+        query, keys, encoding, embedding, local, window_shape: see there.
         pixel: row and column of the only query; None for all of them.
 
     Returns:
@@ -178,11 +187,12 @@ def group_attention_weights(
         ValueError: for shapes that do not fit, a pixel outside of the image,
             and a height or width known only at run time.
     """
-    _check(query, encoding, embedding, local)
+    _check(query, encoding, embedding, local, window_shape)
     count = query.shape[0]
     query, keys = map(backend.with_an_image, (query, keys))
     query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
-    seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, pixel)
+    size = ops.shape(keys)[1:3]
+    seen = neighbourhood(size, encoding, local, window_shape, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
     # The same two factors as in `ops.pairs.fused`.
     of_elements = softmax(content, (-2,))
@@ -201,12 +211,14 @@ class Neighbourhood:
         places: `(pixels, neighbours)`, where their neighbours lie.
         offsets: `(pixels, neighbours)`, which encodings these have.
         inside: `(pixels, neighbours)`, whether they lie in the image.
+        log_weights: `(neighbours,)`, added to the scores of discs.
     """
 
     queries: np.ndarray
     places: np.ndarray
     offsets: np.ndarray
     inside: np.ndarray
+    log_weights: np.ndarray | None
 
     def of(
         self, x: Float[Tensor, "batch height width *rest"]
@@ -220,6 +232,7 @@ def neighbourhood(
     size: tuple[Any, Any],
     encoding: Float[Tensor, "rows columns order encoded"],
     local: bool,
+    window_shape: str = "square",
     pixel: tuple[int, int] | None = None,
 ) -> Neighbourhood:
     """What the pixels of an image of this size see, or one of them.
@@ -256,6 +269,9 @@ def neighbourhood(
         np.broadcast_to(rows * size[1] + columns, shape),
         np.broadcast_to(offset_rows * window[1] + offset_columns, shape),
         np.broadcast_to(inside, shape),
+        disc_log_weights(window[0]).ravel()
+        if local and window_shape == "disc"
+        else None,
     )
 
 
@@ -264,8 +280,10 @@ def _check(
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None,
     local: bool,
+    window_shape: str,
 ) -> None:
     """Checks what follows from no axis alone, as far as sizes are known."""
+    _checks.choice(window_shape, "window_shape", WINDOW_SHAPES)
     image, channels = tuple(query.shape[1:3]), query.shape[-1]
     *window, _, encoded = shape = tuple(encoding.shape)
     # What is left of the channels meets an embedding.
@@ -346,6 +364,11 @@ def _scores(
     offsets = backend.constant(seen.offsets, query, "int32")
     encoding = ops.take(encoding, offsets, axis=0)
     position = ops.einsum("bigtc,iovc->btvigo", query[..., :encoded], encoding)
+    if seen.log_weights is not None:
+        weights = seen.log_weights
+        position = position + backend.constant(
+            weights, position, position.dtype
+        )
     if not seen.inside.all():
         hidden = backend.constant(~seen.inside, position)[:, None]
         position = backend.masked(position, hidden, MASKED)

@@ -36,6 +36,7 @@ class Settings(NamedTuple):
 
     Attributes:
         size: rows and columns of the windows; None for the whole image.
+        disc: whether windows are discs.
         blocks: how attention is cut.
         height: of the images, whose queries may have more rows to fill the
             last block; None if it is known only at run time.
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
     """
 
     size: int | None
+    disc: bool
     blocks: Blocks
     height: int | None
     rate: float
@@ -62,7 +64,7 @@ class Shared(NamedTuple):
         self, query: Queries, keys: Keys, values: Keys, head: Any, number: Any
     ) -> Block:
         """The block of this number, of the heads of this number."""
-        size, blocks, height, rate, _ = self.settings
+        size, disc, blocks, height, rate, _ = self.settings
         if height is None:
             height = ops.shape(keys)[2] - (0 if size is None else size - 1)
         dropout = None
@@ -73,7 +75,7 @@ class Shared(NamedTuple):
         rows, width = ops.shape(query)[2:4]
         place = Place(number * rows, rows, (height, width))
         return Block(
-            Lines(size, blocks.neighbours),
+            Lines(size, disc, blocks.neighbours),
             place,
             query,
             keys,
@@ -95,9 +97,10 @@ def attend_in_blocks(
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """`ops.group_self_attention`, see there."""
     batch, height = ops.shape(query)[:2]
-    heads, rows, _ = settings.blocks
+    heads, rows, neighbours = settings.blocks
     missing = 0 if rows in (None, 1) else -height % rows
-    offsets = Lines(settings.size, 1).of_offsets(encoding)
+    lines = Lines(settings.size, settings.disc, neighbours)
+    offsets = lines.of_offsets(encoding)
     if missing:
         query = _padded(query, 1, (0, missing))
     if settings.size is not None:

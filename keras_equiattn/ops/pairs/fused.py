@@ -481,6 +481,12 @@ def _scores(
     encodings = seen(line.encoding, lines.offsets(width))
     first = query[: line.encoding.shape[0]]
     positions = products("cv,cg->vg", [(e, first) for e in encodings], dtype)
+    if line.log_weights is not None:
+        added = seen(line.log_weights, lines.offsets(width))
+        tops = [
+            ops.cast(in_full_precision(x) + w[0], x.dtype)
+            for x, w in zip(tops, added, strict=True)
+        ]
     above = [p + x for p, x in zip(positions, tops, strict=True)]
     if line.hidden is not None:
         # Last of all: what is added to the lowest score may not be finite.

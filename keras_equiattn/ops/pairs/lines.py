@@ -19,6 +19,8 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.geometry import disc_log_weights
+from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import smaller
 
 Queries: TypeAlias = Float[
@@ -50,6 +52,8 @@ class Line(NamedTuple):
     Attributes:
         keys, values: in rows of the line.
         encoding: of the line.
+        log_weights: of the neighbours in discs, added to their scores; None for
+            squares.
         hidden: whether keys lie outside of the image, or in the line before;
             None if none of them does.
     """
@@ -57,6 +61,7 @@ class Line(NamedTuple):
     keys: Float[Tensor, "channels elements seen_rows seen_columns images"]
     values: Float[Tensor, "channels elements seen_rows seen_columns images"]
     encoding: Float[Tensor, "encoded order seen_rows line_columns 1"]
+    log_weights: Float[Tensor, "1 1 1 line_columns 1"] | None
     hidden: Shaped[Tensor, "1 1 seen_rows seen_columns 1"] | None
 
 
@@ -65,10 +70,12 @@ class Lines(NamedTuple):
 
     Attributes:
         size: rows and columns of the window, odd; None for the whole image.
+        disc: whether the window is a disc.
         neighbours: how many there are in a line.
     """
 
     size: int | None
+    disc: bool
     neighbours: int
 
     def count(self, place: Place) -> Any:
@@ -137,8 +144,19 @@ class Lines(NamedTuple):
             _part(keys, at_keys, shape),
             _part(values, at_keys, shape),
             _part(encoding, at_offsets, of_line),
+            self._log_weights(keys, at_offsets, of_line),
             hidden,
         )
+
+    def _log_weights(
+        self, like: Keys, start: tuple[Any, ...], shape: tuple[Any, Any]
+    ) -> Float[Tensor, "1 1 1 line_columns 1"] | None:
+        """Those of a line of this shape, which starts here in the window."""
+        if self.size is None or not self.disc:
+            return None
+        weights = disc_log_weights(self.size)[None, None, :, :, None]
+        weights = backend.constant(weights, like, dtype_of_sums(like))
+        return _part(weights, start, shape)
 
     def keys(self, width: Any) -> list[slice]:
         """Columns of the keys of a line that each neighbour is seen at."""

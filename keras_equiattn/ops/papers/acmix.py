@@ -161,6 +161,7 @@ def convolve(
     group: str | Group,
     strides: tuple[int, int],
     dilation_rate: tuple[int, int],
+    filter_basis: str,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """The path of convolution, centred on the pixels that strides meet.
 
@@ -173,6 +174,7 @@ def convolve(
         "strides": strides,
         "padding": "valid",
         "dilation_rate": dilation_rate,
+        "filter_basis": filter_basis,
     }
     padded = ops.pad(x, [(0, 0), *around, (0, 0), (0, 0)])
     y = group_conv(padded, kernel, group, **options)

@@ -50,6 +50,7 @@ def affine_map(
     psi: Float[Tensor, "order rows columns channels"],
     beta: Float[Tensor, "rows columns channels"],
     group: str | Group,
+    filter_basis: str = "pixel",
 ) -> AffineMap:
     """The affine maps of all group elements, `L_p psi` and `L_p beta`.
 
@@ -57,6 +58,8 @@ def affine_map(
         psi: weights of the neighbours, for each group element of the keys.
         beta: bias of the neighbours.
         group: a group or its name.
+        filter_basis: how both turn, "pixel" or "steerable", see
+            `kernel_orbit`.
 
     Returns:
         The maps, for `window_scores` and `window_sum`.
@@ -65,9 +68,32 @@ def affine_map(
         ValueError: for shapes that do not fit.
     """
     group = groups.get(group)
-    psi = kernel_orbit(ops.moveaxis(psi, 0, 2), group, group_axis=True)
-    beta = kernel_orbit(beta, group, group_axis=False)
-    return AffineMap(ops.moveaxis(psi, 0, 2), ops.moveaxis(beta, 0, 2))
+    psi = kernel_orbit(
+        ops.moveaxis(psi, 0, 2),
+        group,
+        group_axis=True,
+        filter_basis=filter_basis,
+    )
+    bias = added_to_neighbours(beta, group, filter_basis).bias
+    return AffineMap(ops.moveaxis(psi, 0, 2), bias)
+
+
+def added_to_neighbours(
+    embedding: Float[Tensor, "rows columns channels"],
+    group: str | Group,
+    filter_basis: str = "pixel",
+) -> AffineMap:
+    """An embedding of the offset, added to what is seen there: `E(p^-1 d)`.
+
+    Args:
+        embedding: of each neighbour.
+        group: a group or its name.
+        filter_basis: how it turns, "pixel" or "steerable", see `kernel_orbit`.
+    """
+    orbit = kernel_orbit(
+        embedding, group, group_axis=False, filter_basis=filter_basis
+    )
+    return AffineMap(None, ops.moveaxis(orbit, 0, 2))
 
 
 @checked()
@@ -110,8 +136,7 @@ def relative_positions(
     )
     embedding = ops.concatenate(list(halves), axis=-1)
     embedding = ops.reshape(embedding, (height, width, -1))
-    orbit = kernel_orbit(embedding, group, group_axis=False)
-    return AffineMap(None, ops.moveaxis(orbit, 0, 2))
+    return added_to_neighbours(embedding, group)
 
 
 def centre_query(

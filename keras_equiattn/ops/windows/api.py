@@ -9,6 +9,7 @@ from typing import Any
 from typing import NamedTuple
 from typing import TypeAlias
 
+import numpy as np
 from keras import ops
 
 from keras_equiattn import _checks
@@ -113,8 +114,9 @@ def window_softmax(
         scores: of `window_scores`, or several of them joined along the first
             axis, such as those against several key elements: whatever lies
             along it shares the weight of one.
-        window: for border "mask", the window the scores are of. With other
-            borders it is only checked.
+        window: what the scores are of, for what the border "mask" leaves out
+            and how much the neighbours in a disc count. Other windows are only
+            checked.
         size: for border "mask", height and width of the keys.
 
     Returns:
@@ -127,13 +129,18 @@ def window_softmax(
         _check_kind(window)
         _check_scores(scores, window, size)
     scores = in_full_precision(ops.convert_to_tensor(scores))
-    if window is not None and window.border == "mask":
+    if window is None:
+        return softmax(scores, (0,))
+    pairs = scores.shape[0] // len(window.offsets)
+    if window.log_weights is not None:
+        added = np.tile(_per_neighbour(window.log_weights), (pairs, *[1] * 5))
+        scores = scores + backend.constant(added, scores, scores.dtype)
+    if window.border == "mask":
         if size is None:
             raise ValueError(
                 "`size`, height and width of the keys, says what a window "
                 'with border="mask" leaves out. Received: size=None'
             )
-        pairs = scores.shape[0] // len(window.offsets)
         inside = ops.tile(window.inside(size), (pairs, 1, 1))
         hidden = ops.logical_not(inside)[:, None, None, None]
         scores = backend.masked(scores, hidden, MASKED)
@@ -215,12 +222,7 @@ def window_attention(
     values_side, seen_values = _side(values, window, num_heads, of_values)
     tensors = (_query(query, of_keys), *seen, *seen_values)
     tensors = of_one_dtype(tensors)
-    mask = None
-    if window.border == "mask":
-        inside = window.inside(tuple(ops.shape(keys)[1:3]))
-        hidden = ops.logical_not(inside)[:, None, None, None]
-        nothing = ops.zeros(ops.shape(hidden), dtype_of_sums(tensors[0]))
-        mask = backend.masked(nothing, hidden, MASKED)
+    mask = _added_to_scores(window, tensors[0], keys)
     found = _run(
         gradients.ATTENTION,
         (*tensors, mask),
@@ -235,6 +237,36 @@ def window_attention(
     if weights is not None:
         weights = _with_heads(weights, order, num_heads)
     return ops.cast(y, values.dtype), weights
+
+
+def _added_to_scores(
+    window: Window,
+    like: Float[Tensor, "..."],
+    keys: KeyImage,
+) -> Float[Tensor, "neighbours 1 1 1 height_or_1 width_or_1"] | None:
+    """What the shape of a window and its border add to all scores.
+
+    Args:
+        window: the window.
+        like: what the scores are made of.
+        keys: one for each pixel.
+    """
+    added, dtype = None, dtype_of_sums(like)
+    if window.log_weights is not None:
+        weights = _per_neighbour(window.log_weights)
+        added = backend.constant(weights, like, dtype)
+    if window.border == "mask":
+        inside = window.inside(tuple(ops.shape(keys)[1:3]))
+        hidden = ops.logical_not(inside)[:, None, None, None]
+        nothing = ops.zeros(ops.shape(hidden), dtype)
+        added = nothing if added is None else nothing + added
+        added = backend.masked(added, hidden, MASKED)
+    return added
+
+
+def _per_neighbour(values: np.ndarray) -> np.ndarray:
+    """`(neighbours, 1, 1, 1, 1, 1)`, as scores have them."""
+    return np.reshape(values, (-1, 1, 1, 1, 1, 1))
 
 
 def by_position(

@@ -170,9 +170,10 @@ def _attention(
     """Sums, and weights if asked for; kept are the sums and the weights.
 
     Of the query, what is seen as keys, what is seen as values, and a mask
-    `(neighbours, 1, 1, 1, height, width)` that is added to the scores. The
-    weights are no result unless asked for, since their gradient costs time even
-    where it is zero.
+    `(neighbours, 1, 1, 1, height, width)` that is added to the scores, whose
+    last axes have size one where it is the same for all pixels. The weights are
+    no result unless asked for, since their gradient costs time even where it is
+    zero.
     """
     query, keys, values, mask = _parts(tensors)
     found = of_keys.derivative("a", query, keys)

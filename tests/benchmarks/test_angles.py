@@ -1,0 +1,58 @@
+"""What the benchmark of angles turns, and what it finds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_equiattn import groups
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def angles(monkeypatch):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    import angles
+
+    return angles
+
+
+@pytest.mark.parametrize("name", ["p8", "p12m", "p16"])
+def test_inputs_are_turned_as_the_library_does(name, angles):
+    group = groups.get(name)
+    angles.check_direction(group)
+    elements = angles.measured_elements(group)
+    assert elements[: group.rotations // 4 + 1] == [
+        *range(group.rotations // 4 + 1)
+    ]
+    # Every element is one of them, or one of them and a turn on the grid.
+    products = group.product_table[np.ix_(elements, group.grid_elements)]
+    assert set(products.ravel()) == set(range(group.order))
+
+
+def test_smooth_images_turn_back(angles):
+    x = angles.images("smooth", 2, 0)[..., None]
+    group = groups.get("p8")
+    again = angles.turned(angles.turned(x, group, 1), group, 7)
+    inner = (slice(None), slice(10, -10), slice(10, -10))
+    assert np.abs(again - x)[inner].max() < 1e-2 * np.abs(x).max()
+
+
+def test_turns_on_the_grid_leave_no_error(angles):
+    row = angles.measure("GroupConv2D", "p8m", "steerable", 3, "smooth", 1)
+    places = zip(row["angles"], row["mirrored"], strict=True)
+    errors = dict(zip(places, row["errors"], strict=True))
+    assert len(errors) == 6
+    for place, error in errors.items():
+        if place[0] == 45:
+            assert 1e-3 < error < 0.05
+        else:
+            assert error < 1e-5
+
+
+def test_filters_of_one_pixel_are_as_good_as_the_turned_input(angles):
+    """There is nothing to turn but the group."""
+    row = angles.measure("GroupConv2D", "p8", "pixel", 1, "smooth", 2)
+    assert row["errors"][1] < 5 * row["identity"] < 1e-2

@@ -1,0 +1,66 @@
+"""An eighth turn of smooth images, with the weights of new layers."""
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+from scipy import ndimage
+
+from keras_equiattn import groups
+from keras_equiattn import layers
+
+# One backend tells: what depends on it is compared with the oracles.
+pytestmark = pytest.mark.torch_first
+
+SIZE = 33
+GROUP = groups.get("p8")
+OPTIONS = {"group": GROUP, "num_heads": 2}
+PIXELS = {"filter_basis": "pixel"}
+SQUARES = {"window_shape": "square"}
+LAYERS = {
+    "sasa": (layers.StandAloneSelfAttention2D, (8, 5), PIXELS | SQUARES),
+    "simple_asc": (layers.SimpleAffineSelfConv2D, (8, 5), PIXELS | SQUARES),
+    "asc": (layers.AffineSelfConv2D, (8, 5), PIXELS | SQUARES),
+    "acmix": (layers.ACmix2D, (8, 3, 5), PIXELS | SQUARES),
+    "lifting": (layers.LiftingSelfAttention2D, (8, 8), SQUARES),
+    "group": (layers.GroupSelfAttention2D, (8, 8), SQUARES),
+}
+
+
+def smooth(rest):
+    """Blurred noise `(1, SIZE, SIZE, ...)` that fades towards the border."""
+    noise = np.random.default_rng(0).normal(size=(SIZE, SIZE, *rest))
+    noise = ndimage.gaussian_filter(noise, 2, axes=(0, 1))
+    radius = np.hypot(*(np.indices((SIZE, SIZE)) - SIZE // 2))
+    fading = np.exp(-((radius / 10) ** 6))
+    x = noise / noise.std() * fading.reshape(SIZE, SIZE, *[1] * len(rest))
+    return x[None]
+
+
+def eighth_turn(x):
+    """`L_g` of images or feature maps by splines; `g` is element 1."""
+    x = ndimage.rotate(x, 45, axes=(2, 1), reshape=False, order=5)
+    return x[:, :, :, GROUP.relative_table[1]] if x.ndim == 5 else x
+
+
+def error(layer, x):
+    """The largest difference over the largest output, within a disc."""
+    y, moved = (
+        as_array(layer(each.astype("float32"))) for each in (x, eighth_turn(x))
+    )
+    inside = np.hypot(*(np.indices((SIZE, SIZE)) - SIZE // 2)) < 8
+    difference = np.abs(eighth_turn(y) - moved)[:, inside].max()
+    return difference / np.abs(y)[:, inside].max()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_eighth_turn(name):
+    layer, sizes, before = LAYERS[name]
+    x = smooth((1,) if name == "lifting" else (8, 3))
+    found = []
+    for options in ({}, before):
+        keras.utils.set_random_seed(0)
+        found.append(error(layer(*sizes, **OPTIONS, **options), x))
+    assert found[0] < 0.1
+    # The grid of pixels is not forgotten, and what was before is worse.
+    assert 1e-4 < found[0] < found[1] / 3
