@@ -541,9 +541,10 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         kernel_regularizer, window_regularizer: regularisers of the two kinds.
         filter_basis: what `psi` and `beta` of keys and values are made of:
             "pixel" has a number for each offset, which is interpolated for
-            turns by less than 90 degrees; "steerable" has coefficients of filters that turn by any
-            angle, see `ops.steerable_basis`, and needs a square window. None is
-            "pixel" for groups that act on the grid, and "steerable" for others.
+            turns by less than 90 degrees; "steerable" has coefficients of
+            filters that turn by any angle, see `ops.steerable_basis`, and needs
+            a square window. None is "pixel" for groups that act on the grid,
+            and "steerable" for others.
         window_shape: "square": all neighbours in the window count alike;
             "disc": those further from its centre count less, so that the
             window is the same after a turn by any angle, see `ops.Window`.

@@ -133,7 +133,7 @@ class ConvolutionPath:
         initializer = with_fan_in(self.mixing_initializer, count**2)
         if self.shift_kernels == "learned":
             initializer = _shifts
-        options = {
+        options: dict[str, Any] = {
             "shape": (rows, columns, count, self.size * self.kernel_groups),
             "initializer": initializer,
             "autocast": False,
