@@ -136,21 +136,16 @@ class FilterWindow:
 
 
 def disc_log_weights(size: int) -> np.ndarray:
-    """`(size, size)`: logarithms of the weights of a window that is a disc.
+    """`(size, size)`: logarithms of the weights in a disc, see `Window`.
 
-    A square of pixels has corners, which leave the window when it is turned by
-    45 degrees. In a disc a neighbour at a distance of `r` pixels has the weight
-    `exp(-(r / w)^2 / 2)`, with `w` half of the distance to the outermost row:
-    whatever the angle, the same neighbours count as much. An edge must be
-    smooth, since a pixel is either seen or not.
+    An edge must be smooth, since a pixel is either seen or not.
 
     Args:
         size: rows and columns of the window, odd.
     """
-    reach = size // 2
-    rows, columns = np.indices((size, size)) - reach
-    width = DISC_WIDTH * max(reach, 1)
-    return -(rows**2 + columns**2) / (2 * width**2)
+    reach = max(size // 2, 1)
+    rows, columns = np.indices((size, size)) - size // 2
+    return -(rows**2 + columns**2) / (2 * (DISC_WIDTH * reach) ** 2)
 
 
 class Neighbour(NamedTuple):
@@ -193,9 +188,13 @@ class Window:
             zero there (before a bias); "mask": what lies outside is left out
             of the softmax; "reflect": the image goes on as its mirror image,
             without its border line twice.
-        shape: "square": all neighbours count alike; "disc": those further from
-            the centre count less, see `disc_log_weights`, so that the window
-            is the same after a turn by any angle.
+        shape: "square": all neighbours count alike; "disc": a neighbour at a
+            distance of `r` pixels (before dilation) has the weight
+            `exp(-(r / w)^2 / 2)` in the softmax, with `w` half of the distance
+            to the outermost row. The corners of a square leave it in a turn by
+            45 degrees; in a disc the same neighbours count as much after a turn
+            by any angle. What is left of an error is that neighbours lie on a
+            grid: it is small where attention and images are smooth.
     """
 
     size: tuple[int, int]

@@ -1,0 +1,123 @@
+"""What a turn by less than 90 degrees makes of the logits of a network.
+
+    KERAS_BACKEND=jax python benchmarks/network_angles.py
+
+Trains the rotated MNIST network on a group that does not act on the grid, once
+with filters of pixels and once with steerable filters, with the same seed, data
+and schedule: Adam, a learning rate that falls to a tenth for the last fifth of
+the epochs, as `examples/train.py` has it. Then it turns test digits by each
+angle of the group with splines of degree 3, and compares logits: the root mean
+square of their change over that of the logits, whose mean over the classes is
+taken off, and how many digits keep their class.
+
+Prepare the digits first: `python -m keras_equiattn.applications.data prepare
+rot_mnist`. Writes `benchmarks/results/network_angles-<group>-<date>.json`.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+from scipy import ndimage
+
+from keras_equiattn import groups
+from keras_equiattn.applications import RotMNISTCNN
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
+
+RESULTS = Path(__file__).parent / "results"
+NORMALIZATION = (0.1309, 0.2901)
+
+
+def network(group: str, basis: str, seed: int) -> keras.Model:
+    """The network, with filters of this basis in all of its layers."""
+    keras.utils.set_random_seed(seed)
+    model = RotMNISTCNN(group, normalization=NORMALIZATION)
+
+    def clone(layer):
+        config = layer.get_config()
+        if "filter_basis" in config:
+            config["filter_basis"] = basis
+        return type(layer).from_config(config)
+
+    keras.utils.set_random_seed(seed)
+    return keras.models.clone_model(model, clone_function=clone)
+
+
+def trained(model: keras.Model, epochs: int, seed: int) -> keras.Model:
+    def rate(epoch):
+        return 1e-3 if epoch < 0.8 * epochs else 1e-4
+
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    batches = datasets.load_pydataset("rot_mnist", "train", 128, seed=seed)
+    schedule = keras.callbacks.LearningRateScheduler(rate)
+    model.fit(batches, epochs=epochs, verbose=2, callbacks=[schedule])
+    return model
+
+
+def logits(model: keras.Model, x: np.ndarray) -> np.ndarray:
+    y = model.predict(x.astype("float32"), batch_size=250, verbose=0)
+    return y - y.mean(axis=1, keepdims=True)
+
+
+def turned(x: np.ndarray, angle: float) -> np.ndarray:
+    if not angle:
+        return x
+    return ndimage.rotate(x, angle, axes=(2, 1), reshape=False, order=3)
+
+
+def measure(model, group, images: int) -> dict:
+    """Error and agreement by angle, and the accuracy on the digits."""
+    x, y = datasets.load_pydataset("rot_mnist", "test", images)[0]
+    x, y = np.asarray(x), np.asarray(y)
+    still = logits(model, x)
+    rows = []
+    for step in range(group.rotations):
+        angle = 360 * step / group.rotations
+        moved = logits(model, turned(x, angle))
+        change = np.sqrt(((moved - still) ** 2).mean() / (still**2).mean())
+        same = np.mean(moved.argmax(axis=1) == still.argmax(axis=1))
+        rows.append(
+            {"angle": angle, "change": float(change), "same": float(same)}
+        )
+    accuracy = float(np.mean(still.argmax(axis=1) == y))
+    return {"accuracy": accuracy, "angles": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--group", default="p8")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rows = []
+    for basis in ("pixel", "steerable"):
+        model = network(options.group, basis, options.seed)
+        trained(model, options.epochs, options.seed)
+        found = measure(model, groups.get(options.group), options.images)
+        trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
+        rows.append({"basis": basis, "parameters": trainable, **found})
+        print(json.dumps(rows[-1]), flush=True)
+    results = {
+        "benchmark": "network_angles.py",
+        "settings": vars(options),
+        "rows": rows,
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    date = datetime.date.today().isoformat()
+    path = RESULTS / f"network_angles-{options.group}-{date}.json"
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
