@@ -17,6 +17,9 @@ from keras_equiattn.applications.registry import register
 from keras_equiattn.layers import GroupPooling
 
 PLANAR_WIDTH = 20
+# On groups that the papers do not have, with steerable filters, which have 6
+# coefficients for 3 x 3 pixels: about the parameters of the network on p4.
+STEERABLE_WIDTHS = {"p8": 9, "p12": 7, "p16": 6}
 DROPOUT = 0.3
 
 # Of exact networks, by (group, attention, filters), then by name.
@@ -47,7 +50,7 @@ SHIPPED: pretrained.Shipped = {
 @register(
     variants(
         "rotmnist_{}cnn",
-        "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m p8",
+        "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m p8 p16",
     )
 )
 def RotMNISTCNN(
@@ -85,8 +88,10 @@ def RotMNISTCNN(
             (on the responses, `AttentiveGroupConv2D`), "input"
             (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
         filters: width of the six hidden layers. None is the paper's: 20 for
-            z2, 10 for p4, 7 for p4m, 20 / sqrt(order) for others. 11, 15 and
-            19 on p4 are the paper's wider baselines.
+            z2, 10 for p4 and 7 for p4m; for p8, p12 and p16 it is 9, 7 and 6,
+            with which they have about the parameters of the p4 network, and for
+            other groups 20 / sqrt(order). 11, 15 and 19 on p4 are the paper's
+            wider baselines.
         input_shape: `(28, 28, channels)`: the last kernel must see exactly
             4 x 4 pixels.
         classes: number of classes.
@@ -125,7 +130,9 @@ def RotMNISTCNN(
     """
     group = groups.get(group)
     if filters is None:
-        filters = convolution.group_width(PLANAR_WIDTH, group)
+        filters = STEERABLE_WIDTHS.get(group.name) or convolution.group_width(
+            PLANAR_WIDTH, group
+        )
     network = Network(
         "RotMNISTCNN",
         group=group,

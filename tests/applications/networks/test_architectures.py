@@ -127,7 +127,9 @@ PARAMETERS = {
     "rotmnist_p4cnn_big15": 50_415,
     "rotmnist_p4cnn_big19": 77_539,
     "rotmnist_p4mcnn": 26_747,  # not in the papers
-    "rotmnist_p8cnn": 16_366,  # not in the papers, with steerable filters
+    # Not in the papers, with steerable filters.
+    "rotmnist_p8cnn": 25_362,
+    "rotmnist_p16cnn": 25_068,
     "unet_z2": 537_586,  # ours
     "unet_p4": 536_570,
     "unet_p4m": 603_260,
