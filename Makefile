@@ -151,6 +151,10 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m \
+	  --sizes 5 --images smooth
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --trained --sizes 5
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/window_forms.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled
@@ -158,9 +162,7 @@ bench: .venv/.dev
 	  --dtype mixed_bfloat16
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py memory
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/windows.py profile
-	KERAS_BACKEND=torch $(BIN)/python benchmarks/windows.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/group_self_attention.py memory
-	KERAS_BACKEND=torch $(BIN)/python benchmarks/group_self_attention.py angles
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/acmix.py memory
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py stages
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/acmix.py networks

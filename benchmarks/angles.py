@@ -1,17 +1,21 @@
 """How equivariant are groups that do not act on the grid?
 
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
-    KERAS_BACKEND=torch python benchmarks/angles.py --groups p12 p16 p8m
+    KERAS_BACKEND=torch python benchmarks/angles.py --groups p12 p16 p8m \
+        --sizes 5 --images smooth
     KERAS_BACKEND=torch python benchmarks/angles.py --trained --sizes 5
 
-Each layer, with filters of pixels and square windows ("pixel"), and with
-steerable filters and windows that are discs ("steerable"), on images and on
-feature maps that are turned by elements of the group. Inputs and outputs are
-turned with splines of degree 5, so that little of the error is that of turning
-them; what is left of the input is "identity", the error of a layer that changes
-nothing there and back. Errors are the largest difference over the largest
-output, within a disc that no border reaches; the mean over draws of the
-weights, which start as those of a new layer.
+Each layer is measured on images and on feature maps that are turned by elements
+of the group: with filters of pixels and square windows ("pixel"), with
+steerable filters and windows that are discs ("steerable"), both with the same
+initial weights and scale of the scores; and with pixels, squares and those of
+the paper ("paper"), where that is another start.
+
+Inputs and outputs are turned with splines of degree 5, so that little of the
+error is that of turning them; what is left of the input is "identity", the
+error of a layer that changes nothing there and back. Errors are the largest
+difference over the largest output, within a disc that no border reaches; the
+mean over draws of the weights.
 
 Turns by 90 degrees are exact, and so are mirrors: the elements that are
 measured turn by at most 90 degrees, also after a mirror where there is one.
@@ -23,7 +27,8 @@ photographs of CIFAR-10 and patches of tissue of PatchCamelyon in shades of grey
 With `--trained` a layer stands in a small network that first learns to tell the
 classes of some photographs of CIFAR-10, half as large, in random poses.
 
-Writes `benchmarks/results/angles-<groups or trained>-<date>.json`.
+Writes `benchmarks/results/angles-<groups>-<date>.json`, for trained layers
+`angles-<groups>_trained-<date>.json`.
 """
 
 import argparse
@@ -31,7 +36,11 @@ import datetime
 import functools
 import itertools
 import json
+from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -54,89 +63,113 @@ DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
 PHOTOGRAPHS, EPOCHS = 1000, 4
 
 
-# Of layers that attend to windows, whose filters have so many channels in all.
+# Of layers that attend to windows.
 HEADS, FILTERS = 2, 16
+BASES = ("pixel", "steerable")
 
 
-def filters(basis):
-    """The options of filters of a basis."""
-    return {"filter_basis": basis}
+class Kind(NamedTuple):
+    """A kind of layer.
+
+    Attributes:
+        make: the layer, from a basis, a size, and its other arguments.
+        takes_images: whether its input are images.
+        bases: what it is made of: those with initial values of their own on
+            groups that do not act on the grid have "paper" too.
+    """
+
+    make: Callable[..., keras.layers.Layer]
+    takes_images: bool = False
+    bases: Sequence[str] = BASES
 
 
-def windows(basis):
-    """The options of windows that go with filters of a basis."""
-    return {"window_shape": {"pixel": "square", "steerable": "disc"}[basis]}
+def filters_of(basis: str) -> dict[str, Any]:
+    """Arguments of layers with filters."""
+    return {"filter_basis": "steerable" if basis == "steerable" else "pixel"}
 
 
-def lifting(basis, **options):
-    options = {"padding": "same", **filters(basis), **options}
-    return layers.LiftingConv2D(CHANNELS, **options)
+def window_of(basis: str) -> dict[str, Any]:
+    """Arguments of layers with windows."""
+    return {"window_shape": "disc" if basis == "steerable" else "square"}
 
 
-def group_convolution(basis, **options):
-    options = {"padding": "same", **filters(basis), **options}
-    return layers.GroupConv2D(CHANNELS, **options)
+def convolution(layer, *arguments):
+    def make(basis, size, **options):
+        options = {"padding": "same", **filters_of(basis), **options}
+        return layer(*arguments, kernel_size=size, **options)
+
+    return make
 
 
-def depthwise(basis, **options):
-    options = {"padding": "same", **filters(basis), **options}
-    return layers.GroupDepthwiseConv2D(**options)
-
-
-def input_attention(basis, kernel_size, **options):
-    options = {**filters(basis), **options}
-    return layers.InputAttention(attention_kernel_size=kernel_size, **options)
+def input_attention(basis, size, **options):
+    options = {**filters_of(basis), **options}
+    return layers.InputAttention(attention_kernel_size=size, **options)
 
 
 def window_attention(layer):
-    """Makes layers of this class."""
-
-    def make(basis, **options):
-        options = {**filters(basis), **windows(basis), **options}
-        return layer(FILTERS, num_heads=HEADS, **options)
+    def make(basis, size, group):
+        options = {**filters_of(basis), **window_of(basis)}
+        made = layer(FILTERS, size, HEADS, group, **options)
+        if basis == "pixel":
+            # What steerable ones start with.
+            steerable = layer(FILTERS, size, HEADS, group)
+            start = steerable.window_initializer
+            made = layer(
+                FILTERS, size, HEADS, group, window_initializer=start, **options
+            )
+        return made
 
     return make
 
 
-def acmix(basis, kernel_size, **options):
-    options = {**filters(basis), **windows(basis), **options}
-    sizes = {"kernel_size": kernel_size, "attention_kernel_size": kernel_size}
-    return layers.ACmix2D(FILTERS, num_heads=HEADS, **sizes, **options)
+def acmix(basis, size, group):
+    options = {**filters_of(basis), **window_of(basis)}
+    return layers.ACmix2D(
+        FILTERS, size, size, num_heads=HEADS, group=group, **options
+    )
 
 
 def self_attention(layer):
-    """Makes layers of this class."""
-
-    def make(basis, **options):
-        options = {**windows(basis), **options}
-        return layer(FILTERS, FILTERS // HEADS, HEADS, **options)
+    def make(basis, size, group):
+        width = FILTERS // HEADS
+        # What scores are multiplied by in discs; None for the paper's.
+        scale = None if basis == "paper" else 1 / (4 * width**0.5)
+        return layer(
+            FILTERS,
+            width,
+            HEADS,
+            size,
+            group,
+            scale=scale,
+            **window_of(basis),
+        )
 
     return make
 
 
-# How a layer is made, and whether it takes images.
 LAYERS = {
-    "LiftingConv2D": (lifting, True),
-    "GroupConv2D": (group_convolution, False),
-    "GroupDepthwiseConv2D": (depthwise, False),
-    "InputAttention": (input_attention, False),
-    "StandAloneSelfAttention2D": (
-        window_attention(layers.StandAloneSelfAttention2D),
-        False,
+    "LiftingConv2D": Kind(convolution(layers.LiftingConv2D, CHANNELS), True),
+    "GroupConv2D": Kind(convolution(layers.GroupConv2D, CHANNELS)),
+    "GroupDepthwiseConv2D": Kind(convolution(layers.GroupDepthwiseConv2D)),
+    "InputAttention": Kind(input_attention),
+    "StandAloneSelfAttention2D": Kind(
+        window_attention(layers.StandAloneSelfAttention2D)
     ),
-    "SimpleAffineSelfConv2D": (
+    "SimpleAffineSelfConv2D": Kind(
         window_attention(layers.SimpleAffineSelfConv2D),
-        False,
+        bases=("paper", *BASES),
     ),
-    "AffineSelfConv2D": (window_attention(layers.AffineSelfConv2D), False),
-    "ACmix2D": (acmix, False),
-    "LiftingSelfAttention2D": (
+    "AffineSelfConv2D": Kind(
+        window_attention(layers.AffineSelfConv2D), bases=("paper", *BASES)
+    ),
+    "ACmix2D": Kind(acmix),
+    "LiftingSelfAttention2D": Kind(
         self_attention(layers.LiftingSelfAttention2D),
         True,
+        ("paper", *BASES),
     ),
-    "GroupSelfAttention2D": (
-        self_attention(layers.GroupSelfAttention2D),
-        False,
+    "GroupSelfAttention2D": Kind(
+        self_attention(layers.GroupSelfAttention2D), bases=("paper", *BASES)
     ),
 }
 
@@ -219,7 +252,7 @@ def errors(function, x: np.ndarray, group: groups.Group) -> np.ndarray:
 def new_layer(name, group, basis, size, seed):
     """A layer with the weights that it starts with."""
     keras.utils.set_random_seed(seed)
-    return LAYERS[name][0](basis, kernel_size=size, group=group)
+    return LAYERS[name].make(basis, size, group=group)
 
 
 @functools.cache
@@ -231,13 +264,15 @@ def photographs() -> tuple[np.ndarray, np.ndarray]:
     return (x - x.mean()) / x.std(), np.asarray(y)
 
 
+@functools.lru_cache(maxsize=1)
 def trained_layer(name, group, basis, size, seed):
-    """A layer that has learnt in a small network."""
+    """A layer that has learnt in a small network. It is kept until the next."""
     layer = new_layer(name, group, basis, size, seed)
     inputs = keras.Input((16, 16, 1))
     x = inputs
-    if not LAYERS[name][1]:
-        x = lifting(basis, kernel_size=5, group=group, activation="relu")(x)
+    if not LAYERS[name].takes_images:
+        lifting = new_layer("LiftingConv2D", group, basis, 5, seed)
+        x = keras.layers.ReLU()(lifting(x))
     x = layer(x)
     x = layers.GroupPooling("max")(keras.layers.ReLU()(x))
     x = keras.layers.GlobalAveragePooling2D()(x)
@@ -258,7 +293,7 @@ def trained_layer(name, group, basis, size, seed):
 
 def measure(name, group, basis, size, kind, draws, trained=False):
     """Mean error of each measured element over several layers and images."""
-    takes_images = LAYERS[name][1]
+    takes_images = LAYERS[name].takes_images
     group = groups.get(group)
     rest = (1,) if takes_images else (group.order, CHANNELS)
     found, of_input = [], []
@@ -266,7 +301,7 @@ def measure(name, group, basis, size, kind, draws, trained=False):
         count = int(np.prod(rest))
         x = images(kind, count, seed)
         x = np.moveaxis(x, 0, -1).reshape(1, SIZE, SIZE, *rest)
-        make = made_once if trained else new_layer
+        make = trained_layer if trained else new_layer
         layer = make(name, group, basis, size, seed)
 
         def function(x, layer=layer):
@@ -294,10 +329,6 @@ def measure(name, group, basis, size, kind, draws, trained=False):
     }
 
 
-# The same layer for all kinds of images.
-made_once = functools.lru_cache(maxsize=8)(trained_layer)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -307,19 +338,22 @@ def main() -> None:
     )
     parser.add_argument("--groups", nargs="+", default=["p8"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[3, 5, 7])
+    parser.add_argument(
+        "--images", nargs="+", choices=IMAGES, default=list(IMAGES)
+    )
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--trained", action="store_true")
     options = parser.parse_args()
     for group in options.groups:
         check_direction(groups.get(group))
     rows = []
-    cases = itertools.product(
-        options.layers,
-        options.groups,
-        ("pixel", "steerable"),
-        options.sizes,
-        IMAGES,
-    )
+    cases = [
+        (name, group, basis, size, images)
+        for name in options.layers
+        for group, basis, size, images in itertools.product(
+            options.groups, LAYERS[name].bases, options.sizes, options.images
+        )
+    ]
     for case in cases:
         row = measure(*case, options.draws, options.trained)
         rows.append(row)
@@ -336,7 +370,7 @@ def main() -> None:
         "versions": reporting.versions(),
     }
     date = datetime.date.today().isoformat()
-    what = "trained" if options.trained else "_".join(options.groups)
+    what = "_".join([*options.groups, *["trained"] * options.trained])
     path = RESULTS / f"angles-{what}-{date}.json"
     path.write_text(json.dumps(results, indent=2) + "\n")
 

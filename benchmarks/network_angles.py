@@ -2,16 +2,17 @@
 
     KERAS_BACKEND=jax python benchmarks/network_angles.py
 
-Trains the rotated MNIST network on a group that does not act on the grid, once
-with filters of pixels and once with steerable filters, with the same seed, data
-and schedule: Adam, a learning rate that falls to a tenth for the last fifth of
-the epochs, as `examples/train.py` has it. Then it turns test digits by each
-angle of the group with splines of degree 3, and compares logits: the root mean
-square of their change over that of the logits, whose mean over the classes is
-taken off, and how many digits keep their class.
+Trains the rotated MNIST network on p8, once with filters of pixels and once
+with as many parameters of steerable filters, with the same seed, data and
+schedule: Adam, with a learning rate that falls to a tenth for the last fifth of
+the epochs. Then it turns test digits by each angle of the group with splines of
+degree 3, and compares logits: the root mean square of their change over that of
+the logits, whose mean over the classes is taken off, and how many digits keep
+their class.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
-rot_mnist`. Writes `benchmarks/results/network_angles-<group>-<date>.json`.
+rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
+convolution>-<date>.json`.
 """
 
 import argparse
@@ -29,13 +30,19 @@ from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import reporting
 
 RESULTS = Path(__file__).parent / "results"
+GROUP = "p8"
 NORMALIZATION = (0.1309, 0.2901)
 
 
-def network(group: str, basis: str, seed: int) -> keras.Model:
+# Filters that make the networks of both bases about equally large on p8.
+WIDTHS = {"pixel": 7, "steerable": 9}
+
+
+def network(group: str, attention: str | None, basis: str) -> keras.Model:
     """The network, with filters of this basis in all of its layers."""
-    keras.utils.set_random_seed(seed)
-    model = RotMNISTCNN(group, normalization=NORMALIZATION)
+    model = RotMNISTCNN(
+        group, attention, WIDTHS[basis], normalization=NORMALIZATION
+    )
 
     def clone(layer):
         config = layer.get_config()
@@ -43,7 +50,6 @@ def network(group: str, basis: str, seed: int) -> keras.Model:
             config["filter_basis"] = basis
         return type(layer).from_config(config)
 
-    keras.utils.set_random_seed(seed)
     return keras.models.clone_model(model, clone_function=clone)
 
 
@@ -94,16 +100,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--group", default="p8")
+    parser.add_argument("--attention", choices=("full", "input"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = []
     for basis in ("pixel", "steerable"):
-        model = network(options.group, basis, options.seed)
+        keras.utils.set_random_seed(options.seed)
+        model = network(GROUP, options.attention, basis)
         trained(model, options.epochs, options.seed)
-        found = measure(model, groups.get(options.group), options.images)
+        found = measure(model, groups.get(GROUP), options.images)
         trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
         rows.append({"basis": basis, "parameters": trainable, **found})
         print(json.dumps(rows[-1]), flush=True)
@@ -115,7 +122,8 @@ def main() -> None:
         "versions": reporting.versions(),
     }
     date = datetime.date.today().isoformat()
-    path = RESULTS / f"network_angles-{options.group}-{date}.json"
+    what = options.attention or "convolution"
+    path = RESULTS / f"network_angles-{what}-{date}.json"
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 

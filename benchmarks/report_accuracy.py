@@ -268,7 +268,9 @@ def short_runs_bfloat16(results: Results) -> str:
 
 
 ANGLES = run("angles.py --draws 3", "torch")
-OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "torch")
+OTHER_ANGLES = run(
+    "angles.py --groups p12 p16 p8m \\\n    --sizes 5 --images smooth", "torch"
+)
 TRAINED_ANGLES = run("angles.py --trained --sizes 5", "torch")
 
 
@@ -282,17 +284,26 @@ def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
     return found
 
 
+def angle_rows(file: File, columns: list[tuple]) -> list[list[str]]:
+    """A row for each layer and size; nothing where nothing is measured."""
+    return [
+        [
+            layer,
+            f"{size} x {size}",
+            *(f"{found[c]:.3f}" if c in found else "" for c in columns),
+        ]
+        for (layer, size), found in angle_errors(file).items()
+    ]
+
+
 def of_bases(file: File, command: str) -> str:
     """The largest errors on p8 of both bases, by images."""
     columns = [
         ("p8", basis, images)
         for images in ("smooth", "CIFAR-10", "tissue")
-        for basis in ("pixel", "steerable")
+        for basis in ("paper", "pixel", "steerable")
     ]
-    rows = [
-        [layer, f"{size} x {size}", *(f"{found[c]:.3f}" for c in columns)]
-        for (layer, size), found in angle_errors(file).items()
-    ]
+    rows = angle_rows(file, columns)
     header = [f"{basis}, {images}" for _, basis, images in columns]
     return block(("layer", "window", *header), rows, [file], command)
 
@@ -302,7 +313,7 @@ def angles(results: Results) -> str:
 
 
 def trained_angles(results: Results) -> str:
-    file = results.latest("angles-trained", TRAINED_ANGLES)
+    file = results.latest("angles-p8_trained", TRAINED_ANGLES)
     return of_bases(file, TRAINED_ANGLES)
 
 
@@ -314,10 +325,7 @@ def other_angles(results: Results) -> str:
         for group in ("p12", "p16", "p8m")
         for basis in ("pixel", "steerable")
     ]
-    rows = [
-        [layer, f"{size} x {size}", *(f"{found[c]:.3f}" for c in columns)]
-        for (layer, size), found in angle_errors(file).items()
-    ]
+    rows = angle_rows(file, columns)
     header = [f"{group}, {basis}" for group, basis, _ in columns]
     return block(("layer", "window", *header), rows, [file], OTHER_ANGLES)
 

@@ -125,7 +125,7 @@ def angles(results: Results) -> dict[str, Any]:
             layer: {
                 row["basis"]: row["errors"]
                 for row in rows
-                if row["layer"] == layer
+                if row["layer"] == layer and row["basis"] != "paper"
             }
             for layer in ANGLE_LAYERS
         },

@@ -234,10 +234,7 @@ MEASURES = {
     "profile": profile,
 }
 # What they look at.
-SETTINGS = (
-    *("what", "width", "size", "heads"),
-    *("batch", "kernel_size", "repeats"),
-)
+SETTINGS = ("width", "size", "heads", "batch", "kernel_size", "repeats")
 
 
 def main() -> None:

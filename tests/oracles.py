@@ -87,10 +87,14 @@ def window_weights(rows, columns, shape="square"):
     """`(rows, columns)`: how much neighbours count, at most one."""
     weights = np.ones((rows, columns))
     if shape == "disc":
-        reach = max(rows // 2, 1)
+        edge = min(2, rows / 2)
         for i, j in np.ndindex(rows, columns):
             radius = math.hypot(i - rows // 2, j - columns // 2)
-            weights[i, j] = math.exp(-2 * (radius / reach) ** 2)
+            outside = radius - (rows / 2 - edge)  # of the flat part
+            if outside >= edge:
+                weights[i, j] = 0
+            elif outside > 0:
+                weights[i, j] = math.cos(math.pi / 2 * outside / edge) ** 2
     return weights
 
 

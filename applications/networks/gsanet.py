@@ -66,7 +66,7 @@ def GSANet(
     input_dropout: float = 0.0,
     pool_dropout: float = 0.0,
     epsilon: float = 1e-3,
-    window_shape: str | None = None,
+    window_shape: str = "square",
     input_shape: tuple[int, int, int] = (28, 28, 1),
     classes: int = 10,
     classifier_activation: str | None = None,
@@ -120,9 +120,10 @@ def GSANet(
         pool_dropout: rate of a dropout after each pooling.
         epsilon: of layer normalisation and of the encoding of positions, see
             `RelativePositionEncoding`. The authors have 1e-12.
-        window_shape: "square" or "disc", see `GroupSelfAttention2D`; None is
-            "square" on the groups that act on the grid. The authors have
-            squares on all of them.
+        window_shape: "square", as the authors have it, or "disc", which comes
+            nearer to turns by less than 90 degrees, see
+            `GroupSelfAttention2D`. Attention to the whole map has no window,
+            and takes "square".
         input_shape: `(height, width, channels)`. Unless `exact=False` what is
             pooled must have an even height and width; with z2 it may be odd,
             with z2m its height.

@@ -39,7 +39,7 @@ class Design:
 
     group: groups.Group
     kernel_size: int | None
-    window_shape: str | None
+    window_shape: str
     num_heads: int
     norm: str
     norm_between: bool
@@ -52,9 +52,8 @@ class Design:
 
     def __post_init__(self) -> None:
         _checks.window_size(self.kernel_size, "kernel_size")
-        if self.window_shape is not None:
-            known = WINDOW_SHAPES if self.kernel_size else ("square",)
-            _checks.choice(self.window_shape, "window_shape", known)
+        known = WINDOW_SHAPES if self.kernel_size else ("square",)
+        _checks.choice(self.window_shape, "window_shape", known)
         _checks.integer(self.num_heads, "num_heads")
         _checks.choice(self.norm, "norm", NORMS)
         _checks.flag(self.norm_between, "norm_between")

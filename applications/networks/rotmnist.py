@@ -1,5 +1,6 @@
 """The rotated MNIST network of the group convolution papers."""
 
+import math
 from pathlib import Path
 
 import keras
@@ -17,9 +18,8 @@ from keras_equiattn.applications.registry import register
 from keras_equiattn.layers import GroupPooling
 
 PLANAR_WIDTH = 20
-# On groups that the papers do not have, with steerable filters, which have 6
-# coefficients for 3 x 3 pixels: about the parameters of the network on p4.
-STEERABLE_WIDTHS = {"p8": 9, "p12": 7, "p16": 6}
+# Parameters of a steerable filter of 3 x 3 pixels over those of one of pixels.
+STEERABLE = 6 / 9
 DROPOUT = 0.3
 
 # Of exact networks, by (group, attention, filters), then by name.
@@ -88,10 +88,10 @@ def RotMNISTCNN(
             (on the responses, `AttentiveGroupConv2D`), "input"
             (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
         filters: width of the six hidden layers. None is the paper's: 20 for
-            z2, 10 for p4 and 7 for p4m; for p8, p12 and p16 it is 9, 7 and 6,
-            with which they have about the parameters of the p4 network, and for
-            other groups 20 / sqrt(order). 11, 15 and 19 on p4 are the paper's
-            wider baselines.
+            z2, 10 for p4 and 7 for p4m; for other groups it is what keeps the
+            number of parameters: 20 / sqrt(order), and for those with steerable
+            filters, which have fewer of them, 20 / sqrt(2 order / 3), 9 for p8
+            and 6 for p16. 11, 15 and 19 on p4 are the paper's wider baselines.
         input_shape: `(28, 28, channels)`: the last kernel must see exactly
             4 x 4 pixels.
         classes: number of classes.
@@ -130,9 +130,10 @@ def RotMNISTCNN(
     """
     group = groups.get(group)
     if filters is None:
-        filters = STEERABLE_WIDTHS.get(group.name) or convolution.group_width(
-            PLANAR_WIDTH, group
-        )
+        width = float(PLANAR_WIDTH)
+        if not group.acts_on_grid:
+            width /= math.sqrt(STEERABLE)
+        filters = convolution.group_width(width, group)
     network = Network(
         "RotMNISTCNN",
         group=group,

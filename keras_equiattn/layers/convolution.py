@@ -67,6 +67,7 @@ class BaseGroupConv2D(FilterLayer):
                 f"Group '{self.group.name}' holds quarter turns, which need a "
                 f"square kernel. Received: kernel_size={kernel_size}"
             )
+        self.check_filters("kernel_size", self.kernel_size)
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

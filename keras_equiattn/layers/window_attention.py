@@ -71,6 +71,7 @@ class BaseWindowAttention2D(WindowLayer, FilterLayer):
         check_window(
             self.group, "kernel_size", self.kernel_size, self.dilation_rate
         )
+        self.check_filters("kernel_size", self.kernel_size)
         self.window = Window(
             self.kernel_size,
             (1, 1),
@@ -204,7 +205,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
 
     Args:
         filters: channels of the output and of queries, keys and values;
-            divisible by `2 * num_heads`.
+            divisible by `2 * num_heads`, with steerable filters by `num_heads`.
         kernel_size: rows and columns of the window, odd, an integer or a pair.
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
@@ -232,11 +233,9 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             filters that turn by any angle, see `ops.steerable_basis`, and
             needs a square window. None is "pixel" for groups that act on the
             grid, and "steerable" for others.
-        window_shape: "square": all neighbours in the window count alike;
-            "disc": those further from its centre count less, so that the
-            window is the same after a turn by any angle, see `ops.Window`.
-            None is "square" for groups that act on the grid, and "disc" for
-            others.
+        window_shape: "square" or "disc", which covers the same after a turn by
+            any angle, see `ops.Window`. None is "square" for groups that act on
+            the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -267,10 +266,10 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         permuted. For groups that do not act on the grid (p8, p12, p16) this
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
-        degrees, the output of a new layer on p8 was off by at most 0.014 of its
-        largest value with steerable filters and discs (windows of 3, 5 and 7
-        pixels), and by 0.107 with pixels and squares. The sharper attention
-        becomes in training, the larger the error: the grid of pixels stays.
+        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
+        0.014 of their largest output or less, the mean of three, and by
+        0.075 with filters of pixels and squares. The sharper attention
+        becomes in training, the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -297,8 +296,9 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
           the channels of a head. The paper has it on images alone.
     """
 
-    def _check_heads(self, halves: int = 2) -> None:
-        super()._check_heads(halves)
+    def _check_heads(self, halves: int = 1) -> None:
+        # Half of the channels of a head have embeddings of rows.
+        super()._check_heads(2 if self.filter_basis == "pixel" else halves)
 
     def build_maps(self, channels: int) -> None:
         for name in ("query", "key", "value"):
@@ -420,11 +420,9 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
             degrees; "steerable" has coefficients of filters that turn by any
             angle, see `ops.steerable_basis`, and needs a square window. None is
             "pixel" for groups that act on the grid, and "steerable" for others.
-        window_shape: "square": all neighbours in the window count alike;
-            "disc": those further from its centre count less, so that the
-            window is the same after a turn by any angle, see `ops.Window`.
-            None is "square" for groups that act on the grid, and "disc" for
-            others.
+        window_shape: "square" or "disc", which covers the same after a turn by
+            any angle, see `ops.Window`. None is "square" for groups that act on
+            the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -455,10 +453,11 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         permuted. For groups that do not act on the grid (p8, p12, p16) this
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
-        degrees, the output of a new layer on p8 was off by at most 0.017 of its
-        largest value with steerable filters and discs (windows of 3, 5 and 7
-        pixels), and by 0.437 with pixels and squares. The sharper attention
-        becomes in training, the larger the error: the grid of pixels stays.
+        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
+        0.025 of their largest output or less, the mean of three, and by
+        0.437 with filters of pixels, squares and the initial weights of
+        the paper. The sharper attention becomes in training, the larger the
+        error.
 
     Variables:
         `input_kernel (order, channels, filters)`, `input_bias (filters,)`;
@@ -545,11 +544,9 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             filters that turn by any angle, see `ops.steerable_basis`, and needs
             a square window. None is "pixel" for groups that act on the grid,
             and "steerable" for others.
-        window_shape: "square": all neighbours in the window count alike;
-            "disc": those further from its centre count less, so that the
-            window is the same after a turn by any angle, see `ops.Window`.
-            None is "square" for groups that act on the grid, and "disc" for
-            others.
+        window_shape: "square" or "disc", which covers the same after a turn by
+            any angle, see `ops.Window`. None is "square" for groups that act on
+            the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -580,10 +577,11 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         permuted. For groups that do not act on the grid (p8, p12, p16) this
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
-        degrees, the output of a new layer on p8 was off by at most 0.052 of its
-        largest value with steerable filters and discs (windows of 3, 5 and 7
-        pixels), and by 0.983 with pixels and squares. The sharper attention
-        becomes in training, the larger the error: the grid of pixels stays.
+        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
+        0.076 of their largest output or less, the mean of three, and by
+        0.975 with filters of pixels, squares and the initial weights of
+        the paper. The sharper attention becomes in training, the larger the
+        error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,

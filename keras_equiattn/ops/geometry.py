@@ -18,12 +18,14 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import larger
+from keras_equiattn.ops.numerics import MASKED
 
 BORDERS = ("zeros", "mask", "reflect")
 WINDOW_SHAPES = ("square", "disc")
-# The standard deviation of the weights of a disc, as a part of its reach. Wider
-# discs are cut off by the square of pixels that they lie in.
-DISC_WIDTH = 0.5
+# Width of the edge of a disc, in pixels: with one of one pixel the error of
+# `AffineSelfConv2D` under 45 degrees grows, and with a wider one the disc
+# shrinks, see `benchmarks/angles.py`.
+DISC_EDGE = 2.0
 
 
 def effective_window(window: int, dilation: int) -> int:
@@ -138,14 +140,18 @@ class FilterWindow:
 def disc_log_weights(size: int) -> np.ndarray:
     """`(size, size)`: logarithms of the weights in a disc, see `Window`.
 
-    An edge must be smooth, since a pixel is either seen or not.
+    `MASKED` stands for the logarithm of zero.
 
     Args:
         size: rows and columns of the window, odd.
     """
-    reach = max(size // 2, 1)
+    radius = size / 2
+    edge = min(DISC_EDGE, radius)
     rows, columns = np.indices((size, size)) - size // 2
-    return -(rows**2 + columns**2) / (2 * (DISC_WIDTH * reach) ** 2)
+    depth = (np.hypot(rows, columns) - (radius - edge)) / edge
+    inside = depth < 1
+    weights = np.cos(np.pi / 2 * np.clip(depth, 0, 1)) ** 2
+    return np.where(inside, np.log(np.where(inside, weights, 1)), MASKED)
 
 
 class Neighbour(NamedTuple):
@@ -188,13 +194,16 @@ class Window:
             zero there (before a bias); "mask": what lies outside is left out
             of the softmax; "reflect": the image goes on as its mirror image,
             without its border line twice.
-        shape: "square": all neighbours count alike; "disc": a neighbour at a
-            distance of `r` pixels (before dilation) has the weight
-            `exp(-(r / w)^2 / 2)` in the softmax, with `w` half of the distance
-            to the outermost row. The corners of a square leave it in a turn by
-            45 degrees; in a disc the same neighbours count as much after a turn
-            by any angle. What is left of an error is that neighbours lie on a
-            grid: it is small where attention and images are smooth.
+        shape: "square": all neighbours count alike; "disc": the softmax weighs
+            them by their distance from the centre. With `n` rows, the weight is
+            one up to `n / 2 - 2` pixels (before dilation), falls as a squared
+            cosine, and is zero from `n / 2` pixels on.
+
+    The corners of a square leave it in a turn by 45 degrees. A disc covers the
+    same part of the image after a turn by any angle. Its edge is smooth, since
+    a pixel is either seen or not. An error remains because pixels lie on a
+    grid: it is small where attention and images are smooth. A disc of 3, 5 or 7
+    rows is worth about 3, 11 and 25 neighbours that count alike.
     """
 
     size: tuple[int, int]

@@ -185,7 +185,6 @@ def network_on(group, window=WINDOW, norm="layer"):
         num_heads=HEADS,
         norm=norm,
         epsilon=1e-12,
-        window_shape="square",
         input_shape=(4, 4, 2),
         classes=3,
     )

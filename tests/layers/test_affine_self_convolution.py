@@ -20,6 +20,7 @@ from keras_equiattn.layers import AffineSelfConv2D
 from keras_equiattn.layers import SimpleAffineSelfConv2D
 from keras_equiattn.layers import StandAloneSelfAttention2D
 from keras_equiattn.ops import group_action
+from keras_equiattn.ops import steerable_basis
 from keras_equiattn.testing import relative_difference
 
 ARGUMENTS = {
@@ -207,6 +208,26 @@ def test_weights_of_the_window_start_small_where_they_turn(layer, basis):
             values = made.filters_of(getattr(made, name), 5, axis)
             spread = as_array(values).std()
             assert spread == pytest.approx(expected, rel=0.1), name
+
+
+@pytest.mark.torch_first
+def test_coefficients_of_the_window():
+    """Of the filters of the basis, for each element and channel by itself."""
+    layer = random_layer(AffineSelfConv2D, filters=4, num_heads=2, group="p8")
+    basis = steerable_basis("p8", 3, multiplied=True)[0]
+    w = weights_of(layer)
+    assert w["key_psi"].shape == (8, 4, 4)
+    psi = layer.filters_of(layer.key_psi, 3, axis=1)
+    expected = np.einsum("pn,rnc->rpc", basis, w["key_psi"])
+    expected = expected.reshape(8, 3, 3, 4)
+    assert relative_difference(as_array(psi), expected) < tolerance()
+    beta = layer.filters_of(layer.key_beta, 3)
+    expected = (basis @ w["key_beta"]).reshape(3, 3, 4)
+    assert relative_difference(as_array(beta), expected) < tolerance()
+    # Nothing is halved.
+    assert StandAloneSelfAttention2D(3, 3, num_heads=3, group="p8").filters == 3
+    with pytest.raises(ValueError, match=r"square.*kernel_size=\(3, 5\)"):
+        AffineSelfConv2D(4, (3, 5), num_heads=2, filter_basis="steerable")
 
 
 @pytest.mark.torch_first

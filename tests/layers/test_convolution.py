@@ -328,9 +328,9 @@ class TestSteerableFilters:
         assert GroupConv2D.from_config(config).filter_basis == "pixel"
 
     def test_rectangles_are_refused(self):
-        layer = LiftingConv2D(2, (3, 5), group="z2", filter_basis="steerable")
-        with pytest.raises(ValueError, match=r"square\. Received: 3 rows"):
-            layer.build((None, 9, 9, 1))
+        message = r"square\. Received: kernel_size=\(3, 5\), filter_basis"
+        with pytest.raises(ValueError, match=message):
+            LiftingConv2D(2, (3, 5), group="z2", filter_basis="steerable")
 
 
 def test_variables():

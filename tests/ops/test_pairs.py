@@ -410,13 +410,14 @@ def _not_compiled(names):
 SEED = np.array([3, 5], "int32")
 
 
-def with_dropout(arrays, local, seed=SEED):
+def with_dropout(arrays, local, seed=SEED, shape="square"):
     def function(*arrays):
         return group_self_attention(
             *arrays,
             local=local,
             dropout=0.4,
             seed=ops.convert_to_tensor(seed),
+            window_shape=shape,
         )
 
     cotangent = np.ones((*arrays[0].shape[:3], arrays[3].shape[2], 2, 5))
@@ -424,27 +425,27 @@ def with_dropout(arrays, local, seed=SEED):
 
 
 @pytest.mark.parametrize(
-    ("window", "elements"),
+    ("window", "elements", "shape"),
     [
-        (3, 2),
-        (None, 1),
-        pytest.param(3, 1, marks=SLOW),
-        pytest.param(None, 2, marks=SLOW),
+        (3, 2, "square"),
+        (None, 1, "square"),
+        pytest.param(3, 1, "disc", marks=SLOW),
+        pytest.param(None, 2, "square", marks=SLOW),
     ],
 )
-def test_gradients_drop_what_the_value_dropped(window, elements):
+def test_gradients_drop_what_the_value_dropped(window, elements, shape):
     """Along random directions, by differences."""
     arrays = arguments(window, (2, 3), elements, 2)
     local = window is not None
     step = 1e-5 if FLOAT64 else 1e-2
-    _, gradients = with_dropout(arrays, local)
+    _, gradients = with_dropout(arrays, local, shape=shape)
     for index, gradient in enumerate(gradients):
         direction = random(*arrays[index].shape, seed=8)
         ends = []
         for sign in (1, -1):
             moved = list(arrays)
             moved[index] = arrays[index] + sign * step * direction
-            ends.append(with_dropout(moved, local)[0].sum())
+            ends.append(with_dropout(moved, local, shape=shape)[0].sum())
         numeric = (ends[0] - ends[1]) / (2 * step)
         along = (gradient * direction).sum()
         scale = max(abs(numeric), 1)
@@ -614,6 +615,12 @@ def test_shapes_that_do_not_fit(index, shape, message):
     del arrays[2]
     with pytest.raises(ValueError, match=message):
         inspect.unwrap(group_attention_weights)(*arrays)
+
+
+def test_whole_images_are_no_discs():
+    arrays = arguments(None, (3, 4), 2, 2)
+    with pytest.raises(ValueError, match="`window_shape` must be 'square'"):
+        UNCHECKED(*arrays, local=False, window_shape="disc")
 
 
 def test_encodings_of_whole_images_that_do_not_fit():

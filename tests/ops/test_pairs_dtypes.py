@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
@@ -26,6 +27,23 @@ def test_lines_outside_of_the_image_in_float16():
     # Attention is uniform, so what lies in the corner sees the mean of four.
     expected = keys[0, :2, :2].mean((0, 1))
     np.testing.assert_allclose(y[0, 0, 0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_discs(dtype):
+    """Their weights are small beside scores of ten."""
+    query = np.full((1, 7, 7, 1, 1, 2), 10.0)
+    query[..., 0] = 0  # what meets the offsets
+    keys = np.ones(query.shape)
+    values = np.random.default_rng(0).normal(size=query.shape)
+    encoding = np.zeros((7, 7, 1, 1))
+    given = (ops.cast(x, dtype) for x in (query, keys, values, encoding))
+    y = as_array(
+        ops.cast(group_self_attention(*given, window_shape="disc"), "float32")
+    )
+    weights = oracles.window_weights(7, 7, "disc")[..., None, None, None]
+    expected = (weights * values[0]).sum((0, 1)) / weights.sum()
+    np.testing.assert_allclose(y[0, 3, 3], expected, atol=5e-3)
 
 
 def test_half_precision_stays_half(monkeypatch):

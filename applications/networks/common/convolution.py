@@ -17,7 +17,7 @@ ATTENTION = (None, "full", "channel", "spatial", "input", "co")
 HE_SCALE = math.sqrt(2)
 
 
-def group_width(planar_width: int, group: Group, multiple: int = 1) -> int:
+def group_width(planar_width: float, group: Group, multiple: int = 1) -> int:
     """Returns the channels that keep the number of parameters on a group.
 
     This is the width of the planar network over `sqrt(order)`, rounded to the

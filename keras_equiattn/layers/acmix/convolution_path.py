@@ -7,7 +7,6 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.base.filters import FilterLayer
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.layers.base.initializers import with_fan_in
@@ -50,8 +49,8 @@ class ConvolutionPath:
     shift_kernel: Any
     attention_rate: Any
     convolution_rate: Any
-    # Of layers whose shift kernels may be steerable.
-    _filters_of: Any = None
+    # Makes pixels of shift kernels, see `GroupLayer`.
+    _filters_of: Any
 
     def __init__(
         self,
@@ -138,9 +137,6 @@ class ConvolutionPath:
             "initializer": initializer,
             "autocast": False,
         }
-        if not isinstance(layer, FilterLayer):
-            self._add(layer, "shift_kernel", **options)
-            return
         weight = layer.add_filters("shift_kernel", **options)
         self._keep(layer, "shift_kernel", weight)
         self._filters_of = layer.filters_of
@@ -185,8 +181,6 @@ class ConvolutionPath:
         """The shift kernels, those that are fixed as well."""
         if self.shift_kernels != "fixed":
             kernel = full(self.shift_kernel)
-            if self._filters_of is None:
-                return kernel
             return self._filters_of(kernel, self.kernel_size[0])
         dtype = full(self.mixing_kernel).dtype
         return _shifts((*self.kernel_size, None, self.size), dtype)

@@ -63,6 +63,7 @@ class BaseACmix2D(TwoPaths, WindowLayer, FilterLayer):
         self.set_windows(
             kernel_size, attention_kernel_size, strides, dilation_rate, border
         )
+        self.check_filters("kernel_size", self.kernel_size)
         _checks.divisible(self.filters, self.num_heads, "num_heads")
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
@@ -188,7 +189,8 @@ class ACmix2D(BaseACmix2D):
     and the layer returns `attention_rate * attention + convolution_rate *
     convolution`. The shift kernels start as those that pick the neighbour `t`:
     then the second path is what a convolution is, a sum of shifted 1 x 1
-    convolutions.
+    convolutions. Steerable ones start as their projections on the steerable
+    filters, and are these where they are fixed.
 
     On a group each element takes its own queries, keys and values. It sees the
     coordinates and the shift kernels turned with it, `P(h^-1 .)` and
@@ -250,10 +252,9 @@ class ACmix2D(BaseACmix2D):
             angle, see `ops.steerable_basis`, and needs a square `kernel_size`.
             None is "pixel" for groups that act on the grid, and "steerable" for
             others.
-        window_shape: "square": attention counts all neighbours in its window
-            alike; "disc": those further from its centre count less, so that the
-            window is the same after a turn by any angle, see `ops.Window`. None
-            is "square" for groups that act on the grid, and "disc" for others.
+        window_shape: of attention, "square" or "disc", which covers the same
+            after a turn by any angle, see `ops.Window`. None is "square" for
+            groups that act on the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -285,9 +286,9 @@ class ACmix2D(BaseACmix2D):
         accepts with `exact=True`. For groups that do not act on the grid (p8,
         p12, p16) this holds for the turns by 90 degrees and the mirrors that
         go with them; turns in between are approximate. On smooth feature maps,
-        turned by 45 degrees, the output of a new layer on p8 was off by at most
-        0.038 of its largest value with steerable filters and discs (windows
-        of 3, 5 and 7 pixels), and by 0.395 with pixels and squares.
+        turned by 45 degrees, new layers on p8 with windows of 3, 5 and 7 pixels
+        were off by 0.038 of their largest output or less, the mean of three,
+        and by 0.395 with kernels of pixels and squares.
         Translations show on what is further from the border than the windows
         reach, on images of one size: positions are relative to the size.
 

@@ -43,6 +43,14 @@ class FilterLayer(GroupLayer):
             filter_basis, "filter_basis", FILTER_BASES
         )
 
+    def check_filters(self, name: str, size: tuple[int, int]) -> None:
+        """Raises where filters of this size, an argument, do not turn."""
+        if self.filter_basis == "steerable" and size[0] != size[1]:
+            raise ValueError(
+                "Steerable filters must be square. Received: "
+                f"{name}={size}, filter_basis='steerable'"
+            )
+
     def add_filters(
         self,
         name: str,
@@ -51,39 +59,14 @@ class FilterLayer(GroupLayer):
         axis: int = 0,
         **options: Any,
     ) -> Any:
-        """A new weight that is a function of the offset.
-
-        Args:
-            name: of the variable.
-            shape: of its values, `(..., rows, columns, ...)`.
-            initializer: what a weight of this shape starts as.
-            axis: of the rows.
-            **options: of `add_weight`.
-        """
         if self.filter_basis == "steerable":
-            rows, columns = shape[axis : axis + 2]
-            if rows != columns:
-                raise ValueError(
-                    f"{self._label()} has steerable filters, which must be "
-                    f"square. Received: {rows} rows and {columns} columns"
-                )
-            basis = self._basis(rows)
+            basis = self._basis(shape[axis])
             initializer = _coefficients(initializer, shape, axis, basis)
-            count = basis.shape[1]
-            shape = (*shape[:axis], count, *shape[axis + 2 :])
-        return self.add_weight(
-            name=name, shape=shape, initializer=initializer, **options
-        )
+            shape = (*shape[:axis], basis.shape[1], *shape[axis + 2 :])
+        return super().add_filters(name, shape, initializer, **options)
 
     def filters_of(self, weight: Any, size: int, axis: int = 0) -> Tensor:
-        """The values `(..., rows, columns, ...)` of a weight of `add_filters`.
-
-        Args:
-            weight: the variable.
-            size: rows and columns.
-            axis: of the rows.
-        """
-        weight = ops.convert_to_tensor(weight)
+        weight = super().filters_of(weight, size, axis)
         if self.filter_basis == "pixel":
             return weight
         basis = backend.constant(self._basis(size), weight, weight.dtype)

@@ -64,6 +64,37 @@ class GroupLayer(keras.layers.Layer):
         _checks.weight_size(shape or (), name)
         return super().add_weight(shape, *arguments, **options)
 
+    def add_filters(
+        self,
+        name: str,
+        shape: Shape,
+        initializer: Any,
+        axis: int = 0,
+        **options: Any,
+    ) -> Any:
+        """A new weight that is a function of the offset.
+
+        Args:
+            name: of the variable.
+            shape: of its values, `(..., rows, columns, ...)`.
+            initializer: what a weight of this shape starts as.
+            axis: of the rows.
+            **options: of `add_weight`.
+        """
+        return self.add_weight(
+            name=name, shape=shape, initializer=initializer, **options
+        )
+
+    def filters_of(self, weight: Any, size: int, axis: int = 0) -> Tensor:
+        """The values `(..., rows, columns, ...)` of a weight of `add_filters`.
+
+        Args:
+            weight: the variable.
+            size: rows and columns; only needed where they are not its axes.
+            axis: of the rows.
+        """
+        return ops.convert_to_tensor(weight)
+
     def call_channels_last(self, x: Tensor) -> Any:
         """The output, `(batch, height, width, order, channels)`.
 

@@ -30,11 +30,15 @@ def steerable_basis(
     With `(r, phi)` the polar coordinates of an offset from the centre, they are
     `exp(-(r - ring)^2 / (2 width^2))` times `cos(k phi)` and `sin(k phi)`, for
     rings a pixel apart and frequencies `k` from zero to `ring + 1`; the centre
-    has the frequency zero alone. Higher frequencies alias on the grid.
+    has the frequency zero alone.
 
-    Attention multiplies functions of the offset with each other, and with the
-    exponential of a third, before it adds up neighbours. Products have the sum
-    of the frequencies, so the factors have fewer: up to `ring`.
+    A ring of radius `r` has about `2 pi r` pixels, so that frequencies above
+    `pi r` alias: `r + 1` is below that on every ring. Attention multiplies
+    functions of the offset with each other before it adds up neighbours. A
+    product of two has the sum of their frequencies. Two of `r + 1` alias on the
+    first ring, where two of `r` do not, so the factors have frequencies up to
+    `r` alone. For 3 x 3 pixels such filters know slopes, but not a bar from the
+    bar at right angles to it.
 
     The basis is orthonormal for the identity, so that decay of the coefficients
     is decay of the filter.

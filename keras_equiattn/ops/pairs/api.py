@@ -49,10 +49,10 @@ def group_self_attention(
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     local: bool = True,
-    window_shape: str = "square",
     dropout: float = 0.0,
     seed: Sequence[int] | Shaped[Tensor, "2"] | None = None,
     recompute: bool = True,
+    window_shape: str = "square",
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """Group self-attention, see the module.
 
@@ -66,9 +66,6 @@ def group_self_attention(
         embedding: of the relative elements, `E(g^-1 m)`.
         local: whether a pixel sees the window around it, or all pixels.
             Neighbours outside of the image are left out.
-        window_shape: "square": all neighbours in a window count alike; "disc":
-            those further from its centre count less, see `ops.Window`. Without
-            effect where pixels see all others.
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
         seed: two whole numbers from 0 to below 2**31; needed with dropout.
@@ -77,6 +74,7 @@ def group_self_attention(
             anew, as does the forward pass, one block at a time.
             False is `plain_attention`: for tests, and to be differentiated
             twice.
+        window_shape: "square" or, for windows alone, "disc", see `ops.Window`.
 
     Returns:
         What the output elements attend to.
@@ -169,14 +167,15 @@ def group_attention_weights(
     encoding: Float[Tensor, "rows columns order encoded"],
     embedding: Float[Tensor, "query_order key_order embedded"] | None = None,
     local: bool = True,
-    window_shape: str = "square",
     pixel: tuple[int, int] | None = None,
+    window_shape: str = "square",
 ) -> Float[Tensor, "batch pixels order heads key_order neighbours"]:
     """The weights of the values in `group_self_attention`.
 
     Args:
-        query, keys, encoding, embedding, local, window_shape: see there.
+        query, keys, encoding, embedding, local: see there.
         pixel: row and column of the only query; None for all of them.
+        window_shape: see there.
 
     Returns:
         Weights, added up over the query elements: they add up to
@@ -283,7 +282,8 @@ def _check(
     window_shape: str,
 ) -> None:
     """Checks what follows from no axis alone, as far as sizes are known."""
-    _checks.choice(window_shape, "window_shape", WINDOW_SHAPES)
+    known = WINDOW_SHAPES if local else ("square",)
+    _checks.choice(window_shape, "window_shape", known)
     image, channels = tuple(query.shape[1:3]), query.shape[-1]
     *window, _, encoded = shape = tuple(encoding.shape)
     # What is left of the channels meets an embedding.

@@ -484,10 +484,12 @@ def _scores(
     if line.log_weights is not None:
         added = seen(line.log_weights, lines.offsets(width))
         tops = [
-            ops.cast(in_full_precision(x) + w[0], x.dtype)
+            in_full_precision(x) + w[0]
             for x, w in zip(tops, added, strict=True)
         ]
-    above = [p + x for p, x in zip(positions, tops, strict=True)]
+    above = [
+        ops.cast(p + x, dtype) for p, x in zip(positions, tops, strict=True)
+    ]
     if line.hidden is not None:
         # Last of all: what is added to the lowest score may not be finite.
         lowest = lowest_score(line.keys)

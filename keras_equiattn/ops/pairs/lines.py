@@ -13,6 +13,7 @@ from typing import Any
 from typing import NamedTuple
 from typing import TypeAlias
 
+import numpy as np
 from keras import ops
 
 from keras_equiattn.ops import backend
@@ -21,6 +22,7 @@ from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import disc_log_weights
 from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import lowest_score
 from keras_equiattn.ops.numerics import smaller
 
 Queries: TypeAlias = Float[
@@ -155,6 +157,7 @@ class Lines(NamedTuple):
         if self.size is None or not self.disc:
             return None
         weights = disc_log_weights(self.size)[None, None, :, :, None]
+        weights = np.maximum(weights, lowest_score(like))
         weights = backend.constant(weights, like, dtype_of_sums(like))
         return _part(weights, start, shape)
 

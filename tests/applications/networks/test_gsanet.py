@@ -230,6 +230,23 @@ def test_kernels_start_with_the_variance_of_the_authors_class():
 
 
 @pytest.mark.once
+def test_windows_are_those_of_the_authors_unless_asked_for():
+    for options, expected in (
+        ({}, "square"),
+        ({"window_shape": "disc"}, "disc"),
+    ):
+        model = GSANet("p8", **TINY, **options)
+        shapes = {
+            layer.window_shape
+            for layer in model.layers
+            if hasattr(layer, "window_shape")
+        }
+        assert shapes == {expected}
+    preset = GSANetRotMNIST("p8", window_shape="disc")
+    assert preset.get_layer("lift").window_shape == "disc"
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -271,6 +288,11 @@ def test_kernels_start_with_the_variance_of_the_authors_class():
         ({"head": "sum"}, "`head` must be 'max' or 'mean'.*'sum'"),
         ({"value_dropout": 1}, "`value_dropout` must be a number from 0.*1"),
         ({"attention_dropout": -1}, "`attention_dropout` must be .*-1"),
+        ({"window_shape": "round"}, "`window_shape` must be 'square'.*'round'"),
+        (
+            {"window_shape": "disc", "kernel_size": None},
+            "`window_shape` must be 'square'. Received: 'disc'",
+        ),
         ({"epsilon": 0.0}, "`epsilon` must be a positive number.*0.0"),
         ({"epsilon": "1"}, "`epsilon` must be a positive number.*'1'"),
         ({"exact": "no"}, "`exact` must be True or False.*'no'"),

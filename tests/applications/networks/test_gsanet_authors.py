@@ -138,6 +138,14 @@ def test_another_epsilon_is_refused():
 
 
 @pytest.mark.once
+def test_discs_are_refused():
+    message = "window_shape='square'.*LiftingSelf.* with window_shape='disc'"
+    options = {**TINY, "window_shape": "disc", "epsilon": 1e-12}
+    with pytest.raises(ValueError, match=message):
+        convert.g_selfatt(GSANet("p4", **options), {})
+
+
+@pytest.mark.once
 def test_models_that_are_no_gsanet():
     with pytest.raises(ValueError, match=r"must be a `GSANet`.*'p4'"):
         convert.g_selfatt("p4", {})
