@@ -1,6 +1,5 @@
 """What the tests of `symmetrize` share: a plain network, and turned images."""
 
-import dense_oracles
 import keras
 import numpy as np
 import oracles
@@ -36,5 +35,5 @@ def moved(x, group, element, output="image"):
     if output == "invariant":
         return x
     if output == "vector":
-        return dense_oracles.act_on_vectors(x, group, element)
+        return oracles.act_on_vectors(x, group, element)
     return np.stack([oracles.turn(plane, group, element) for plane in x])

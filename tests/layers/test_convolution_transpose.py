@@ -1,6 +1,5 @@
 """Transposed, depthwise and separable group convolutions."""
 
-import dense_oracles
 import keras
 import numpy as np
 import oracles
@@ -231,7 +230,7 @@ def test_transposed_agrees_with_oracle(
     check(
         layer,
         images(group, size),
-        lambda x, kernel: dense_oracles.group_conv_transpose(
+        lambda x, kernel: oracles.group_conv_transpose(
             x, kernel, group, strides, padding
         ),
     )
@@ -356,7 +355,7 @@ def test_depthwise_and_separable_agree_with_oracle(group, size, options):
             return kernel
 
     def depthwise(x, kernel):
-        return dense_oracles.group_depthwise_conv(
+        return oracles.group_depthwise_conv(
             x, spread(kernel), group, **of_oracle
         )
 

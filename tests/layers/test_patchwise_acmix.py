@@ -238,7 +238,7 @@ class Unfolded(PatchwiseACmix2D):
         for offset in self.window.offsets:
             index = [
                 [
-                    oracles._reflected(int(i + d), limit)
+                    oracles.reflected(int(i + d), limit)
                     for i in range(0, limit, stride)
                 ]
                 for d, limit, stride in zip(

@@ -96,10 +96,10 @@ class TestRelativePositionEncoding:
         w = {v.name: as_array(v) for v in layer.weights}
         expected = []
         for h in range(8):
-            seen = oracles._matrix("p4m", h).T @ offsets.T
+            seen = oracles.offset_matrix("p4m", h).T @ offsets.T
             parts = [
-                oracles._encoder(seen[0], w, "row", 1e-3),
-                oracles._encoder(seen[1], w, "column", 1e-3),
+                oracles.encoder(seen[0], w, "row", 1e-3),
+                oracles.encoder(seen[1], w, "column", 1e-3),
             ]
             expected.append(np.concatenate(parts, axis=1))
         actual = as_array(layer(offsets.astype(DTYPE)))

@@ -1,8 +1,8 @@
 """From feature maps on a group to images of numbers and of vectors."""
 
-import dense_oracles
 import keras
 import numpy as np
+import oracles
 import pytest
 from layer_contract import as_array
 from layer_contract import call_of
@@ -142,7 +142,7 @@ def test_vectors_agree_with_oracle(group, signed):
     x = images(group)
     frequency = 1 if signed else 2
     layer = GroupToVector2D(signed, group, dtype=DTYPE)
-    expected = dense_oracles.vectors(x, group, frequency)
+    expected = oracles.vectors(x, group, frequency)
     given = x.astype(DTYPE)
     found = as_array(call_of(layer)(given))
     assert relative_difference(found, expected) < LIMIT
@@ -169,7 +169,7 @@ def test_matrices_are_a_representation(group, frequency):
     for element in range(group.order):
         np.testing.assert_allclose(
             matrices[element],
-            dense_oracles.matrix(group.name, element, frequency),
+            oracles.vector_matrix(group.name, element, frequency),
             atol=1e-12,
         )
 
@@ -181,7 +181,7 @@ def test_vector_action_agrees_with_oracle(group, frequency):
     v = np.random.default_rng(0).normal(size=(2, 3, 4, 6)).astype("float32")
     for element in range(groups.get(group).order):
         found = as_array(ops.vector_action(v, group, element, frequency))
-        expected = dense_oracles.act_on_vectors(v, group, element, frequency)
+        expected = oracles.act_on_vectors(v, group, element, frequency)
         assert relative_difference(found, expected) < 1e-6
 
 

@@ -1,7 +1,7 @@
 """Division of pixels, and rows and columns at the border."""
 
-import dense_oracles
 import numpy as np
+import oracles
 import pytest
 from layer_contract import as_array
 from layer_contract import DTYPE
@@ -113,7 +113,7 @@ def test_upsampling_agrees_with_oracle(size, interpolation):
     check(
         layer,
         images(2, 3, 4, 2, 3),
-        lambda x: dense_oracles.upsample(x, size, interpolation),
+        lambda x: oracles.upsample(x, size, interpolation),
     )
 
 
