@@ -153,8 +153,6 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m \
 	  --sizes 5 --images smooth
-	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --trained --sizes 5
-	KERAS_BACKEND=jax $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/window_forms.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled

@@ -271,7 +271,6 @@ ANGLES = run("angles.py --draws 3", "torch")
 OTHER_ANGLES = run(
     "angles.py --groups p12 p16 p8m \\\n    --sizes 5 --images smooth", "torch"
 )
-TRAINED_ANGLES = run("angles.py --trained --sizes 5", "torch")
 
 
 def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
@@ -296,25 +295,17 @@ def angle_rows(file: File, columns: list[tuple]) -> list[list[str]]:
     ]
 
 
-def of_bases(file: File, command: str) -> str:
-    """The largest errors on p8 of both bases, by images."""
+def angles(results: Results) -> str:
+    """The largest errors on p8 of all bases, by images."""
+    file = results.latest("angles-p8", ANGLES)
     columns = [
         ("p8", basis, images)
-        for images in ("smooth", "CIFAR-10", "tissue")
+        for images in file["settings"]["images"]
         for basis in ("paper", "pixel", "steerable")
     ]
     rows = angle_rows(file, columns)
     header = [f"{basis}, {images}" for _, basis, images in columns]
-    return block(("layer", "window", *header), rows, [file], command)
-
-
-def angles(results: Results) -> str:
-    return of_bases(results.latest("angles-p8", ANGLES), ANGLES)
-
-
-def trained_angles(results: Results) -> str:
-    file = results.latest("angles-p8_trained", TRAINED_ANGLES)
-    return of_bases(file, TRAINED_ANGLES)
+    return block(("layer", "window", *header), rows, [file], ANGLES)
 
 
 def other_angles(results: Results) -> str:
@@ -386,5 +377,4 @@ TABLES = (
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
-    trained_angles,
 )
