@@ -26,6 +26,9 @@ from keras_equiattn.applications.training import distribution
 from keras_equiattn.applications.training.distribution.environment import (
     check_variables,
 )
+from keras_equiattn.applications.training.distribution.environment import (
+    VARIABLES,
+)
 
 BACKEND = keras.backend.backend()
 EPOCHS = 2
@@ -289,8 +292,9 @@ def test_two_devices_of_one_process(npz, alone, tmp_path):
     assert_close_logs(log_of(out), log_of(alone))
 
 
-@pytest.mark.once
 @pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.skipif(BACKEND != "torch", reason="torchrun is PyTorch's.")
 def test_torchrun(npz, alone, tmp_path):
     """The command of the documentation."""
     program = tmp_path / "program.py"
@@ -305,6 +309,17 @@ def test_torchrun(npz, alone, tmp_path):
         OMP_NUM_THREADS="1",
     )
     assert_close_logs(log_of(out), log_of(alone))
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="torchrun is PyTorch's.")
+def test_torchrun_for_another_backend(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    for name in VARIABLES[BACKEND]:
+        monkeypatch.delenv(name, raising=False)
+    message = f"torchrun starts .*{BACKEND}, WORLD_SIZE='2'"
+    with pytest.raises(training.OptionsError, match=message):
+        check_variables(BACKEND, True)
 
 
 @pytest.mark.once

@@ -63,6 +63,13 @@ def check_variables(backend: str, distribute: bool) -> None:
                 "give --distribute, or unset these variables."
             )
         return
+    size = os.environ.get("WORLD_SIZE", "1")
+    if backend != "torch" and not given and size != "1":
+        raise OptionsError(
+            "torchrun starts the processes of PyTorch. Under this backend "
+            f"{' and '.join(names)} must tell them apart. Received: "
+            f"KERAS_BACKEND={backend}, WORLD_SIZE={size!r}"
+        )
     missing = [name for name in names if name not in given]
     if backend == "torch" and missing:
         raise OptionsError(
