@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import timing
 
+from keras_equiattn import groups
 from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import GroupConv2D
 
@@ -25,45 +26,49 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--group", default="p4")
+    parser.add_argument("--groups", nargs="+", default=["p4", "p8"])
     parser.add_argument("--width", type=int, default=64, help="folded")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=60)
     options = parser.parse_args()
 
-    group = GroupConv2D(1, 1, group=options.group).group
-    channels, rest = divmod(options.width, group.order)
-    if rest:
-        parser.error(f"--width must be a multiple of {group.order}")
     shape = (options.batch, options.size, options.size)
     x = np.random.default_rng(0).normal(size=(*shape, options.width))
     x = x.astype("float32")
     common = {"padding": "same", "data_format": "channels_last"}
-    steps = {
-        "Conv2D": timing.training_step(
-            keras.layers.Conv2D(options.width, 3, **common), x
-        ),
-        "GroupConv2D": timing.training_step(
-            GroupConv2D(channels, 3, group=group, **common),
-            x.reshape(*shape, group.order, channels),
-        ),
-    }
+    plain = keras.layers.Conv2D(options.width, 3, **common)
+    steps = {"Conv2D": timing.training_step(plain, x)}
+    for name in options.groups:
+        order = groups.get(name).order
+        channels, rest = divmod(options.width, order)
+        if rest:
+            parser.error(f"--width must be a multiple of {order}")
+        layer = GroupConv2D(channels, 3, group=name, **common)
+        steps[name] = timing.training_step(
+            layer, x.reshape(*shape, order, channels)
+        )
     seconds = timing.alternate(steps, options.repeats)
     median = {name: statistics.median(s) for name, s in seconds.items()}
-    ratios = [
-        group / plain
-        for plain, group in zip(
-            seconds["Conv2D"], seconds["GroupConv2D"], strict=True
-        )
-    ]
     results = {
         "benchmark": "one training step of GroupConv2D over one of Conv2D",
         "settings": vars(options),
         "seconds_median": median,
-        "ratio_of_medians": median["GroupConv2D"] / median["Conv2D"],
-        "median_of_ratios": statistics.median(ratios),
-        "ratio_quartiles": statistics.quantiles(ratios, n=4),
+        "ratio_of_medians": {
+            name: median[name] / median["Conv2D"] for name in options.groups
+        },
+        "ratio_quartiles": {
+            name: statistics.quantiles(
+                [
+                    ours / theirs
+                    for ours, theirs in zip(
+                        seconds[name], seconds["Conv2D"], strict=True
+                    )
+                ],
+                n=4,
+            )
+            for name in options.groups
+        },
         "hardware": reporting.hardware(),
         "versions": reporting.versions(),
     }
