@@ -60,12 +60,13 @@ $(SLOW): .venv/.dev
 # A backend keeps all that it compiles: half a gigabyte for a large network with
 # attention. So no process runs all tests of $(2) with the marks $(3) under the
 # backend $(1), but those whose names match one of the expressions $(4), or none.
+# The parts after one that fails are run as well.
 define in_parts
-set -e; others=""; for some in $(4) ""; do \
+failed=0; others=""; for some in $(4) ""; do \
   KERAS_BACKEND=$(1) $(PYTEST) $(2) -m "$(3)" \
-    -k "$${some:-$${others# and }}$${some:+$$others}"; \
+    -k "$${some:-$${others# and }}$${some:+$$others}" || failed=1; \
   others="$$others and not $$some"; \
-done
+done; exit $$failed
 endef
 
 slow-networks:
