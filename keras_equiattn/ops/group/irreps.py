@@ -1,0 +1,188 @@
+"""Irreducible representations of planar groups, and the basis that they make.
+
+A feature map has a number for each group element. Written as a sum of waves
+over the group, it has a coefficient for each wave instead. The group mixes few
+of the coefficients with each other, and so does every linear map that commutes
+with the group: its matrix falls into small blocks.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_equiattn import groups
+from keras_equiattn.groups import Group
+from keras_equiattn.ops.group.fourier import Wave
+from keras_equiattn.ops.group.fourier import wave_values
+
+
+class Irrep(NamedTuple):
+    """An irreducible representation by real matrices.
+
+    Attributes:
+        frequency: how often it turns while the image turns once. At half the
+            number of rotations it changes its sign from turn to turn.
+        sign: of matrices with one row, what the mirror multiplies with, 1 or
+            -1; 1 for larger ones.
+        matrices: `(order, dimension, dimension)`, orthogonal, one for each
+            element of the group.
+        copies: how often it is part of a feature map on the group: as often as
+            it has rows, or once if turns alone act by two rows.
+    """
+
+    frequency: int
+    sign: int
+    matrices: np.ndarray
+    copies: int
+
+    @property
+    def dimension(self) -> int:
+        """Rows and columns of the matrices."""
+        return int(self.matrices.shape[1])
+
+    @property
+    def turns_alone(self) -> bool:
+        """Whether its matrices turn a plane, and none of them mirrors it."""
+        return self.copies < self.dimension
+
+    @property
+    def rows_of_blocks(self) -> int:
+        """How many parts of a feature map are mixed by the same matrix."""
+        return 1 if self.turns_alone else self.dimension
+
+
+class Block(NamedTuple):
+    """Some of the sums along waves, which linear maps mix among themselves.
+
+    Attributes:
+        first: its first wave.
+        size: how many there are, one or two.
+        mixing: `(size, size, order)`: the weight of each element of a kernel
+            in the matrix of the block, from an input to an output.
+    """
+
+    first: int
+    size: int
+    mixing: np.ndarray
+
+
+def irreps(group: str | Group) -> tuple[Irrep, ...]:
+    """The irreducible representations of a group, by real matrices.
+
+    Args:
+        group: a group or its name.
+
+    Returns:
+        All of them that are different, in the order of their frequencies.
+
+    Raises:
+        ValueError: for an unknown group.
+
+    Example:
+        >>> [(p.frequency, p.dimension, p.copies) for p in irreps("p4")]
+        [(0, 1, 1), (1, 2, 1), (2, 1, 1)]
+    """
+    return _irreps(groups.get(group))
+
+
+@functools.cache
+def _irreps(group: Group) -> tuple[Irrep, ...]:
+    """`irreps` of a group."""
+    rotations = group.rotations
+    flips, turns = np.divmod(np.arange(group.order), rotations)
+    found = []
+    for frequency in range(rotations // 2 + 1):
+        cos, sin = (
+            wave_values(kind, frequency, turns, rotations)
+            for kind in ("cos", "sin")
+        )
+        if 2 * frequency in (0, rotations):
+            for sign in (1, -1)[: 1 + group.mirrors]:
+                values = cos * sign**flips
+                found.append(
+                    Irrep(frequency, sign, _frozen(values[:, None, None]), 1)
+                )
+        else:
+            matrices = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)
+            matrices[:, :, 1] *= (-1.0) ** flips[:, None]
+            copies = 1 + group.mirrors
+            found.append(Irrep(frequency, 1, _frozen(matrices), copies))
+    return tuple(found)
+
+
+def regular_basis(group: str | Group) -> np.ndarray:
+    """The waves over a group, with which its feature maps are written.
+
+    Args:
+        group: a group or its name.
+
+    Returns:
+        `(order, order)`, orthogonal: each row is a wave. Those of the same
+        `Irrep` follow each other: `matrices[:, a, b]` for `a` and then for `b`,
+        over their length. Element `g` of the group acts on coefficients with
+        the same `b` by the matrix of `g`.
+
+    Raises:
+        ValueError: for an unknown group.
+
+    References:
+        - Serre, Linear Representations of Finite Groups, 1977, section 2.4:
+          what the regular representation holds
+    """
+    group = groups.get(group)
+    rows = []
+    for irrep in irreps(group):
+        waves = irrep.matrices[:, :, : irrep.copies].reshape(group.order, -1).T
+        rows.append(waves / np.linalg.norm(waves, axis=1, keepdims=True))
+    return _frozen(np.concatenate(rows))
+
+
+@functools.cache
+def blocks(group: Group) -> tuple[Block, ...]:
+    """What a linear map on a group does with the sums along `waves`.
+
+    With `x` the sums in a block, `y_b = sum_a x_a M_ab`, and `M_ab = sum_s
+    mixing_abs W(s)` for the kernel `W` of `y(p) = sum_r x(r) W(p^-1 r)`. The
+    `y` are scaled so that the transposed transform leads back.
+    """
+    found: list[Block] = []
+    for irrep in irreps(group):
+        # The columns of its matrices are mixed, row by row. Turns alone have
+        # one column, and commute.
+        axes = (1, 2, 0) if irrep.turns_alone else (2, 1, 0)
+        mixing = irrep.dimension / group.order * irrep.matrices.transpose(axes)
+        for row in range(irrep.rows_of_blocks):
+            of_row = mixing.copy()
+            if irrep.rows_of_blocks == 2 and row == 0:
+                # The second of its waves has the other sign.
+                of_row[0, 1] *= -1
+                of_row[1, 0] *= -1
+            first = found[-1].first + found[-1].size if found else 0
+            found.append(Block(first, irrep.dimension, _frozen(of_row)))
+    return tuple(found)
+
+
+@functools.cache
+def waves(group: Group) -> tuple[Wave, ...]:
+    """The rows of `regular_basis`, but for their length and sometimes the sign.
+
+    In the order of `blocks`, which follow each other.
+    """
+    found = []
+    for irrep in irreps(group):
+        cos, sin = (("cos", irrep.frequency), ("sin", irrep.frequency))
+        if irrep.dimension == 1:
+            found.append(Wave(int(irrep.sign < 0), *cos))
+        elif irrep.turns_alone:
+            found += [Wave(0, *cos), Wave(0, *sin)]
+        else:
+            found += [Wave(0, *cos), Wave(1, *sin)]
+            found += [Wave(0, *sin), Wave(1, *cos)]
+    return tuple(found)
+
+
+def _frozen(table: np.ndarray) -> np.ndarray:
+    table = np.ascontiguousarray(table)
+    table.setflags(write=False)
+    return table
