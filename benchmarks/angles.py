@@ -55,14 +55,12 @@ from keras_equiattn.ops import group_action
 RESULTS = Path(__file__).parent / "results"
 SIZE = 49
 CHANNELS = 4
-# Radius of the disc that is compared.
+# Radius of the disc that is compared, in pixels of the input.
 DISC = 14
 IMAGES = ("smooth", "CIFAR-10", "tissue")
 DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
 # What a layer learns from.
 PHOTOGRAPHS, EPOCHS = 1000, 4
-
-
 # Of layers that attend to windows.
 HEADS, FILTERS = 2, 16
 BASES = ("pixel", "steerable")
@@ -93,12 +91,28 @@ def window_of(basis: str) -> dict[str, Any]:
     return {"window_shape": "disc" if basis == "steerable" else "square"}
 
 
-def convolution(layer, *arguments):
+def convolution(layer, *arguments, **of_layer):
     def make(basis, size, **options):
-        options = {"padding": "same", **filters_of(basis), **options}
+        options = {**filters_of(basis), **of_layer, **options}
+        options.setdefault("padding", "same")
         return layer(*arguments, kernel_size=size, **options)
 
     return make
+
+
+def attentive(layer):
+    def make(basis, size, group):
+        made = convolution(layer, CHANNELS)
+        return made(basis, size, group=group, attention_kernel_size=size)
+
+    return make
+
+
+def resampled(basis, size, group):
+    """Twice as large, without a transposed convolution."""
+    larger = layers.SpatialUpSampling2D(2, "bilinear", group=group)
+    make = convolution(layers.GroupConv2D, CHANNELS)
+    return keras.Sequential([larger, make(basis, size, group=group)])
 
 
 def input_attention(basis, size, **options):
@@ -151,6 +165,23 @@ LAYERS = {
     "LiftingConv2D": Kind(convolution(layers.LiftingConv2D, CHANNELS), True),
     "GroupConv2D": Kind(convolution(layers.GroupConv2D, CHANNELS)),
     "GroupDepthwiseConv2D": Kind(convolution(layers.GroupDepthwiseConv2D)),
+    "GroupSeparableConv2D": Kind(
+        convolution(layers.GroupSeparableConv2D, CHANNELS)
+    ),
+    "GroupConv2D, strides 2": Kind(
+        convolution(layers.GroupConv2D, CHANNELS, strides=2)
+    ),
+    "GroupConv2DTranspose, strides 2": Kind(
+        # What is as symmetric as odd filters are.
+        convolution(
+            layers.GroupConv2DTranspose, CHANNELS, strides=2, padding="valid"
+        )
+    ),
+    "SpatialUpSampling2D, GroupConv2D": Kind(resampled),
+    "AttentiveLiftingConv2D": Kind(
+        attentive(layers.AttentiveLiftingConv2D), True
+    ),
+    "AttentiveGroupConv2D": Kind(attentive(layers.AttentiveGroupConv2D)),
     "InputAttention": Kind(input_attention),
     "StandAloneSelfAttention2D": Kind(
         window_attention(layers.StandAloneSelfAttention2D)
@@ -236,11 +267,17 @@ def measured_elements(group: groups.Group) -> list[int]:
     return [flip * group.rotations + step for flip in flips for step in steps]
 
 
+def inner_disc(size: int) -> np.ndarray:
+    """`(size, size)`: what is compared of an output with so many rows."""
+    radius = np.hypot(*(np.indices((size, size)) - (size - 1) / 2))
+    return radius < DISC * size / SIZE
+
+
 def errors(function, x: np.ndarray, group: groups.Group) -> np.ndarray:
     """The error of each measured element."""
-    inside = np.hypot(*(np.indices((SIZE, SIZE)) - SIZE // 2)) < DISC
     found = []
     y = function(x)
+    inside = inner_disc(y.shape[1])
     for element in measured_elements(group):
         expected = turned(y, group, element)
         actual = function(turned(x, group, element))

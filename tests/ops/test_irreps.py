@@ -86,17 +86,17 @@ def test_the_fast_transform_finds_the_sums_along_waves(name):
     angles = 2 * np.pi * turns / group.rotations
     of_kind = {"cos": np.cos, "sin": np.sin}
     expected = [
-        of_kind[wave.kind](wave.frequency * angles)
-        * (-1.0) ** (flips * wave[0])
+        wave.sign
+        * of_kind[wave.kind](wave.frequency * angles)
+        * (-1.0) ** (flips * wave.mirrored)
         for wave in waves(group)
     ]
     matrix = transform_matrix(group)
     np.testing.assert_allclose(matrix, expected, atol=1e-12)
-    # They are the orthogonal basis, but for the length and the sign.
+    # They are the orthogonal basis, but for the lengths.
     lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
-    signs = np.sign((matrix * regular_basis(name)).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(
-        signs * matrix / lengths, regular_basis(name), atol=1e-12
+        matrix / lengths, regular_basis(name), atol=1e-12
     )
 
 
@@ -150,17 +150,21 @@ def test_linear_maps_fall_into_blocks(name):
     expected = np.einsum("rc,prcd->pd", x, kernel[group.relative_table])
     matrix = transform_matrix(group)
     sums, found = matrix @ x, np.zeros((group.order, 3))
-    for first, size, mixing in blocks(group):
-        weights = np.einsum("abs,scd->acbd", mixing, kernel)
-        part = slice(first, first + size)
-        found[part] = np.einsum("ac,acbd->bd", sums[part], weights)
+    for block in blocks(group):
+        weights = np.einsum("abs,scd->acbd", block.mixing, kernel)
+        for row in range(block.rows):
+            first = block.first + row * block.size
+            part = slice(first, first + block.size)
+            found[part] = block.scale * np.einsum(
+                "ac,acbd->bd", sums[part], weights
+            )
     np.testing.assert_allclose(matrix.T @ found, expected, atol=1e-12)
 
 
 def test_how_much_less_a_linear_map_multiplies():
     def ratio(name):
         group = groups.get(name)
-        products = sum(block.size**2 for block in blocks(group))
+        products = sum(b.rows * b.size**2 for b in blocks(group))
         return round(group.order**2 / products, 2)
 
     names = ("z2", "p4", "p8", "p16", "p4m", "p8m", "p16m")

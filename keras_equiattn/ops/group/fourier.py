@@ -26,11 +26,13 @@ class Wave(NamedTuple):
             1 where they have opposite ones.
         kind: "cos" or "sin".
         frequency: waves in a whole turn.
+        sign: 1 or -1, what the sum is multiplied with.
     """
 
     mirrored: int
     kind: str
     frequency: int
+    sign: int = 1
 
 
 def wave_values(
@@ -64,7 +66,8 @@ def transform(group: Group, waves: tuple[Wave, ...]) -> tuple[np.ndarray, ...]:
         wave.mirrored * rotations + found.index((wave.kind, wave.frequency))
         for wave in waves
     ]
-    steps[-1] = steps[-1][index]
+    signs = np.array([[wave.sign] for wave in waves])
+    steps[-1] = signs * steps[-1][index] + 0.0
     for step in steps:
         step.setflags(write=False)
     return tuple(steps)

@@ -46,25 +46,25 @@ class Irrep(NamedTuple):
         """Whether its matrices turn a plane, and none of them mirrors it."""
         return self.copies < self.dimension
 
-    @property
-    def rows_of_blocks(self) -> int:
-        """How many parts of a feature map are mixed by the same matrix."""
-        return 1 if self.turns_alone else self.dimension
-
 
 class Block(NamedTuple):
     """Some of the sums along waves, which linear maps mix among themselves.
 
     Attributes:
         first: its first wave.
-        size: how many there are, one or two.
+        rows: how many times `size` waves follow each other that are mixed by
+            the same matrix.
+        size: how many waves are mixed, one or two.
         mixing: `(size, size, order)`: the weight of each element of a kernel
-            in the matrix of the block, from an input to an output.
+            in the matrix, from an input to an output.
+        scale: what leads from products of sums to those of feature maps.
     """
 
     first: int
+    rows: int
     size: int
     mixing: np.ndarray
+    scale: float
 
 
 def irreps(group: str | Group) -> tuple[Irrep, ...]:
@@ -140,45 +140,46 @@ def regular_basis(group: str | Group) -> np.ndarray:
 
 @functools.cache
 def blocks(group: Group) -> tuple[Block, ...]:
-    """What a linear map on a group does with the sums along `waves`.
+    """What a linear map on a group does with sums along `waves`.
 
-    With `x` the sums in a block, `y_b = sum_a x_a M_ab`, and `M_ab = sum_s
-    mixing_abs W(s)` for the kernel `W` of `y(p) = sum_r x(r) W(p^-1 r)`. The
-    `y` are scaled so that the transposed transform leads back.
+    With `x` the sums in a row of a block, `y_b = sum_a x_a M_ab`, and `M_ab =
+    sum_s mixing_abs W(s)` for the kernel `W` of `y(p) = sum_r x(r) W(p^-1 r)`.
+    For two feature maps `x` and `y`, `sum_h x(h) y(h)` is the sum over all
+    waves of `scale` times the product of their sums, so that the transposed
+    transform of `scale` times the sums leads back to a feature map.
     """
     found: list[Block] = []
+    first = 0
     for irrep in irreps(group):
-        # The columns of its matrices are mixed, row by row. Turns alone have
-        # one column, and commute.
+        # The columns of its matrices are mixed. Turns alone have one column,
+        # and commute.
         axes = (1, 2, 0) if irrep.turns_alone else (2, 1, 0)
-        mixing = irrep.dimension / group.order * irrep.matrices.transpose(axes)
-        for row in range(irrep.rows_of_blocks):
-            of_row = mixing.copy()
-            if irrep.rows_of_blocks == 2 and row == 0:
-                # The second of its waves has the other sign.
-                of_row[0, 1] *= -1
-                of_row[1, 0] *= -1
-            first = found[-1].first + found[-1].size if found else 0
-            found.append(Block(first, irrep.dimension, _frozen(of_row)))
+        found.append(
+            Block(
+                first,
+                1 if irrep.turns_alone else irrep.dimension,
+                irrep.dimension,
+                _frozen(irrep.matrices.transpose(axes)),
+                irrep.dimension / group.order,
+            )
+        )
+        first += irrep.dimension * irrep.copies
     return tuple(found)
 
 
 @functools.cache
 def waves(group: Group) -> tuple[Wave, ...]:
-    """The rows of `regular_basis`, but for their length and sometimes the sign.
-
-    In the order of `blocks`, which follow each other.
-    """
+    """The rows of `regular_basis`, but for their lengths."""
     found = []
     for irrep in irreps(group):
-        cos, sin = (("cos", irrep.frequency), ("sin", irrep.frequency))
+        k = irrep.frequency
         if irrep.dimension == 1:
-            found.append(Wave(int(irrep.sign < 0), *cos))
+            found.append(Wave(int(irrep.sign < 0), "cos", k))
         elif irrep.turns_alone:
-            found += [Wave(0, *cos), Wave(0, *sin)]
+            found += [Wave(0, "cos", k), Wave(0, "sin", k)]
         else:
-            found += [Wave(0, *cos), Wave(1, *sin)]
-            found += [Wave(0, *sin), Wave(1, *cos)]
+            found += [Wave(0, "cos", k), Wave(1, "sin", k, -1)]
+            found += [Wave(0, "sin", k), Wave(1, "cos", k)]
     return tuple(found)
 
 

@@ -1,0 +1,107 @@
+"""Linear maps on a group: both bases against the oracle, and each other."""
+
+import keras
+import numpy as np
+import oracles
+import pytest
+from keras import ops
+from layer_contract import as_array
+from layer_contract import DTYPE
+from layer_contract import LIMIT
+
+from keras_equiattn import groups
+from keras_equiattn.ops import backend
+from keras_equiattn.ops import group_linear
+from keras_equiattn.ops.group import linear
+from keras_equiattn.testing import relative_difference
+
+NAMES = ("z2", "z2m", "p2m", "p4", "p4m", "p8", "p8m", "p12", "p16")
+
+
+def difference(actual, expected):
+    return relative_difference(as_array(actual), as_array(expected))
+
+
+def arguments(name, channels=3, filters=5):
+    order = groups.get(name).order
+    rng = np.random.default_rng(0)
+    shapes = (2, 4, 3, order, channels), (order, channels, filters), (filters,)
+    return [rng.normal(size=shape).astype(DTYPE) for shape in shapes]
+
+
+@pytest.mark.parametrize("basis", ["regular", "irreps"])
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_oracle(name, basis):
+    x, kernel, bias = arguments(name)
+    found = group_linear(
+        *map(ops.convert_to_tensor, (x, kernel, bias)), name, basis
+    )
+    expected = oracles.group_linear(x, kernel, bias, name)
+    assert difference(found, expected) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["p4", "p4m", "p8"])
+def test_gradients_agree(name):
+    """Of a sum with random weights, with respect to all arguments."""
+    x, kernel, _ = map(ops.convert_to_tensor, arguments(name))
+    upstream = np.random.default_rng(1).normal(size=(*x.shape[:4], 5))
+    upstream = ops.convert_to_tensor(upstream.astype(DTYPE))
+
+    def gradients(basis):
+        def function(x, kernel):
+            return group_linear(x, kernel, None, name, basis)
+
+        return backend.vjp(function, (x, kernel), upstream)[1]
+
+    pairs = zip(gradients("regular"), gradients("irreps"), strict=True)
+    for regular, irreps in pairs:
+        assert difference(irreps, regular) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["p4", "p8m"])
+def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
+    """Additions one by one, for compilers, and a product."""
+    x = ops.convert_to_tensor(arguments(name)[0])
+    group = groups.get(name)
+    found = []
+    for fuses in (True, False):
+        monkeypatch.setattr(backend.Target, "fuses", fuses)
+        there = linear.to_waves(x, group)
+        found.append((there, linear.from_waves(there, group)))
+    for fused, product in zip(*found, strict=True):
+        assert difference(fused, product) < LIMIT
+
+
+def test_products_of_sums():
+    """Scaled by their blocks they are the products of feature maps."""
+    x, y = np.random.default_rng(0).normal(size=(2, 1, 1, 6, 8, 2))
+    group = groups.get("p4m")
+    eye = np.zeros((8, 2, 2))
+    eye[0] = np.eye(2)
+    x_sums, y_sums, eye = (
+        ops.convert_to_tensor(array.astype(DTYPE)) for array in (x, y, eye)
+    )
+    x_sums, y_sums = (linear.to_waves(a, group) for a in (x_sums, y_sums))
+    scaled = linear.linear_on_waves(x_sums, eye, group)
+    found = ops.sum(scaled * y_sums, axis=(-2, -1))
+    expected = (x * y).sum(axis=(-2, -1))
+    assert difference(found, expected) < LIMIT
+
+
+def test_errors():
+    x, kernel, bias = map(ops.convert_to_tensor, arguments("p4"))
+    with pytest.raises(ValueError, match=r"`basis`.*'fourier'"):
+        group_linear(x, kernel, bias, "p4", "fourier")
+    with pytest.raises(ValueError, match=r"kernel \(8, channels, filters\)"):
+        group_linear(x, kernel, bias, "p4m")
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="float64 is off by default"
+)
+def test_float64_is_as_precise():
+    x, kernel, bias = map(ops.convert_to_tensor, arguments("p16"))
+    both = [
+        group_linear(x, kernel, bias, "p16", basis) for basis in linear.BASES
+    ]
+    assert difference(*both) < 1e-12
