@@ -25,6 +25,7 @@ from keras_equiattn.applications.networks.acmix_san import ACmixSAN19
 from keras_equiattn.applications.networks.acmix_swin import ACmixSwinSmall
 from keras_equiattn.applications.networks.acmix_swin import ACmixSwinTiny
 from keras_equiattn.applications.networks.allcnn import AllCNNC
+from keras_equiattn.applications.networks.group_vit import GroupViT
 from keras_equiattn.applications.networks.gsanet import GSANet
 from keras_equiattn.applications.networks.gsanet import GSANetCIFAR10
 from keras_equiattn.applications.networks.gsanet import GSANetPCam
@@ -58,6 +59,7 @@ __all__ = [
     "GSANetPCam",
     "GSANetRotMNIST",
     "GroupUNet",
+    "GroupViT",
     "PCamDenseNet",
     "ResNet29",
     "ResNet44",

@@ -215,6 +215,21 @@ _ACMIX_SWIN_CIFAR10 = dataclasses.replace(
     normalization="dataset",
 )
 
+_VIT = dataclasses.replace(
+    _ACMIX_SWIN,
+    source=(
+        "recalled from Touvron et al. 2021, https://arxiv.org/abs/2012.12877, "
+        "and not verified, without distillation, mixup, CutMix, RandAugment, "
+        "random erasing, repeated augmentation and stochastic depth"
+    ),
+    warmup_epochs=5,
+)
+_VIT_SMALL = dataclasses.replace(
+    _ACMIX_SWIN_CIFAR10,
+    source="ours, after that for ImageNet; no paper has this network",
+    label_smoothing=0.0,
+)
+
 
 # By the names of networks, see `registry.list_models`. Where several patterns
 # match a name, the last one counts.
@@ -235,6 +250,16 @@ _BY_PATTERN = {
     "acmix_pvt_*": _ACMIX_PVT,
     "acmix_swin_*": _ACMIX_SWIN,
     "acmix_swin_tiny_cifar10*": _ACMIX_SWIN_CIFAR10,
+    "vit_*": _VIT,
+    "vit_cifar10_*": _VIT_SMALL,
+    "vit_pcam_*": dataclasses.replace(
+        _VIT_SMALL,
+        dataset="pcam",
+        epochs=30,
+        warmup_epochs=2,
+        padding=0,
+        validation_size=None,
+    ),
 }
 _RECIPES = {
     name: recipe

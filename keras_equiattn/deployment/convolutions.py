@@ -62,16 +62,14 @@ def depthwise(layer: Any, x: Any, to: PlainRewriting) -> Any:
 @rewrites(layers.GroupSeparableConv2D)
 def separable(layer: Any, x: Any, to: PlainRewriting) -> Any:
     y = _depthwise(layer, x, to, None)
-    kernel = group_kernel(layer, layer.pointwise_kernel[None, None])
-    new = keras.layers.Conv2D(
-        kernel.shape[-1],
-        1,
-        use_bias=layer.use_bias,
-        data_format="channels_last",
-        **to.named("pointwise"),
-    )
-    weights = [kernel, *_bias(layer.bias, layer.group)]
-    y = to.folded(to.apply(new, y.image, weights=weights), y.order)
+    named = to.named("pointwise")
+    y = _pointwise(layer, y, layer.pointwise_kernel, to, named)
+    return _activated(layer, y, to)
+
+
+@rewrites(layers.GroupDense)
+def dense(layer: Any, x: Any, to: PlainRewriting) -> Any:
+    y = _pointwise(layer, to.feature_map(x), layer.kernel, to, to.named())
     return _activated(layer, y, to)
 
 
@@ -141,6 +139,30 @@ def _convolution(
     y = to.apply(new, image, weights=weights)
     y = to.folded(y, layer.group.order)
     return y if at_once else _activated(layer, y, to)
+
+
+def _pointwise(
+    layer: Any,
+    x: FeatureMap,
+    kernel: Any,
+    to: PlainRewriting,
+    named: dict[str, Any],
+) -> FeatureMap:
+    """A linear map of each pixel as a convolution, with the bias of a layer."""
+    of_one_pixel = ops.convert_to_tensor(kernel)[None, None]
+    orbit = kernel_orbit(of_one_pixel, layer.group, group_axis=True)
+    order, *_, channels, filters = orbit.shape
+    folded = np.moveaxis(ops.convert_to_numpy(orbit)[:, 0, 0], 0, 2)
+    folded = folded.reshape(1, 1, order * channels, order * filters)
+    new = keras.layers.Conv2D(
+        order * filters,
+        1,
+        use_bias=layer.use_bias,
+        data_format="channels_last",
+        **named,
+    )
+    weights = [folded, *_bias(layer.bias, layer.group)]
+    return to.folded(to.apply(new, x.image, weights=weights), x.order)
 
 
 def _depthwise(layer: Any, x: Any, to: PlainRewriting, bias: Any) -> FeatureMap:

@@ -19,11 +19,13 @@ from keras_equiattn.layers.attentive.input_attention import InputAttention
 from keras_equiattn.layers.convolution import GroupConv2D
 from keras_equiattn.layers.convolution import GroupConv2DTranspose
 from keras_equiattn.layers.convolution import LiftingConv2D
+from keras_equiattn.layers.dense import GroupDense
 from keras_equiattn.layers.depthwise import GroupDepthwiseConv2D
 from keras_equiattn.layers.depthwise import GroupSeparableConv2D
 from keras_equiattn.layers.dropout import GroupDropout
 from keras_equiattn.layers.group_self_attention import GroupSelfAttention2D
 from keras_equiattn.layers.group_self_attention import LiftingSelfAttention2D
+from keras_equiattn.layers.multi_head_attention import GroupMultiHeadAttention2D
 from keras_equiattn.layers.pooling import GlobalSpatialPooling2D
 from keras_equiattn.layers.pooling import GroupPooling
 from keras_equiattn.layers.pooling import SpatialPooling2D
@@ -49,8 +51,10 @@ __all__ = [
     "GlobalSpatialPooling2D",
     "GroupConv2D",
     "GroupConv2DTranspose",
+    "GroupDense",
     "GroupDepthwiseConv2D",
     "GroupDropout",
+    "GroupMultiHeadAttention2D",
     "GroupPooling",
     "GroupProjection",
     "GroupSelfAttention2D",

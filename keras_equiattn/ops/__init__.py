@@ -10,8 +10,11 @@ from keras_equiattn.ops.group.convolution import group_depthwise_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.directions import group_vectors
 from keras_equiattn.ops.group.directions import vector_action
+from keras_equiattn.ops.group.irreps import irreps
+from keras_equiattn.ops.group.irreps import regular_basis
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.group.linear import group_linear
+from keras_equiattn.ops.group.multi_head import multi_head_attention
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import spatial_pool
 from keras_equiattn.ops.group.resampling import spatial_pad
@@ -51,9 +54,12 @@ __all__ = [
     "group_self_attention",
     "group_vectors",
     "input_attention",
+    "irreps",
     "is_exact",
     "kernel_orbit",
     "lifting_conv",
+    "multi_head_attention",
+    "regular_basis",
     "relative_positions",
     "response_attention",
     "spatial_pad",

@@ -557,7 +557,7 @@ def test_example_with_weights_of_acmix(tmp_path, monkeypatch):
 def test_converters_of_registered_networks():
     for name in applications.list_models():
         family = name.split("_")[0]
-        if family in ("resnet29", "resnet83", "unet") or (
+        if family in ("resnet29", "resnet83", "unet", "vit") or (
             family == "acmix" and "swin" not in name
         ):
             with pytest.raises(ValueError, match=f"Received: '{name}'"):

@@ -343,6 +343,7 @@ def test_batch_normalization_goes_into_convolutions():
         GroupConv2D(4, 3, group="p4", use_bias=False),
         BatchNormalization(),
         ReLU(),
+        layers.GroupDense(4, "p4", "irreps", activation="relu"),
         layers.GroupConv2DTranspose(4, 3, group="p4"),
         BatchNormalization(scale=False),
         GlobalAveragePooling3D(),
@@ -492,6 +493,7 @@ REWRITTEN = {
     "GroupPooling",
     "GroupProjection",
     "GroupToVector2D",
+    "GroupDense",
     "InputAttention",
     "LiftingConv2D",
     "SpatialPooling2D",
@@ -508,7 +510,9 @@ FAST = ("rotmnist_p4cnn", "rotmnist_p4cnn_full", "rotmnist_p4cnn_input")
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in applications.list_models()
+            # Of transformers, the small ones for small images.
             if name not in FAST
+            and not name.startswith(("vit_base", "vit_small", "vit_tiny"))
         ),
     ],
 )

@@ -65,7 +65,11 @@ def calls():
         "spatial_pad": {"x": maps, "padding": (1, 1), "mode": "wrap"},
         "group_linear": {
             **{"x": maps, "kernel": ones(4, 3, 2), "bias": ones(2)},
-            **group,
+            **{"basis": "irreps", **group},
+        },
+        "multi_head_attention": {
+            **{"query": heads, "key": heads, "value": heads},
+            "embedding": ones(4, 11, 11, 2, 4),
         },
         "affine_map": {"psi": ones(4, 3, 3, 2), "beta": ones(3, 3, 2), **group},
         "relative_positions": {
@@ -210,7 +214,7 @@ def tensors(arguments):
 def test_every_operation_with_shapes_is_checked():
     """All but those that check ranks of any kind themselves."""
     others = {"group_action", "is_exact", "kernel_orbit", "window_attention"}
-    others.add("steerable_basis")  # which takes no tensor
+    others |= {"irreps", "regular_basis", "steerable_basis"}  # no tensors
     names = {
         name for name in ops.__all__ if inspect.isfunction(getattr(ops, name))
     }

@@ -12,7 +12,8 @@ from layer_contract import LIMIT
 from keras_equiattn import groups
 from keras_equiattn.ops import backend
 from keras_equiattn.ops import group_linear
-from keras_equiattn.ops.group import linear
+from keras_equiattn.ops.group import block_linear
+from keras_equiattn.ops.group.linear import BASES
 from keras_equiattn.testing import relative_difference
 
 NAMES = ("z2", "z2m", "p2m", "p4", "p4m", "p8", "p8m", "p12", "p16")
@@ -61,31 +62,15 @@ def test_gradients_agree(name):
 @pytest.mark.parametrize("name", ["p4", "p8m"])
 def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
     """Additions one by one, for compilers, and a product."""
-    x = ops.convert_to_tensor(arguments(name)[0])
     group = groups.get(name)
+    x = ops.convert_to_tensor(arguments(name)[0])
     found = []
     for fuses in (True, False):
         monkeypatch.setattr(backend.Target, "fuses", fuses)
-        there = linear.to_waves(x, group)
-        found.append((there, linear.from_waves(there, group)))
+        sums = block_linear.to_sums(x, group=group)
+        found.append((*sums, block_linear.from_sums(sums, group=group)))
     for fused, product in zip(*found, strict=True):
         assert difference(fused, product) < LIMIT
-
-
-def test_products_of_sums():
-    """Scaled by their blocks they are the products of feature maps."""
-    x, y = np.random.default_rng(0).normal(size=(2, 1, 1, 6, 8, 2))
-    group = groups.get("p4m")
-    eye = np.zeros((8, 2, 2))
-    eye[0] = np.eye(2)
-    x_sums, y_sums, eye = (
-        ops.convert_to_tensor(array.astype(DTYPE)) for array in (x, y, eye)
-    )
-    x_sums, y_sums = (linear.to_waves(a, group) for a in (x_sums, y_sums))
-    scaled = linear.linear_on_waves(x_sums, eye, group)
-    found = ops.sum(scaled * y_sums, axis=(-2, -1))
-    expected = (x * y).sum(axis=(-2, -1))
-    assert difference(found, expected) < LIMIT
 
 
 def test_errors():
@@ -101,7 +86,5 @@ def test_errors():
 )
 def test_float64_is_as_precise():
     x, kernel, bias = map(ops.convert_to_tensor, arguments("p16"))
-    both = [
-        group_linear(x, kernel, bias, "p16", basis) for basis in linear.BASES
-    ]
+    both = [group_linear(x, kernel, bias, "p16", basis) for basis in BASES]
     assert difference(*both) < 1e-12

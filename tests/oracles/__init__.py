@@ -23,6 +23,7 @@ from oracles.convolution import pool
 from oracles.convolution import upsample
 from oracles.self_attention import encoder
 from oracles.self_attention import group_self_attention
+from oracles.self_attention import multi_head_attention
 from oracles.turns import act
 from oracles.turns import act_on_kernel
 from oracles.turns import harmonics
@@ -58,6 +59,7 @@ __all__ = [
     "harmonics",
     "input_attention",
     "lifting_conv",
+    "multi_head_attention",
     "offset_matrix",
     "order",
     "patchwise_acmix",

@@ -3,9 +3,11 @@
 import numpy as np
 
 from oracles.attentive import sigmoid
+from oracles.convolution import group_linear
 from oracles.turns import offset_matrix
 from oracles.turns import order
 from oracles.turns import relative
+from oracles.turns import turn
 from oracles.windows import window_weights
 
 
@@ -95,3 +97,32 @@ def encoder(x, w, axis, epsilon):
     )
     x = gamma * x + beta
     return x * sigmoid(x) @ second + end
+
+
+def multi_head_attention(x, w, group, heads):
+    """x (b, y, x, order, c), weights by name: outputs, and a map per pixel."""
+    query, key, value = (
+        group_linear(x, w[f"{name}_kernel"], w[f"{name}_bias"], group)
+        for name in ("query", "key", "value")
+    )
+    count = order(group)
+    batch, height, width, _, channels = x.shape
+    each = channels // heads
+    seen = [turn(w["embedding"], group, p) for p in range(count)]
+    middle = len(w["embedding"]) // 2
+    y = np.zeros_like(query)
+    weights = np.zeros((batch, height, width, heads, height, width))
+    for b, row, column, head in np.ndindex(batch, height, width, heads):
+        part = slice(head * each, (head + 1) * each)
+        scores = np.zeros((height, width))
+        for r, c, p in np.ndindex(height, width, count):
+            offset = r - row + middle, c - column + middle
+            neighbour = key[b, r, c, p, part] + seen[p][offset][part]
+            scores[r, c] += query[b, row, column, p, part] @ neighbour
+        scores = np.exp(scores / np.sqrt(count * each))
+        of_pixel = scores / scores.sum()
+        weights[b, row, column, head] = of_pixel
+        y[b, row, column, :, part] = np.einsum(
+            "rc,rcpd->pd", of_pixel, value[b, :, :, :, part]
+        )
+    return group_linear(y, w["output_kernel"], w["output_bias"], group), weights

@@ -35,6 +35,7 @@ from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import product
+from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import remainder
 from keras_equiattn.ops.backend.memory import rolled
 from keras_equiattn.ops.backend.memory import sum_at
@@ -82,6 +83,7 @@ __all__ = [
     "portable",
     "prepared_seed",
     "product",
+    "put_at",
     "remainder",
     "remember",
     "rolled",

@@ -136,6 +136,21 @@ PARAMETERS = {
     "unet_p4_input": 550_758,
     "unet_p4_asc": 446_298,
     "unet_p4_acmix": 389_440,
+    "vit_base_p4m": 11_637_832,
+    "vit_base_p4m_hybrid": 52_444_360,
+    "vit_base_z2": 93_095_656,
+    "vit_cifar10_p4": 733_786,
+    "vit_cifar10_p4m": 366_898,
+    "vit_cifar10_z2": 2_935_114,
+    "vit_pcam_p4": 827_858,
+    "vit_pcam_p4m": 413_930,
+    "vit_pcam_z2": 3_311_426,
+    "vit_small_p4m": 3_165_208,
+    "vit_small_p4m_hybrid": 14_278_744,
+    "vit_small_z2": 25_314_664,
+    "vit_tiny_p4m": 919_552,
+    "vit_tiny_p4m_hybrid": 4_153_888,
+    "vit_tiny_z2": 7_349_416,
 }
 # By how names begin: input shape and classes.
 INPUTS = {
@@ -151,6 +166,9 @@ INPUTS = {
     "resnet83": ((32, 32, 3), 10),
     "rotmnist": ((28, 28, 1), 10),
     "unet": ((32, 32, 1), 2),
+    "vit": ((224, 224, 3), 1000),
+    "vit_cifar10": ((32, 32, 3), 10),
+    "vit_pcam": ((96, 96, 3), 2),
 }
 
 
@@ -162,7 +180,7 @@ def test_registry_is_complete():
 # The same code makes them as networks of fewer layers.
 DEEP = (
     *("acmix_resnet38", "acmix_resnet50", "acmix_san15", "acmix_san19"),
-    *("acmix_swin_small", "resnet83"),
+    *("acmix_swin_small", "resnet83", "vit_base", "vit_small"),
 )
 
 

@@ -106,13 +106,13 @@ def test_strided_downsampling(name, size, exact, short_resnet):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    # Those of self-attention take long: test_gsanet.py has some of them.
-    # Those for ImageNet are large, and have no symmetry.
+    # Those of self-attention take long: test_gsanet.py and test_group_vit.py
+    # have some of them. Those of ACmix are large, and have no symmetry.
     [
         x
         for x in applications.list_models()
         # The U-Net returns images.
-        if not x.startswith(("acmix", "gsanet", "unet"))
+        if not x.startswith(("acmix", "gsanet", "unet", "vit"))
     ],
 )
 def test_invariance_of_all(name):

@@ -1,0 +1,237 @@
+"""Linear maps on a group in the basis of the irreducible representations.
+
+There the matrix of a linear map falls into blocks (`irreps`), which multiply
+less than the whole. A change of basis is some additions (`fourier`).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
+from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group import fourier
+from keras_equiattn.ops.group.irreps import blocks
+from keras_equiattn.ops.group.irreps import waves
+from keras_equiattn.ops.numerics import dtype_of_sums
+
+# What is written in the basis: for each block `(..., rows, size * channels)`,
+# the sums along its waves. The last axis is mixed, by a matrix for each block.
+Sums = list[Float[Tensor, "batch height width _ _"]]
+Matrices = list[Float[Tensor, "_ _"]]
+
+
+def block_linear(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "order channels filters"],
+    group: Group,
+) -> Float[Tensor, "batch height width order filters"]:
+    """`ops.group_linear` without a bias, by blocks."""
+    return _function(group, backend.signature((x, kernel)))(x, kernel)
+
+
+@functools.lru_cache(maxsize=512)
+def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
+    """The linear map of `x` and `kernel`, with a gradient of its own.
+
+    The gradient transforms `x` once more, so that only the arguments are kept.
+    """
+
+    def forward(x: Tensor, kernel: Tensor) -> tuple[Tensor, Any]:
+        matrices = _matrices(kernel, group)
+
+        def step(_: Any, x: Tensor) -> tuple[Any, Tensor]:
+            products = _products(to_sums(x, group=group), matrices)
+            return (), from_sums(products, group=group)
+
+        return _over_rows(step, (), kernel.shape[-1], x)[1], ()
+
+    def backward(
+        arguments: tuple[Tensor, Tensor], _: Any, upstream: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x, kernel = arguments
+        matrices = _matrices(kernel, group)
+        transposed = [ops.transpose(matrix) for matrix in matrices]
+        totals = [ops.zeros(m.shape, dtype_of_sums(m)) for m in matrices]
+
+        def step(totals: Any, x: Tensor, upstream: Tensor) -> Any:
+            sums, of_y = (to_sums(z, group=group) for z in (x, upstream))
+            totals = [
+                total + ops.cast(_outer(a, b), total.dtype)
+                for total, a, b in zip(totals, sums, of_y, strict=True)
+            ]
+            products = _products(of_y, transposed)
+            return totals, from_sums(products, group=group)
+
+        totals, dx = _over_rows(step, totals, kernel.shape[1], x, upstream)
+        return dx, _of_kernel(totals, kernel, group)
+
+    return backend.custom_vjp(forward, backward, "basis='regular'")
+
+
+def _over_rows(
+    step: Callable[..., Any], totals: Any, channels: int, *images: Tensor
+) -> tuple[Any, Tensor]:
+    """Applies a function to feature maps, row by row where XLA runs on a CPU.
+
+    There what lies between a transform and a product stays in the cache then,
+    and XLA cannot make the transform part of what comes before or after, which
+    it would compute again for each term of a sum.
+
+    Args:
+        step: takes totals and rows of the images, returns the next totals and
+            rows of the result.
+        totals: a nest of tensors.
+        channels: of the result.
+        *images: feature maps of the same size.
+
+    Returns:
+        The last totals, and the result.
+    """
+    first = images[0]
+    height = first.shape[1]
+    target = backend.find_target(*images)
+    if not target.xla_on_cpu or not isinstance(height, int) or height < 2:
+        return step(totals, *images)
+    batch = ops.shape(first)[0]
+
+    def one_row(carry: Any, row: Tensor) -> Any:
+        result, totals = carry
+        start = (0, row, 0, 0, 0)
+        rows = [
+            backend.part_at(x, start, (batch, 1, *x.shape[2:])) for x in images
+        ]
+        totals, found = step(totals, *rows)
+        return (backend.put_at(result, start, found), totals), ()
+
+    shape = (*ops.shape(first)[:-1], channels)
+    carry = ops.zeros(shape, first.dtype), totals
+    (result, totals), _ = backend.scan(one_row, carry, backend.steps(height))
+    return totals, result
+
+
+@backend.part()
+def to_sums(
+    x: Float[Tensor, "batch height width order channels"], *, group: Group
+) -> Sums:
+    """The sums of feature maps along waves over the group."""
+    batch, height, width, _, channels = ops.shape(x)
+    steps = fourier.transform(group, waves(group))
+    found = blocks(group)
+    shapes = [
+        (batch, height, width, block.rows, block.size * channels)
+        for block in found
+    ]
+    if backend.find_target(x).fuses:
+        elements = [x[..., n, :] for n in range(group.order)]
+        sums = fourier.apply(steps, elements)
+        parts = [sums[b.first : b.first + b.rows * b.size] for b in found]
+        return [
+            ops.reshape(ops.concatenate(part, axis=-1), shape)
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+    # Operators that run one by one would read the elements again and again.
+    sums = backend.constant(_product(steps), x, x.dtype) @ x
+    return [
+        ops.reshape(sums[..., b.first : b.first + b.rows * b.size, :], shape)
+        for b, shape in zip(found, shapes, strict=True)
+    ]
+
+
+@backend.part()
+def from_sums(
+    sums: Sums, *, group: Group
+) -> Float[Tensor, "batch height width order channels"]:
+    """The transpose of `to_sums`.
+
+    It leads back from sums that are multiplied with the scale of their blocks.
+    """
+    batch, height, width, _, _ = ops.shape(sums[0])
+    steps = fourier.transform(group, waves(group))
+    parts = []
+    for x, block in zip(sums, blocks(group), strict=True):
+        of_block = block.rows * block.size, x.shape[-1] // block.size
+        parts.append(ops.reshape(x, (batch, height, width, *of_block)))
+    if backend.find_target(*sums).fuses:
+        elements = [
+            part[..., n, :] for part in parts for n in range(part.shape[3])
+        ]
+        found = fourier.apply(fourier.transposed(steps), elements)
+        return ops.stack(found, axis=-2)
+    joined = ops.concatenate(parts, axis=-2)
+    return backend.constant(_product(steps).T, joined, joined.dtype) @ joined
+
+
+def _products(sums: Sums, matrices: Matrices) -> Sums:
+    """Each block times its matrix."""
+    return [x @ matrix for x, matrix in zip(sums, matrices, strict=True)]
+
+
+def _outer(
+    x: Float[Tensor, "*places inputs"], y: Float[Tensor, "*places outputs"]
+) -> Float[Tensor, "inputs outputs"]:
+    """The sum of the outer products at all places."""
+    places = math.prod(ops.shape(x)[:-1])
+    flat_x, flat_y = (ops.reshape(z, (places, z.shape[-1])) for z in (x, y))
+    return ops.transpose(flat_x) @ flat_y
+
+
+def _matrices(
+    kernel: Float[Tensor, "order channels filters"], group: Group
+) -> Matrices:
+    """The matrices of the blocks, times their scale."""
+    order, channels, filters = kernel.shape
+    mixing = backend.constant(_mixing(group), kernel, kernel.dtype)
+    entries = mixing @ ops.reshape(kernel, (order, channels * filters))
+    found, first = [], 0
+    for block in blocks(group):
+        size = block.size
+        part = ops.reshape(
+            entries[first : first + size**2], (size, size, channels, filters)
+        )
+        first += size**2
+        part = ops.transpose(part, (0, 2, 1, 3))
+        found.append(ops.reshape(part, (size * channels, size * filters)))
+    return found
+
+
+def _of_kernel(
+    gradients: Matrices,
+    kernel: Float[Tensor, "order channels filters"],
+    group: Group,
+) -> Float[Tensor, "order channels filters"]:
+    """The gradient of the kernel, from those of its `_matrices`."""
+    _, channels, filters = kernel.shape
+    entries = []
+    for gradient, block in zip(gradients, blocks(group), strict=True):
+        size = block.size
+        part = ops.reshape(gradient, (size, channels, size, filters))
+        part = ops.transpose(part, (0, 2, 1, 3))
+        entries.append(ops.reshape(part, (size**2, channels * filters)))
+    joined = ops.concatenate(entries)
+    mixing = backend.constant(_mixing(group).T, joined, joined.dtype)
+    found = ops.reshape(mixing @ joined, kernel.shape)
+    return ops.cast(found, kernel.dtype)
+
+
+@functools.cache
+def _mixing(group: Group) -> np.ndarray:
+    """`(entries, order)`: the matrices of all blocks, of the kernel."""
+    return np.concatenate(
+        [
+            block.scale * block.mixing.reshape(-1, group.order)
+            for block in blocks(group)
+        ]
+    )
+
+
+def _product(steps: Sequence[np.ndarray]) -> np.ndarray:
+    """The matrix of a transform."""
+    return functools.reduce(lambda done, step: step @ done, steps)

@@ -1,0 +1,150 @@
+"""Attention of all pixels to each other: contract, oracle, positions."""
+
+import keras
+import numpy as np
+import oracles
+import pytest
+from keras import ops
+from layer_contract import as_array
+from layer_contract import DTYPE
+from layer_contract import LayerCase
+from layer_contract import LayerContract
+from layer_contract import LIMIT
+from layer_contract import weights_of
+
+from keras_equiattn import groups
+from keras_equiattn.layers import GroupMultiHeadAttention2D
+from keras_equiattn.testing import equivariance_error
+from keras_equiattn.testing import relative_difference
+
+NO_SHIFT = "pixels at the border see the pixels that a shift brings in"
+
+
+class TestGroupMultiHeadAttention2D(LayerContract):
+    layer = GroupMultiHeadAttention2D
+    cases = (
+        LayerCase(
+            GroupMultiHeadAttention2D,
+            {"num_heads": 2, "group": "p4m", "basis": "irreps"},
+            (2, 4, 4, 8, 4),
+            (2, 4, 4, 8, 4),
+            weights=9,
+            group="p4m",
+            rectangle=(4, 3),
+            reach=None,
+            no_shift=NO_SHIFT,
+            unknown_size=False,
+        ),
+        LayerCase(
+            GroupMultiHeadAttention2D,
+            {"num_heads": 1, "group": "p4", "use_positions": False},
+            (2, 3, 3, 4, 2),
+            (2, 3, 3, 4, 2),
+            weights=8,
+            group="p4",
+            rectangle=(5, 2),
+            reach=None,
+            no_shift=NO_SHIFT,
+            unknown_size=False,
+        ),
+    )
+    arguments = (
+        {
+            "num_heads": 2,
+            "group": "p4m",
+            "basis": "irreps",
+            "use_positions": False,
+            "kernel_initializer": keras.initializers.HeNormal(seed=1),
+            "bias_initializer": keras.initializers.Constant(0.5),
+            "embedding_initializer": keras.initializers.Constant(0.1),
+            "kernel_regularizer": keras.regularizers.L2(0.01),
+            "filter_basis": "steerable",
+            "data_format": "channels_first",
+        },
+    )
+
+
+def random_layer(group, shape, **options):
+    layer = GroupMultiHeadAttention2D(2, group, dtype=DTYPE, **options)
+    layer.build(shape)
+    rng = np.random.default_rng(0)
+    layer.set_weights([rng.normal(size=v.shape) for v in layer.weights])
+    return layer, rng.normal(size=shape).astype(DTYPE)
+
+
+@pytest.mark.parametrize("basis", ["regular", "irreps"])
+@pytest.mark.parametrize("group", ["z2m", "p4", "p4m"])
+def test_agrees_with_oracle(group, basis):
+    shape = (2, 3, 4, groups.get(group).order, 4)
+    layer, x = random_layer(group, shape, basis=basis)
+    y, maps = layer(x, return_attention_maps=True)
+    expected, weights = oracles.multi_head_attention(
+        np.float64(x), weights_of(layer), group, 2
+    )
+    assert relative_difference(as_array(y), expected) < LIMIT
+    assert list(maps) == ["image"]
+    assert relative_difference(as_array(maps["image"]), weights) < LIMIT
+
+
+@pytest.mark.parametrize("group", ["p8", "p12m"])
+def test_groups_that_do_not_act_on_the_grid(group):
+    """Both bases agree, and quarter turns and mirrors are exact."""
+    group = groups.get(group)
+    shape = (1, 3, 3, group.order, 2)
+    layers = [
+        random_layer(group, shape, basis=basis)[0]
+        for basis in ("regular", "irreps")
+    ]
+    x = ops.convert_to_tensor(random_layer(group, shape)[1])
+    assert relative_difference(*(as_array(f(x)) for f in layers)) < LIMIT
+    errors = equivariance_error(
+        layers[1], group, shape, elements=group.grid_elements
+    )
+    assert errors.max() < 1e-5
+
+
+def test_the_map_of_one_pixel():
+    layer, x = random_layer("p4", (2, 3, 3, 4, 4))
+    whole = layer(x, return_attention_maps=True)[1]["image"]
+    one = layer(x, return_attention_maps=True, query=(1, 2))[1]["image"]
+    np.testing.assert_array_equal(as_array(one), as_array(whole)[:, 1, 2])
+    np.testing.assert_allclose(
+        as_array(ops.sum(whole, axis=(-2, -1))), 1, rtol=1e-5
+    )
+
+
+def test_positions_matter_and_fit_smaller_images():
+    layer, x = random_layer("p4", (1, 4, 4, 4, 4))
+    # Shuffled pixels give shuffled results only without positions.
+    there = x[:, ::-1, ::-1].copy()
+    moved, still = (as_array(layer(a)) for a in (there, x))
+    assert relative_difference(moved, still[:, ::-1, ::-1]) > 1e-2
+    without, _ = random_layer("p4", (1, 4, 4, 4, 4), use_positions=False)
+    moved, still = (as_array(without(a)) for a in (there, x))
+    assert relative_difference(moved, still[:, ::-1, ::-1]) < LIMIT
+
+    small, _ = random_layer("p4", (1, 3, 3, 4, 4))
+    weights = layer.get_weights()
+    weights[-1] = weights[-1][1:-1, 1:-1]
+    small.set_weights(weights)
+    part = x[:, :3, :3].copy()
+    outputs = (as_array(which(part)) for which in (layer, small))
+    assert relative_difference(*outputs) < LIMIT
+
+
+def test_errors():
+    layer = GroupMultiHeadAttention2D(3, "p4")
+    with pytest.raises(ValueError, match=r"divisible by `num_heads`.*=4.*=3"):
+        layer.build((None, 4, 4, 4, 4))
+    layer = GroupMultiHeadAttention2D(2, "p4")
+    with pytest.raises(ValueError, match="known only at run time"):
+        layer.build((None, None, 4, 4, 4))
+    layer.build((None, 4, 4, 4, 4))
+    with pytest.raises(ValueError, match="up to 4 pixels a side"):
+        layer(np.zeros((1, 5, 4, 4, 4), "float32"))
+    with pytest.raises(ValueError, match=r"`query`"):
+        layer(
+            np.zeros((1, 4, 4, 4, 4), "float32"),
+            return_attention_maps=True,
+            query=(4, 0),
+        )
