@@ -7,6 +7,7 @@ One picture for each family of layers, `<name>.png`:
 
 - `orbit` and `lifting` explain group convolution: a digit in all poses of p4m,
   and what a filter for edges finds in a digit and in the turned digit.
+- `irreps` shows matrices of linear maps, and the blocks that they fall into.
 - `report` shows after which layer a network stops being equivariant.
 - `attentive` shows what a shipped network attends to on digits of all classes,
   and which places speak for the class that it predicts.
@@ -31,6 +32,7 @@ from PIL import Image
 from keras_equiattn import equivariance_report
 from keras_equiattn import groups
 from keras_equiattn import layers
+from keras_equiattn import ops
 from keras_equiattn import visualization
 from keras_equiattn.applications import get_model
 from keras_equiattn.applications.data import datasets
@@ -97,6 +99,26 @@ def lifting() -> Figure:
         for pose, panel in enumerate(row[1:]):
             panel.imshow(maps[..., pose], "viridis", vmin=0, vmax=maps.max())
             panel.set_title(f"pose {pose}", size=9)
+    return finished(figure)
+
+
+def irreps() -> Figure:
+    """Matrices of linear maps on two groups, over poses and over waves."""
+    figure, panels = pyplot.subplots(1, 4, figsize=(8, 2.4))
+    rng, channels = np.random.default_rng(0), 3
+    for name, pair in zip(("p4", "p4m"), panels.reshape(2, 2), strict=True):
+        group = groups.get(name)
+        kernel = rng.normal(size=(group.order, channels, channels))
+        maps = kernel[group.relative_table]
+        values = group.order * channels
+        matrix = maps.transpose(1, 2, 0, 3).reshape(values, values)
+        waves = np.kron(ops.regular_basis(name), np.eye(channels))
+        over_waves = waves @ matrix @ waves.T
+        for panel, shown, what in zip(
+            pair, (matrix, over_waves), ("poses", "waves"), strict=True
+        ):
+            panel.imshow(np.abs(shown), "viridis")
+            panel.set_title(f"{name}, {what}", size=9)
     return finished(figure)
 
 
@@ -225,6 +247,7 @@ def report() -> Figure:
 PICTURES: dict[str, Callable[[], Figure]] = {
     "orbit": orbit,
     "lifting": lifting,
+    "irreps": irreps,
     "report": report,
     "attentive": attentive,
     "affine": affine,
