@@ -135,6 +135,8 @@ dist: .venv/.dev
 bench: .venv/.dev
 	for backend in $(BACKENDS); do \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/pointwise.py; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/vit.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/traffic.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \

@@ -103,6 +103,48 @@ def group_conv(results: Results) -> str:
     return block(header, rows, list(files.values()), run("group_conv.py"))
 
 
+def pointwise(results: Results) -> str:
+    """Steps of linear maps in both bases over that of a dense layer."""
+    files = results.by_backend("pointwise-{}", run("pointwise.py"))
+    rows = []
+    for backend, file in files.items():
+        ratios: dict[tuple, dict[str, float]] = {}
+        for row in file["rows"]:
+            key = row["width"], row["group"]
+            of_map = ratios.setdefault(key, {})
+            of_map[row["basis"]] = row["ratio_of_medians"]
+        rows += [
+            [
+                versioned(backend, file),
+                count(width),
+                group,
+                f"{found['regular']:.2f}",
+                f"{found['irreps']:.2f}",
+            ]
+            for (width, group), found in ratios.items()
+        ]
+    header = ("backend", "values per pixel", "group", "regular", "irreps")
+    return block(header, rows, list(files.values()), run("pointwise.py"))
+
+
+def vit(results: Results) -> str:
+    """Steps of vision transformers beside that of a plain one."""
+    files = results.by_backend("vit-{}", run("vit.py"))
+    rows = [
+        [
+            versioned(backend, file),
+            row["network"],
+            count(row["parameters"]),
+            f"{row['seconds_median']:.2f} s",
+            f"{row['times_faster']:.2f}",
+        ]
+        for backend, file in files.items()
+        for row in file["rows"]
+    ]
+    header = ("backend", "network", "parameters", "step", "times faster")
+    return block(header, rows, list(files.values()), run("vit.py"))
+
+
 def attentive_time(results: Results) -> str:
     command = run("attentive_conv.py time")
     files = results.by_backend("attentive_conv-time-{}", command)
@@ -333,8 +375,10 @@ TABLES = (
     gsa_memory,
     gsa_time,
     import_time,
+    pointwise,
     step_time,
     traffic,
+    vit,
     window_forms,
     windows_memory,
     windows_time,

@@ -6,7 +6,9 @@ import oracles
 import pytest
 from keras import ops
 from layer_contract import as_array
+from layer_contract import call_of
 from layer_contract import DTYPE
+from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
 from layer_contract import weights_of
@@ -145,6 +147,26 @@ def test_weights_of_one_kind_start_differently():
     ):
         values = np.stack([w[first].ravel(), w[second].ravel()])
         assert abs(np.corrcoef(values)[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("group", ["p4", "p4m"])
+def test_one_image_is_one_of_many(group):
+    """Values and gradients, compiled: JAX 0.10 has a form that is wrong."""
+    layer = SimpleAffineSelfConv2D(16, 3, num_heads=2, group=group)
+    shape = (2, 8, 6, groups.get(group).order, 4)
+    layer.build(shape)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype("float32")
+    cotangent = rng.normal(size=(*shape[:-1], 16)).astype("float32")
+    cotangent[1] = 0
+    call = call_of(layer)
+    outputs = as_array(call(x))[:1], as_array(call(x[:1]))
+    assert relative_difference(*outputs) < 1e-5
+    both = gradients(layer, x, cotangent)
+    both[0] = both[0][:1]
+    alone = gradients(layer, x[:1], cotangent[:1])
+    for one, other in zip(alone, both, strict=True):
+        assert relative_difference(one, other) < 1e-4
 
 
 @pytest.mark.torch_first

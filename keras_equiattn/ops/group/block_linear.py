@@ -16,6 +16,7 @@ from keras import ops
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group import fourier
 from keras_equiattn.ops.group.irreps import blocks
@@ -26,6 +27,9 @@ from keras_equiattn.ops.numerics import dtype_of_sums
 # the sums along its waves. The last axis is mixed, by a matrix for each block.
 Sums = list[Float[Tensor, "batch height width _ _"]]
 Matrices = list[Float[Tensor, "_ _"]]
+
+# Values of a feature map that one step of a loop takes under XLA on a CPU.
+VALUES_OF_STEP = 2**21
 
 
 def block_linear(
@@ -79,11 +83,12 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
 def _over_rows(
     step: Callable[..., Any], totals: Any, channels: int, *images: Tensor
 ) -> tuple[Any, Tensor]:
-    """Applies a function to feature maps, row by row where XLA runs on a CPU.
+    """Applies a function to feature maps, where XLA runs on CPUs in a loop.
 
-    There what lies between a transform and a product stays in the cache then,
-    and XLA cannot make the transform part of what comes before or after, which
-    it would compute again for each term of a sum.
+    The loop takes some rows at a time. What lies between a transform and a
+    product then stays in the cache, and XLA cannot make the transform part of
+    what comes before or after, which it would compute again for each term of a
+    sum.
 
     Args:
         step: takes totals and rows of the images, returns the next totals and
@@ -101,20 +106,35 @@ def _over_rows(
     if not target.xla_on_cpu or not isinstance(height, int) or height < 2:
         return step(totals, *images)
     batch = ops.shape(first)[0]
+    widest = max(channels, *(x.shape[-1] for x in images))
+    rows = _rows_of_step((*first.shape[:-1], widest))
 
-    def one_row(carry: Any, row: Tensor) -> Any:
+    def some_rows(carry: Any, number: Tensor) -> Any:
         result, totals = carry
-        start = (0, row, 0, 0, 0)
-        rows = [
-            backend.part_at(x, start, (batch, 1, *x.shape[2:])) for x in images
+        start = (0, number * rows, 0, 0, 0)
+        parts = [
+            backend.part_at(x, start, (batch, rows, *x.shape[2:]))
+            for x in images
         ]
-        totals, found = step(totals, *rows)
+        totals, found = step(totals, *parts)
         return (backend.put_at(result, start, found), totals), ()
 
     shape = (*ops.shape(first)[:-1], channels)
     carry = ops.zeros(shape, first.dtype), totals
-    (result, totals), _ = backend.scan(one_row, carry, backend.steps(height))
+    steps = backend.steps(height // rows)
+    (result, totals), _ = backend.scan(some_rows, carry, steps)
     return totals, result
+
+
+def _rows_of_step(shape: Shape) -> int:
+    """How many rows of feature maps one step takes: not all, but a divisor."""
+    height = shape[1]
+    # Sizes that are not known count as one.
+    others = [n for n in (shape[0], *shape[2:]) if isinstance(n, int)]
+    values = math.prod(others)
+    divisors = [n for n in range(1, height) if height % n == 0]
+    fitting = [n for n in divisors if n * values <= VALUES_OF_STEP]
+    return max(fitting, default=1)
 
 
 @backend.part()

@@ -15,6 +15,7 @@ from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows.api import AffineMap
 
 
@@ -146,4 +147,13 @@ def centre_query(
 ) -> Float[Tensor, "batch height width order channels"]:
     """The affine map of the centre of the window, applied to `x`."""
     at = weight.shape[0] // 2, weight.shape[1] // 2
-    return ops.sum(x[:, :, :, None] * weight[at], axis=4) + bias[at]
+    weight, bias = weight[at], bias[at]
+    if backend.find_target(x).fuses:
+        # Not a sum along an axis of products, of which XLA on CPUs (JAX 0.10)
+        # makes a call of a library that is wrong for a single image.
+        for element in range(weight.shape[1]):
+            seen = in_full_precision(x[:, :, :, element, None])
+            bias = bias + seen * weight[:, element]
+        return ops.cast(bias, x.dtype)
+    y = backend.einsum_in_full_precision("bxyrc,prc->bxypc", x, weight)
+    return ops.cast(y + bias, x.dtype)
