@@ -483,6 +483,7 @@ def _scores(
     positions = products("cv,cg->vg", [(e, first) for e in encodings], dtype)
     if line.log_weights is not None:
         added = seen(line.log_weights, lines.offsets(width))
+        positions = [in_full_precision(p) for p in positions]
         tops = [
             in_full_precision(x) + w[0]
             for x, w in zip(tops, added, strict=True)
