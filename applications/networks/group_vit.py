@@ -211,7 +211,7 @@ def _block(
 ) -> Any:
     """Attention, then two linear maps, each added to what it takes."""
     channels = x.shape[-1]
-    options = {
+    options: dict[str, Any] = {
         "group": group,
         "basis": basis,
         "data_format": "channels_last",

@@ -93,7 +93,8 @@ def _combination(
 ) -> Shaped[Tensor, "..."]:
     """A sum of a few of the tensors, with factors."""
     # Those that are added come first, so that few signs are changed.
-    places = sorted(np.flatnonzero(factors), key=lambda n: factors[n] < 0)
+    places = np.flatnonzero(factors).tolist()
+    places.sort(key=lambda place: factors[place] < 0)
     total = None
     for place in places:
         term, factor = x[place], float(factors[place])
