@@ -22,6 +22,7 @@ from keras_equiattn.ops.group import fourier
 from keras_equiattn.ops.group.irreps import blocks
 from keras_equiattn.ops.group.irreps import waves
 from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import sum_in_full_precision
 
 # What is written in the basis: for each block `(..., rows, size * channels)`,
 # the sums along its waves. The last axis is mixed, by a matrix for each block.
@@ -35,47 +36,59 @@ VALUES_OF_STEP = 2**21
 def block_linear(
     x: Float[Tensor, "batch height width order channels"],
     kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"] | None,
     group: Group,
 ) -> Float[Tensor, "batch height width order filters"]:
-    """`ops.group_linear` without a bias, by blocks."""
-    return _function(group, backend.signature((x, kernel)))(x, kernel)
+    """`ops.group_linear`, by blocks."""
+    tensors = (x, kernel) if bias is None else (x, kernel, bias)
+    return _function(group, backend.signature(tensors))(*tensors)
 
 
 @functools.lru_cache(maxsize=512)
 def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
-    """The linear map of `x` and `kernel`, with a gradient of its own.
+    """The linear map of `x`, `kernel` and maybe `bias`.
 
-    The gradient transforms `x` once more, so that only the arguments are kept.
+    It has a gradient of its own, which transforms `x` once more, so that only
+    the arguments are kept.
     """
 
-    def forward(x: Tensor, kernel: Tensor) -> tuple[Tensor, Any]:
+    def forward(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
         matrices = _matrices(kernel, group)
 
         def step(_: Any, x: Tensor) -> tuple[Any, Tensor]:
-            products = _products(to_sums(x, group=group), matrices)
-            return (), from_sums(products, group=group)
+            first, *others = _products(to_sums(x, group=group), matrices)
+            # What is added to the wave without turns is added to each element.
+            first = sum(bias, first)
+            return (), from_sums([first, *others], group=group)
 
         return _over_rows(step, (), kernel.shape[-1], x)[1], ()
 
     def backward(
-        arguments: tuple[Tensor, Tensor], _: Any, upstream: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        x, kernel = arguments
+        arguments: tuple[Tensor, ...], _: Any, upstream: Tensor
+    ) -> tuple[Tensor, ...]:
+        x, kernel, *bias = arguments
         matrices = _matrices(kernel, group)
         transposed = [ops.transpose(matrix) for matrix in matrices]
-        totals = [ops.zeros(m.shape, dtype_of_sums(m)) for m in matrices]
+        totals = [
+            ops.zeros(total.shape, dtype_of_sums(total))
+            for total in (*matrices, *bias)
+        ]
 
         def step(totals: Any, x: Tensor, upstream: Tensor) -> Any:
             sums, of_y = (to_sums(z, group=group) for z in (x, upstream))
+            found = [_outer(a, b) for a, b in zip(sums, of_y, strict=True)]
+            if bias:
+                found.append(sum_in_full_precision(of_y[0], (0, 1, 2, 3)))
             totals = [
-                total + ops.cast(_outer(a, b), total.dtype)
-                for total, a, b in zip(totals, sums, of_y, strict=True)
+                total + ops.cast(more, total.dtype)
+                for total, more in zip(totals, found, strict=True)
             ]
             products = _products(of_y, transposed)
             return totals, from_sums(products, group=group)
 
         totals, dx = _over_rows(step, totals, kernel.shape[1], x, upstream)
-        return dx, _of_kernel(totals, kernel, group)
+        of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
+        return dx, _of_kernel(totals, kernel, group), *of_bias
 
     return backend.custom_vjp(forward, backward, "basis='regular'")
 

@@ -55,8 +55,7 @@ def group_linear(
             f"kernel.shape={tuple(kernel.shape)}, x.shape={tuple(x.shape)}"
         )
     if basis == "irreps":
-        y = block_linear(x, kernel, group)
-        return y if bias is None else y + bias
+        return block_linear(x, kernel, bias, group)
     relative = backend.constant(group.relative_table, kernel)
     copies = ops.take(kernel, relative, axis=0)  # (p, r, c, d)
     folded = ops.reshape(
