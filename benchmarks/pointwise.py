@@ -5,8 +5,7 @@
 One training step each (the output, gradients of input and kernel), alternating
 in one process. The dense layer has as many values per pixel, "regular" is one
 matrix over group elements and channels, and "irreps" are its blocks in the
-basis of the irreducible representations. With `--memory`, under JAX, also the
-temporary memory of the compiled steps, which is exact.
+basis of the irreducible representations.
 
 Writes `benchmarks/results/pointwise-<backend>-<date>.json`.
 """
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=[512])
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=12)
     options = parser.parse_args()
     rows = []
     for width in options.widths:

@@ -210,7 +210,8 @@ class BaseGroupSelfAttention2D(WindowLayer):
         kernel, bias = linear_maps.kernel_and_bias(self, "output")
         channels = self.num_heads * self.key_dim
         y = ops.reshape(y, (*ops.shape(y)[:4], channels))
-        return y @ ops.reshape(kernel, (channels, self.filters)) + bias
+        matrix = ops.reshape(kernel, (channels, self.filters))
+        return backend.times_matrix(y, matrix) + bias
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
         return (*shape[:3], self.group.order, self.filters)
@@ -226,7 +227,7 @@ class BaseGroupSelfAttention2D(WindowLayer):
         """`(..., heads, key_dim)`."""
         kernel, bias = linear_maps.kernel_and_bias(self, name)
         channels, *heads = kernel.shape
-        y = x @ ops.reshape(kernel, (channels, -1))
+        y = backend.times_matrix(x, ops.reshape(kernel, (channels, -1)))
         return ops.reshape(y, (*ops.shape(y)[:-1], *heads)) + bias
 
     def _encodings(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

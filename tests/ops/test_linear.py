@@ -74,6 +74,29 @@ def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
         assert difference(fused, product) < LIMIT
 
 
+def test_parts_of_a_feature_map(monkeypatch):
+    """Steps of any size give the same, also where they do not divide it."""
+    tensors = [ops.convert_to_tensor(array) for array in arguments("p4")]
+    rng = np.random.default_rng(1)
+    x = ops.convert_to_tensor(rng.normal(size=(5, 6, 3, 4, 3)).astype(DTYPE))
+    upstream = rng.normal(size=(5, 6, 3, 4, 5)).astype(DTYPE)
+    upstream = ops.convert_to_tensor(upstream)
+    found = []
+    for values in (1, 2 * 6 * 3 * 4 * 5, 10**9):
+        monkeypatch.setattr(block_linear, "VALUES_OF_STEP", values)
+        block_linear._function.cache_clear()
+        y, gradients = backend.vjp(
+            lambda *given: group_linear(*given, "p4", "irreps"),
+            (x, *tensors[1:]),
+            upstream,
+        )
+        found.append((y, *gradients))
+    block_linear._function.cache_clear()
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert difference(one, other) < LIMIT
+
+
 def test_errors():
     x, kernel, bias = map(ops.convert_to_tensor, arguments("p4"))
     with pytest.raises(ValueError, match=r"`basis`.*'fourier'"):

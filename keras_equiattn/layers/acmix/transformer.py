@@ -9,6 +9,7 @@ from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.group_layer import check_window
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 
@@ -94,7 +95,7 @@ class TransformerACmix(TwoPaths):
     def output_map(self, y: Tensor) -> Tensor:
         """The linear map of what attention gives."""
         kernel, bias = linear_maps.kernel_and_bias(self, "output")
-        return y @ kernel + bias
+        return backend.times_matrix(y, kernel) + bias
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -40,6 +40,7 @@ from keras_equiattn.ops.backend.memory import remainder
 from keras_equiattn.ops.backend.memory import rolled
 from keras_equiattn.ops.backend.memory import sum_at
 from keras_equiattn.ops.backend.memory import sum_of_views
+from keras_equiattn.ops.backend.memory import times_matrix
 from keras_equiattn.ops.backend.memory import with_an_image
 from keras_equiattn.ops.backend.random import dropout_factors
 from keras_equiattn.ops.backend.random import next_seed
@@ -97,6 +98,7 @@ __all__ = [
     "sum_at",
     "sum_of_views",
     "sums_together",
+    "times_matrix",
     "vjp",
     "with_an_image",
     "without_gradient",

@@ -29,7 +29,9 @@ from keras_equiattn.ops.numerics import sum_in_full_precision
 Sums = list[Float[Tensor, "batch height width _ _"]]
 Matrices = list[Float[Tensor, "_ _"]]
 
-# Values of a feature map that one step of a loop takes under XLA on a CPU.
+# Values of a feature map that one step takes on a CPU: 8 MiB. Twice and four
+# times as many made a step of a vision transformer 1.06 and 1.2 times as long
+# (128 images of 64 patches, AMD EPYC, two cores, JAX 0.10.2).
 VALUES_OF_STEP = 2**21
 
 
@@ -61,7 +63,7 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
             first = sum(bias, first)
             return (), from_sums([first, *others], group=group)
 
-        return _over_rows(step, (), kernel.shape[-1], x)[1], ()
+        return _in_steps(step, (), kernel.shape[-1], x)[1], ()
 
     def backward(
         arguments: tuple[Tensor, ...], _: Any, upstream: Tensor
@@ -86,22 +88,23 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
             products = _products(of_y, transposed)
             return totals, from_sums(products, group=group)
 
-        totals, dx = _over_rows(step, totals, kernel.shape[1], x, upstream)
+        totals, dx = _in_steps(step, totals, kernel.shape[1], x, upstream)
         of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
         return dx, _of_kernel(totals, kernel, group), *of_bias
 
     return backend.custom_vjp(forward, backward, "basis='regular'")
 
 
-def _over_rows(
+def _in_steps(
     step: Callable[..., Any], totals: Any, channels: int, *images: Tensor
 ) -> tuple[Any, Tensor]:
     """Applies a function to feature maps, where XLA runs on CPUs in a loop.
 
-    The loop takes some rows at a time. What lies between a transform and a
-    product then stays in the cache, and XLA cannot make the transform part of
-    what comes before or after, which it would compute again for each term of a
-    sum.
+    The loop takes some rows of all images at a time. What lies between a
+    transform and a product then stays in the cache, and XLA cannot make the
+    transform part of what comes before or after the loop, which it would
+    compute again for each term of a sum. A loop over images would gather them
+    from several devices.
 
     Args:
         step: takes totals and rows of the images, returns the next totals and
@@ -204,7 +207,8 @@ def from_sums(
 
 def _products(sums: Sums, matrices: Matrices) -> Sums:
     """Each block times its matrix."""
-    return [x @ matrix for x, matrix in zip(sums, matrices, strict=True)]
+    pairs = zip(sums, matrices, strict=True)
+    return [backend.times_matrix(x, matrix) for x, matrix in pairs]
 
 
 def _outer(

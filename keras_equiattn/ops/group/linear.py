@@ -62,6 +62,7 @@ def group_linear(
         ops.transpose(copies, (1, 2, 0, 3)), (order * channels, order * filters)
     )
     size = ops.shape(x)[:3]
-    y = ops.reshape(x, (*size, order * channels)) @ folded
+    y = ops.reshape(x, (*size, order * channels))
+    y = backend.times_matrix(y, folded)
     y = ops.reshape(y, (*size, order, filters))
     return y if bias is None else y + bias

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
@@ -124,7 +125,7 @@ def co_attention(
         scores = group_conv(x, kernel, group)
     else:
         # Not `ops.matmul`: under PyTorch it passes float64 through float32.
-        scores = x @ kernel[0, 0]
+        scores = backend.times_matrix(x, kernel[0, 0])
     return ops.cast(ops.sigmoid(-scores[..., 0]), dtype)
 
 
