@@ -37,7 +37,8 @@ def tensors(*shapes: tuple[int, ...]) -> list:
 
 
 def dense_step(options: argparse.Namespace, width: int):
-    shape = (options.batch, options.size, options.size, width)
+    # A list of pixels: what Keras' `Dense` makes of an image.
+    shape = (options.batch * options.size**2, width)
     return timing.gradient_step(
         lambda x, kernel: x @ kernel, tensors(shape, (width, width))
     )
