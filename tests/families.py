@@ -47,6 +47,10 @@ FAMILIES = {
         lambda: layers.GroupSelfAttention2D(2, 3, 1, None, "p2"),
         (SIDE, SIDE, 2, 2),
     ),
+    "multi_head": (
+        lambda: layers.GroupMultiHeadAttention2D(1, "p2", "irreps"),
+        (SIDE, SIDE, 2, 2),
+    ),
     "acmix": (
         lambda: layers.ACmix2D(
             4, num_heads=2, attention_kernel_size=3, group="p2"

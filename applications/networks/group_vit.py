@@ -11,7 +11,6 @@ from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.applications.networks.common.network import Network
-from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 from keras_equiattn.applications.registry import Variants
 from keras_equiattn.groups import Group
@@ -94,10 +93,12 @@ def GroupViT(
     the basis of the irreducible representations they also multiply less: 2.67
     times on p4, 5.33 times on p4m.
 
-    Layers are called `patches`, `block1_norm1`, `..._attention`, `..._add1`,
-    `..._norm2`, `..._dense1`, `..._gelu`, `..._dense2`, `..._add2`, and so on,
-    with dropout `..._dropout1` and `..._dropout2` before the additions. At the
-    end come `norm`, `global_mean`, `logits` and `predictions`.
+    Layers are called `image`, `normalization` (where there is one), `patches`,
+    `block1_norm1`, `..._attention`, `..._add1`, `..._norm2`, `..._dense1`,
+    `..._gelu`, `..._dense2`, `..._add2`, and so on, with dropout
+    `..._dropout1` and `..._dropout2` before the additions, and
+    `poses_to_channels` in the middle of a hybrid. At the end come `norm`,
+    `global_mean`, `logits` and `predictions`.
 
     Args:
         group: a group or its name.
@@ -107,7 +108,9 @@ def GroupViT(
             `num_heads`.
         num_heads: heads of the attention.
         basis: how linear maps are computed, which changes the results by
-            rounding alone: "irreps" in blocks, "regular" as one matrix.
+            rounding alone: "irreps" in blocks, "regular" as one matrix. With
+            "irreps" gradients cannot be differentiated under TensorFlow and
+            PyTorch, unless `config.disable_recompute` was called.
         head: "invariant", or "hybrid", in which the poses of the first half of
             the blocks become the channels of a plain second half: such a
             network is not invariant.
@@ -155,6 +158,18 @@ def GroupViT(
         )
     _checks.choice(basis, "basis", BASES)
     _checks.choice(head, "head", HEADS)
+    if head == "hybrid" and depth == 1:
+        raise ValueError(
+            "A hybrid needs two blocks, one of them on the group. Received: "
+            "head='hybrid', depth=1"
+        )
+    height, columns, _ = ends.check_image_shape(input_shape)
+    if height % patch_size or columns % patch_size:
+        raise ValueError(
+            "`input_shape` must have a height and width that are divisible by "
+            f"`patch_size`. Received: input_shape={input_shape}, "
+            f"patch_size={patch_size}"
+        )
     network = Network(
         "GroupViT",
         group=group,
@@ -167,8 +182,6 @@ def GroupViT(
         downsampling="exact",
         weights=weights,
         planar=_spread,
-        windows=lambda exact: [Window(patch_size, patch_size)],
-        choices=("any head", "any head"),
     )
     mlp_ratio = _checks.integer(mlp_ratio, "mlp_ratio")
     dropout = _checks.rate(dropout, "dropout")

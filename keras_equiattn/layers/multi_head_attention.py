@@ -67,10 +67,10 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
-        "channels_first": `(batch, channels, height, width, order)`. Height and
-        width must be known. With positions, neither may be larger than the
-        larger of those that the layer was built with. With `"z2"` also images
-        of rank 4, which give rank 4.
+        "channels_first": `(batch, channels, height, width, order)`. With
+        positions, height and width must be known, and neither may be larger
+        than the larger of those that the layer was built with. With `"z2"` also
+        images of rank 4, which give rank 4.
 
     Output shape:
         As the input.
@@ -88,6 +88,10 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         `embedding (2 size - 1, 2 size - 1, channels)`, with the `size` of the
         larger side that the layer was built with. Steerable embeddings have one
         axis of `count` coefficients in place of rows and columns.
+
+    Scores take `heads` times the square of the number of pixels for each image;
+    with positions, the embeddings of all pairs of pixels take as many times the
+    values of a pixel, for all images together.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -149,8 +153,8 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         for name in ("query", "key", "value", "output"):
             linear_maps.add_on_group(self, name, channels, channels)
         self.embedding = None
-        self._largest = max(self._known_size(shape))
         if self.use_positions:
+            self._largest = max(self._known_size(shape))
             rows = 2 * self._largest - 1
             self.embedding = self.add_filters(
                 "embedding",
@@ -177,13 +181,6 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
 
     def _attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and the weights from each pixel to all pixels."""
-        size = self._known_size(x.shape)
-        if self.embedding is not None and max(size) > self._largest:
-            raise ValueError(
-                f"{self._label()} has positions for images of up to "
-                f"{self._largest} pixels a side, with which it was built. "
-                f"Received: shape {tuple(x.shape)}"
-            )
         # One product for the three maps.
         maps = [
             linear_maps.kernel_and_bias(self, name)
@@ -222,11 +219,20 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         if height is None or width is None:
             raise ValueError(
                 f"{self._label()} takes no height or width that is known only "
-                f"at run time. Received: shape {tuple(shape)}"
+                "at run time, unless `use_positions=False`. Received: shape "
+                f"{tuple(shape)}"
             )
         return int(height), int(width)
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:
+        if self.embedding is None:
+            return shape
+        if max(self._known_size(shape)) > self._largest:
+            raise ValueError(
+                f"{self._label()} has positions for images of up to "
+                f"{self._largest} pixels a side, with which it was built. "
+                f"Received: shape {tuple(shape)}"
+            )
         return shape
 
     def get_config(self) -> dict[str, Any]:

@@ -149,6 +149,20 @@ def test_weights_of_one_kind_start_differently():
         assert abs(np.corrcoef(values)[0, 1]) < 0.5
 
 
+@pytest.mark.parametrize("dtype", ["float16", "mixed_bfloat16"])
+def test_half_precision_by_hand_and_compiled(dtype):
+    layer = SimpleAffineSelfConv2D(4, 3, num_heads=2, group="p4", dtype=dtype)
+    x = np.random.default_rng(0).normal(size=(1, 5, 5, 4, 2))
+    x = ops.cast(x, layer.compute_dtype)
+    by_hand, call = layer(x), call_of(layer)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        call = tf.function(layer)
+    pair = (as_array(ops.cast(y, "float32")) for y in (call(x), by_hand))
+    assert relative_difference(*pair) < 0.05
+
+
 @pytest.mark.parametrize("group", ["p4", "p4m"])
 def test_one_image_is_one_of_many(group):
     """Values and gradients, compiled: JAX 0.10 has a form that is wrong."""

@@ -14,6 +14,7 @@ from layer_contract import weights_of
 
 from keras_equiattn import groups
 from keras_equiattn.layers import GroupMultiHeadAttention2D
+from keras_equiattn.ops import multi_head_attention
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
 
@@ -45,7 +46,6 @@ class TestGroupMultiHeadAttention2D(LayerContract):
             rectangle=(5, 2),
             reach=None,
             no_shift=NO_SHIFT,
-            unknown_size=False,
         ),
     )
     arguments = (
@@ -141,6 +141,8 @@ def test_errors():
         layer.build((None, None, 4, 4, 4))
     layer.build((None, 4, 4, 4, 4))
     with pytest.raises(ValueError, match="up to 4 pixels a side"):
+        layer.compute_output_shape((None, 4, 5, 4, 4))
+    with pytest.raises(ValueError, match="up to 4 pixels a side"):
         layer(np.zeros((1, 5, 4, 4, 4), "float32"))
     with pytest.raises(ValueError, match=r"`query`"):
         layer(
@@ -148,3 +150,12 @@ def test_errors():
             return_attention_maps=True,
             query=(4, 0),
         )
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 7)])
+def test_tables_that_do_not_fit(shape):
+    """Even ones, and those that leave out offsets."""
+    x = ops.ones((1, 4, 4, 4, 1, 2))
+    embedding = ops.ones((4, *shape, 1, 2))
+    with pytest.raises(ValueError, match=r"`embedding` must have odd.*4 x 4"):
+        multi_head_attention(x, x, x, embedding)

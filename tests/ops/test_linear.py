@@ -74,27 +74,65 @@ def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
         assert difference(fused, product) < LIMIT
 
 
-def test_parts_of_a_feature_map(monkeypatch):
-    """Steps of any size give the same, also where they do not divide it."""
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="it takes all rows at once"
+)
+def test_rows_of_a_feature_map(monkeypatch):
+    """A compiled loop over one row, two rows or half of them at a time."""
     tensors = [ops.convert_to_tensor(array) for array in arguments("p4")]
     rng = np.random.default_rng(1)
     x = ops.convert_to_tensor(rng.normal(size=(5, 6, 3, 4, 3)).astype(DTYPE))
     upstream = rng.normal(size=(5, 6, 3, 4, 5)).astype(DTYPE)
     upstream = ops.convert_to_tensor(upstream)
-    found = []
-    for values in (1, 2 * 6 * 3 * 4 * 5, 10**9):
+
+    def gradients(basis):
+        def function(*given):
+            return group_linear(*given, "p4", basis)
+
+        def both(*given):
+            y, found = backend.vjp(function, given, upstream)
+            return (y, *found)
+
+        if keras.backend.backend() == "jax":
+            return both(x, *tensors[1:])
+        import tensorflow as tf
+
+        return tf.function(both)(x, *tensors[1:])
+
+    expected = gradients("regular")
+    row = 5 * 3 * 4 * 5
+    for values, rows in ((1, 1), (2 * row, 2), (10**9, 3)):
         monkeypatch.setattr(block_linear, "VALUES_OF_STEP", values)
+        assert block_linear._rows_of_step((5, 6, 3, 4, 5)) == rows
         block_linear._function.cache_clear()
-        y, gradients = backend.vjp(
-            lambda *given: group_linear(*given, "p4", "irreps"),
-            (x, *tensors[1:]),
-            upstream,
-        )
-        found.append((y, *gradients))
-    block_linear._function.cache_clear()
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
+        for one, other in zip(gradients("irreps"), expected, strict=True):
             assert difference(one, other) < LIMIT
+    block_linear._function.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(dtype):
+    """Large numbers do not overflow, and the bias and its gradient fit."""
+    x, kernel, bias = arguments("p4m")
+    given = [ops.cast(array, dtype) for array in (1e4 * x, 1e-2 * kernel, bias)]
+    upstream = ops.ones((2, 4, 3, 8, 5), dtype)
+
+    def both(basis):
+        def function(*tensors):
+            return group_linear(*tensors, "p4m", basis)
+
+        y, found = backend.vjp(function, tuple(given), upstream)
+        return [as_array(ops.cast(array, "float32")) for array in (y, *found)]
+
+    precise = group_linear(
+        *(ops.cast(array, "float32") for array in given), "p4m"
+    )
+    limit = 3e-3 if dtype == "float16" else 2e-2
+    y, *gradients = both("irreps")
+    assert difference(y, precise) < limit
+    # Of the kernel they overflow in float16 in both bases.
+    for one, other in zip(gradients[::2], both("regular")[1::2], strict=True):
+        assert difference(one, other) < limit
 
 
 def test_errors():

@@ -57,9 +57,7 @@ class Target:
     @property
     def fuses(self) -> bool:
         """Whether elementwise operators that follow each other become one."""
-        return self.compiler in ("xla", "inductor") or (
-            self.compiler == "graph" and _in_tensorflow_function()
-        )
+        return self.compiler in ("xla", "inductor")
 
     @property
     def xla(self) -> bool:
@@ -153,13 +151,6 @@ def _compiler(backend: str) -> str | None:
         return "inductor" if compiled else None
     # A `custom_vjp` is a graph also where a person calls it by hand.
     return _tracing_for.get()[0] or "graph"
-
-
-def _in_tensorflow_function() -> bool:
-    """Whether TensorFlow traces a function, which Keras compiles with XLA."""
-    import tensorflow as tf
-
-    return bool(tf.inside_function())
 
 
 def _device_jax(tensors: tuple[Any, ...]) -> str:

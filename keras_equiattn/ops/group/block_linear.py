@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_equiattn import config
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
@@ -22,6 +23,8 @@ from keras_equiattn.ops.group import fourier
 from keras_equiattn.ops.group.irreps import blocks
 from keras_equiattn.ops.group.irreps import waves
 from keras_equiattn.ops.numerics import dtype_of_sums
+from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import sum_in_full_precision
 
 # What is written in the basis: for each block `(..., rows, size * channels)`,
@@ -43,7 +46,26 @@ def block_linear(
 ) -> Float[Tensor, "batch height width order filters"]:
     """`ops.group_linear`, by blocks."""
     tensors = (x, kernel) if bias is None else (x, kernel, bias)
+    if not config.is_recompute_enabled():
+        return _mapped(*tensors, group=group)
     return _function(group, backend.signature(tensors))(*tensors)
+
+
+def _mapped(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "order channels filters"],
+    *bias: Float[Tensor, " filters"],
+    group: Group,
+    matrices: Matrices | None = None,
+) -> Float[Tensor, "batch height width order filters"]:
+    """The linear map of feature maps, or of some of their rows."""
+    if matrices is None:
+        matrices = _matrices(kernel, group)
+    first, *others = _products(to_sums(x, group=group), matrices)
+    # What is added to the wave without turns is added to each element.
+    scale = np.sqrt(group.order) if is_half(x) else 1.0
+    first = sum([float(scale) * b for b in bias], first)
+    return from_sums([first, *others], group=group)
 
 
 @functools.lru_cache(maxsize=512)
@@ -58,10 +80,8 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
         matrices = _matrices(kernel, group)
 
         def step(_: Any, x: Tensor) -> tuple[Any, Tensor]:
-            first, *others = _products(to_sums(x, group=group), matrices)
-            # What is added to the wave without turns is added to each element.
-            first = sum(bias, first)
-            return (), from_sums([first, *others], group=group)
+            y = _mapped(x, kernel, *bias, group=group, matrices=matrices)
+            return (), y
 
         return _in_steps(step, (), kernel.shape[-1], x)[1], ()
 
@@ -80,7 +100,9 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
             sums, of_y = (to_sums(z, group=group) for z in (x, upstream))
             found = [_outer(a, b) for a, b in zip(sums, of_y, strict=True)]
             if bias:
-                found.append(sum_in_full_precision(of_y[0], (0, 1, 2, 3)))
+                of_bias = sum_in_full_precision(of_y[0], (0, 1, 2, 3))
+                scale = np.sqrt(group.order) if is_half(x) else 1.0
+                found.append(float(scale) * of_bias)
             totals = [
                 total + ops.cast(more, total.dtype)
                 for total, more in zip(totals, found, strict=True)
@@ -157,17 +179,21 @@ def _rows_of_step(shape: Shape) -> int:
 def to_sums(
     x: Float[Tensor, "batch height width order channels"], *, group: Group
 ) -> Sums:
-    """The sums of feature maps along waves over the group."""
+    """The sums of feature maps along waves over the group.
+
+    In half precision, whose numbers are not large, they are times the square
+    root of the scale of their blocks.
+    """
     batch, height, width, _, channels = ops.shape(x)
-    steps = fourier.transform(group, waves(group))
+    steps = _transform(group, is_half(x))
     found = blocks(group)
     shapes = [
         (batch, height, width, block.rows, block.size * channels)
         for block in found
     ]
     if backend.find_target(x).fuses:
-        elements = [x[..., n, :] for n in range(group.order)]
-        sums = fourier.apply(steps, elements)
+        elements = [in_full_precision(x[..., n, :]) for n in range(group.order)]
+        sums = [ops.cast(y, x.dtype) for y in fourier.apply(steps, elements)]
         parts = [sums[b.first : b.first + b.rows * b.size] for b in found]
         return [
             ops.reshape(ops.concatenate(part, axis=-1), shape)
@@ -187,19 +213,23 @@ def from_sums(
 ) -> Float[Tensor, "batch height width order channels"]:
     """The transpose of `to_sums`.
 
-    It leads back from sums that are multiplied with the scale of their blocks.
+    It leads back from sums that are multiplied with the scale of their blocks,
+    which in half precision happens in both of them.
     """
     batch, height, width, _, _ = ops.shape(sums[0])
-    steps = fourier.transform(group, waves(group))
+    steps = _transform(group, is_half(sums[0]))
     parts = []
     for x, block in zip(sums, blocks(group), strict=True):
         of_block = block.rows * block.size, x.shape[-1] // block.size
         parts.append(ops.reshape(x, (batch, height, width, *of_block)))
     if backend.find_target(*sums).fuses:
         elements = [
-            part[..., n, :] for part in parts for n in range(part.shape[3])
+            in_full_precision(part[..., n, :])
+            for part in parts
+            for n in range(part.shape[3])
         ]
         found = fourier.apply(fourier.transposed(steps), elements)
+        found = [ops.cast(y, sums[0].dtype) for y in found]
         return ops.stack(found, axis=-2)
     joined = ops.concatenate(parts, axis=-2)
     return backend.constant(_product(steps).T, joined, joined.dtype) @ joined
@@ -223,10 +253,12 @@ def _outer(
 def _matrices(
     kernel: Float[Tensor, "order channels filters"], group: Group
 ) -> Matrices:
-    """The matrices of the blocks, times their scale."""
+    """The matrices of the blocks, times their scale, but in half precision."""
     order, channels, filters = kernel.shape
-    mixing = backend.constant(_mixing(group), kernel, kernel.dtype)
-    entries = mixing @ ops.reshape(kernel, (order, channels * filters))
+    flat = in_full_precision(ops.reshape(kernel, (order, channels * filters)))
+    mixing = _mixing(group, is_half(kernel))
+    entries = backend.constant(mixing, flat, flat.dtype) @ flat
+    entries = ops.cast(entries, kernel.dtype)
     found, first = [], 0
     for block in blocks(group):
         size = block.size
@@ -253,20 +285,32 @@ def _of_kernel(
         part = ops.transpose(part, (0, 2, 1, 3))
         entries.append(ops.reshape(part, (size**2, channels * filters)))
     joined = ops.concatenate(entries)
-    mixing = backend.constant(_mixing(group).T, joined, joined.dtype)
-    found = ops.reshape(mixing @ joined, kernel.shape)
+    mixing = _mixing(group, is_half(kernel)).T
+    found = backend.constant(mixing, joined, joined.dtype) @ joined
+    found = ops.reshape(found, kernel.shape)
     return ops.cast(found, kernel.dtype)
 
 
 @functools.cache
-def _mixing(group: Group) -> np.ndarray:
+def _mixing(group: Group, half: bool) -> np.ndarray:
     """`(entries, order)`: the matrices of all blocks, of the kernel."""
     return np.concatenate(
         [
-            block.scale * block.mixing.reshape(-1, group.order)
+            (1 if half else block.scale) * block.mixing.reshape(-1, group.order)
             for block in blocks(group)
         ]
     )
+
+
+@functools.cache
+def _transform(group: Group, half: bool) -> tuple[np.ndarray, ...]:
+    """The steps of the transform, see `to_sums`."""
+    steps = fourier.transform(group, waves(group))
+    if not half:
+        return steps
+    scales = [np.full(b.rows * b.size, b.scale) for b in blocks(group)]
+    roots = np.sqrt(np.concatenate(scales))
+    return (*steps[:-1], roots[:, None] * steps[-1])
 
 
 def _product(steps: Sequence[np.ndarray]) -> np.ndarray:

@@ -54,7 +54,7 @@ def group_linear(
             f"{group.order}, channels). Received: "
             f"kernel.shape={tuple(kernel.shape)}, x.shape={tuple(x.shape)}"
         )
-    if basis == "irreps":
+    if basis == "irreps" and order > 1:
         return block_linear(x, kernel, bias, group)
     relative = backend.constant(group.relative_table, kernel)
     copies = ops.take(kernel, relative, axis=0)  # (p, r, c, d)

@@ -40,6 +40,10 @@ def multi_head_attention(
     Returns:
         The result, and the weights from each pixel to all pixels, which are
         numbered row by row.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for an embedding with even
+            or too few rows or columns.
     """
     batch, height, width, order, heads, _ = ops.shape(query)
     pixels = height * width
@@ -69,6 +73,13 @@ def _position_scores(
 ) -> Float[Tensor, "batch heads pixels pixels"]:
     """The products of queries and embeddings of relative positions."""
     order, rows, columns, heads, _ = embedding.shape
+    sizes = zip((rows, columns), size, strict=True)
+    if any(n % 2 == 0 or n < 2 * seen - 1 for n, seen in sizes):
+        raise ValueError(
+            "`embedding` must have odd rows and columns, at least twice those "
+            f"of the queries less one. Received: embedding.shape="
+            f"{tuple(embedding.shape)} for {size[0]} x {size[1]} pixels"
+        )
     flat = ops.reshape(embedding, (order, rows * columns, heads, -1))
     by_place = ops.transpose(flat, (1, 2, 0, 3))
     by_place = ops.reshape(by_place, (rows * columns, heads, -1))

@@ -147,13 +147,15 @@ def centre_query(
 ) -> Float[Tensor, "batch height width order channels"]:
     """The affine map of the centre of the window, applied to `x`."""
     at = weight.shape[0] // 2, weight.shape[1] // 2
-    weight, bias = weight[at], bias[at]
-    if backend.find_target(x).fuses:
+    weight, bias = weight[at], in_full_precision(bias[at])
+    target = backend.find_target(x)
+    if target.fuses or target.unrolls:
         # Not a sum along an axis of products, of which XLA on CPUs (JAX 0.10)
-        # makes a call of a library that is wrong for a single image.
+        # makes a call of a library that is wrong for a single image. OpenVINO is
+        # wrong in the product below.
         for element in range(weight.shape[1]):
             seen = in_full_precision(x[:, :, :, element, None])
-            bias = bias + seen * weight[:, element]
+            bias = bias + seen * in_full_precision(weight[:, element])
         return ops.cast(bias, x.dtype)
     y = backend.einsum_in_full_precision("bxyrc,prc->bxypc", x, weight)
     return ops.cast(y + bias, x.dtype)

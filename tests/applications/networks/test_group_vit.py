@@ -118,7 +118,8 @@ def test_weights_of_linear_maps_are_fewer():
     [
         ({"width": 36}, r"`width` must be divisible.*8 times 2.*36"),
         ({"num_heads": 0}, r"`num_heads`.*0"),
-        ({"patch_size": 5}, r"`input_shape` of GroupViT.*such as"),
+        ({"patch_size": 5}, r"divisible by `patch_size`.*\(12, 12, 3\).*=5"),
+        ({"head": "hybrid", "depth": 1}, "A hybrid needs two blocks"),
         ({"head": "plain"}, r"`head`.*'plain'"),
         ({"basis": "fourier"}, r"`basis`.*'fourier'"),
         ({"dropout": 1.5}, r"`dropout`.*1.5"),
