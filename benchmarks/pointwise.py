@@ -37,7 +37,7 @@ def tensors(*shapes: tuple[int, ...]) -> list:
 
 
 def dense_step(options: argparse.Namespace, width: int):
-    # A list of pixels: what Keras' `Dense` makes of an image.
+    # A list of pixels, not an image: the fastest form on each backend.
     shape = (options.batch * options.size**2, width)
     return timing.gradient_step(
         lambda x, kernel: x @ kernel, tensors(shape, (width, width))

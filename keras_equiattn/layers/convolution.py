@@ -437,9 +437,10 @@ class GroupConv2DTranspose(BaseGroupConv2D):
         smaller than the strides, and for "same" larger by an even number. For
         groups that do not act on the grid (p8, p12, p16) this holds for the
         turns by 90 degrees and the mirrors that go with them.
-        With strides above 1 nothing of it holds for their other turns, whatever
-        the `filter_basis`: neighbours in the output are painted by different
-        numbers of a filter. There, use `SpatialUpSampling2D` and `GroupConv2D`.
+        With strides above 1 the layer is far off under their other turns,
+        whatever the `filter_basis`, since neighbours in the output come from
+        different weights of a filter. Use `SpatialUpSampling2D` and then
+        `GroupConv2D` there.
 
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.

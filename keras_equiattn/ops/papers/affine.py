@@ -151,8 +151,8 @@ def centre_query(
     target = backend.find_target(x)
     if target.fuses or target.unrolls:
         # Not a sum along an axis of products, of which XLA on CPUs (JAX 0.10)
-        # makes a call of a library that is wrong for a single image. OpenVINO is
-        # wrong in the product below.
+        # makes a call of a library that is wrong for a single image. The
+        # product below comes out wrong in OpenVINO.
         for element in range(weight.shape[1]):
             seen = in_full_precision(x[:, :, :, element, None])
             bias = bias + seen * in_full_precision(weight[:, element])
