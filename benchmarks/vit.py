@@ -2,11 +2,11 @@
 
     KERAS_BACKEND=jax python benchmarks/vit.py
 
-Each step gives the logits and the gradients of images and weights, alternating
-in one process, in the mode that Keras compiles in by default on a CPU. The plain
-network is made of Keras' own layers, with learned positions: a vision
-transformer of the same width, depth and heads. Patches of 4 x 4 pixels of
-images of 32 x 32 are 64 tokens.
+Each step gives the logits and the gradients of images and weights. Networks
+take turns in one process, in the mode that Keras compiles in by default on a
+CPU. The plain network is made of Keras' own layers, with learned positions: a
+vision transformer of the same width, depth and heads. Patches of 4 x 4 pixels
+of images of 32 x 32 are 64 tokens.
 
 Writes `benchmarks/results/vit-<backend>-<date>.json`.
 """

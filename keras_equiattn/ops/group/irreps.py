@@ -80,8 +80,8 @@ def irreps(group: str | Group) -> tuple[Irrep, ...]:
         ValueError: for an unknown group.
 
     Example:
-        >>> [(p.frequency, p.dimension, p.copies) for p in irreps("p4")]
-        [(0, 1, 1), (1, 2, 1), (2, 1, 1)]
+        >>> tuple(irrep.dimension for irrep in irreps("p4m"))
+        (1, 1, 2, 1, 1)
     """
     return _irreps(groups.get(group))
 
