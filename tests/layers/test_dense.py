@@ -39,6 +39,14 @@ class TestGroupDense(LayerContract):
             group="p4",
             rectangle=(4, 3),
         ),
+        LayerCase(
+            GroupDense,
+            {"filters": 3, "group": "z2", "basis": "irreps"},
+            (2, 5, 4, 2),
+            (2, 5, 4, 3),
+            weights=2,
+            group="z2",
+        ),
     )
     arguments = (
         {

@@ -47,6 +47,17 @@ class TestGroupMultiHeadAttention2D(LayerContract):
             reach=None,
             no_shift=NO_SHIFT,
         ),
+        LayerCase(
+            GroupMultiHeadAttention2D,
+            {"num_heads": 2, "group": "z2", "basis": "irreps"},
+            (2, 3, 4, 4),
+            (2, 3, 4, 4),
+            weights=9,
+            group="z2",
+            reach=None,
+            no_shift=NO_SHIFT,
+            unknown_size=False,
+        ),
     )
     arguments = (
         {
