@@ -53,6 +53,7 @@ from keras_equiattn.ops.backend.reductions import softmax_gradient
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
+from keras_equiattn.ops.backend.target import may_be_sharded
 from keras_equiattn.ops.backend.target import portable
 from keras_equiattn.ops.backend.target import Target
 
@@ -76,6 +77,7 @@ __all__ = [
     "largest",
     "masked",
     "maximum",
+    "may_be_sharded",
     "multiplied",
     "next_seed",
     "one_by_one",

@@ -153,6 +153,15 @@ def _compiler(backend: str) -> str | None:
     return _tracing_for.get()[0] or "graph"
 
 
+def may_be_sharded() -> bool:
+    """Whether one program may run on several devices, each with some images."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.device_count() > 1
+
+
 def _device_jax(tensors: tuple[Any, ...]) -> str:
     """Where the first concrete array lies; traced ones have no device."""
     import jax

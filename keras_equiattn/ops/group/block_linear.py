@@ -125,8 +125,8 @@ def _in_steps(
     The loop takes some rows of all images at a time. What lies between a
     transform and a product then stays in the cache, and XLA cannot make the
     transform part of what comes before or after the loop, which it would
-    compute again for each term of a sum. A loop over images would gather them
-    from several devices.
+    compute again for each term of a sum. On several devices there is no loop,
+    since each of its steps would add up gradients over all of them.
 
     Args:
         step: takes totals and rows of the images, returns the next totals and
@@ -140,8 +140,9 @@ def _in_steps(
     """
     first = images[0]
     height = first.shape[1]
-    target = backend.find_target(*images)
-    if not target.xla_on_cpu or not isinstance(height, int) or height < 2:
+    loops = backend.find_target(*images).xla_on_cpu
+    loops = loops and not backend.may_be_sharded()
+    if not loops or not isinstance(height, int) or height < 2:
         return step(totals, *images)
     batch = ops.shape(first)[0]
     widest = max(channels, *(x.shape[-1] for x in images))
