@@ -114,7 +114,9 @@ def test_rows_of_a_feature_map(monkeypatch):
 def test_half_precision(dtype):
     """Large numbers do not overflow, and the bias and its gradient fit."""
     x, kernel, bias = arguments("p4m")
-    given = [ops.cast(array, dtype) for array in (1e4 * x, 1e-2 * kernel, bias)]
+    given = [
+        ops.cast(array, dtype) for array in (1e4 * x, 1e-2 * kernel, 1e3 * bias)
+    ]
     upstream = ops.ones((2, 4, 3, 8, 5), dtype)
 
     def both(basis):

@@ -63,8 +63,7 @@ def _mapped(
         matrices = _matrices(kernel, group)
     first, *others = _products(to_sums(x, group=group), matrices)
     # What is added to the wave without turns is added to each element.
-    scale = np.sqrt(group.order) if is_half(x) else 1.0
-    first = sum([float(scale) * b for b in bias], first)
+    first = sum([_constant(x, group) * b for b in bias], first)
     return from_sums([first, *others], group=group)
 
 
@@ -101,8 +100,7 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
             found = [_outer(a, b) for a, b in zip(sums, of_y, strict=True)]
             if bias:
                 of_bias = sum_in_full_precision(of_y[0], (0, 1, 2, 3))
-                scale = np.sqrt(group.order) if is_half(x) else 1.0
-                found.append(float(scale) * of_bias)
+                found.append(_constant(x, group) * of_bias)
             totals = [
                 total + ops.cast(more, total.dtype)
                 for total, more in zip(totals, found, strict=True)
@@ -236,6 +234,11 @@ def from_sums(
     return backend.constant(_product(steps).T, joined, joined.dtype) @ joined
 
 
+def _constant(like: Float[Tensor, "..."], group: Group) -> float:
+    """What `from_sums` makes ones of, in the first wave."""
+    return math.sqrt(group.order) if is_half(like) else 1.0
+
+
 def _products(sums: Sums, matrices: Matrices) -> Sums:
     """Each block times its matrix."""
     pairs = zip(sums, matrices, strict=True)
@@ -254,7 +257,7 @@ def _outer(
 def _matrices(
     kernel: Float[Tensor, "order channels filters"], group: Group
 ) -> Matrices:
-    """The matrices of the blocks, times their scale, but in half precision."""
+    """The matrices of the blocks; in full precision times their scale."""
     order, channels, filters = kernel.shape
     flat = in_full_precision(ops.reshape(kernel, (order, channels * filters)))
     mixing = _mixing(group, is_half(kernel))
