@@ -14,6 +14,11 @@ the convolution. "compilation" is by how much the slowest step before those that
 count exceeds the median: that step waits for the compiler. With `--eager`
 PyTorch runs without Inductor. Writes
 `benchmarks/results/step_time-<backend>-<batch>-<date>.json`.
+
+On a GPU the name of the file holds "gpu" and the dtype, and "kernels" says how
+many kernels a step launches and "busy" for how many seconds they run. Matrix
+products and convolutions in float32 may round to TF32 there, as backends
+decide.
 """
 
 import argparse
@@ -26,6 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gpu_kernels
 import keras
 import numpy as np
 import timing
@@ -36,13 +42,15 @@ from keras_equiattn.applications.training import reporting
 RESULTS = Path(__file__).parent / "results"
 # Steps before those that count: after some calls PyTorch's are compiled.
 WARM_UP = 6
+# Kernels of a GPU that a result lists: those that run for the longest time.
+LONGEST = 8
 
 
-def measure(name: str, batch: int, repeats: int) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step of this family and of a convolution."""
     make, shape = traffic.FAMILIES[name]
     keras.utils.set_random_seed(0)
-    x = np.random.default_rng(0).normal(size=(batch, *shape))
+    x = np.random.default_rng(0).normal(size=(options.batch, *shape))
     x = x.astype("float32")
     folded = x.reshape(*x.shape[:3], math.prod(shape[2:]))
     convolution = keras.layers.Conv2D(folded.shape[-1], 3, padding="same")
@@ -56,14 +64,25 @@ def measure(name: str, batch: int, repeats: int) -> dict[str, Any]:
         start = time.perf_counter()
         steps["layer"]()
         slowest = max(slowest, time.perf_counter() - start)
-    seconds = timing.alternate(steps, repeats, warm_up=0, untimed=1)
+    seconds = timing.alternate(steps, options.repeats, warm_up=0, untimed=1)
     median = {key: statistics.median(found) for key, found in seconds.items()}
-    return {
-        "seconds": round(median["layer"], 4),
-        "convolution": round(median["convolution"], 4),
+    result = {
+        "seconds": round(median["layer"], 6),
+        "convolution": round(median["convolution"], 6),
         "ratio": round(median["layer"] / median["convolution"], 2),
         "compilation": round(slowest - median["layer"], 1),
     }
+    if reporting.device() != "CPU":
+        found = gpu_kernels.launched(steps["layer"])
+        result["kernels"] = sum(runs for runs, _ in found.values())
+        result["busy"] = round(sum(busy for _, busy in found.values()), 6)
+        result["longest"] = [
+            [round(busy, 6), runs, kernel]
+            for kernel, (runs, busy) in sorted(
+                found.items(), key=lambda item: -item[1][1]
+            )
+        ][:LONGEST]
+    return result
 
 
 def main() -> None:
@@ -73,6 +92,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--dtype", default="float32")
     names = [name for name in traffic.FAMILIES if name != "conv2d"]
     parser.add_argument("--families", nargs="+", choices=names, default=names)
     options = parser.parse_args()
@@ -86,9 +106,10 @@ def main() -> None:
         )
     if options.eager:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    keras.config.set_dtype_policy(options.dtype)
     results = {}
     for name in options.families:
-        results[name] = measure(name, options.batch, options.repeats)
+        results[name] = measure(name, options)
         print(name, results[name], flush=True)
     results |= {
         "settings": vars(options),
@@ -96,6 +117,10 @@ def main() -> None:
         "versions": reporting.versions(),
     }
     how = f"{backend}-eager" if options.eager else backend
+    if reporting.device() != "CPU":
+        how = f"{how}-gpu-{options.dtype}"
+    elif options.dtype != "float32":
+        how = f"{how}-{options.dtype}"
     date = datetime.date.today().isoformat()
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"step_time-{how}-{options.batch}-{date}.json"

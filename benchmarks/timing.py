@@ -50,7 +50,9 @@ def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
 
     def step():
         with torch.no_grad():
-            return layer(images)
+            y = layer(images)
+        _wait()
+        return y
 
     return step
 
@@ -85,7 +87,21 @@ def gradient_step(function: Callable, tensors: list) -> Callable:
     import torch
 
     leaves = [tensor.requires_grad_() for tensor in tensors]
-    return lambda: torch.autograd.grad((function(*leaves) * y).sum(), leaves)
+
+    def step():
+        gradients = torch.autograd.grad((function(*leaves) * y).sum(), leaves)
+        _wait()
+        return gradients
+
+    return step
+
+
+def _wait() -> None:
+    """A GPU still computes when PyTorch has returned."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def alternate(
