@@ -4,7 +4,8 @@
 
 One training step each (outputs, gradients of input and weights), alternating
 in one process, in the mode that Keras compiles in by default on a CPU. Writes
-`benchmarks/results/group_conv-<backend>-<date>.json`.
+`benchmarks/results/group_conv-<backend>-<date>.json`, on a GPU
+`group_conv-<backend>-gpu-<date>.json`.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def main() -> None:
     }
     print(json.dumps(results, indent=2))
     date = datetime.date.today().isoformat()
-    name = f"group_conv-{keras.backend.backend()}-{date}.json"
+    name = f"group_conv-{timing.place()}-{date}.json"
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
 

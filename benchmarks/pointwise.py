@@ -7,7 +7,8 @@ in one process. The dense layer has as many values per pixel, "regular" is one
 matrix over group elements and channels, and "irreps" are its blocks in the
 basis of the irreducible representations.
 
-Writes `benchmarks/results/pointwise-<backend>-<date>.json`.
+Writes `benchmarks/results/pointwise-<backend>-<date>.json`, on a GPU
+`pointwise-<backend>-gpu-<date>.json`.
 """
 
 import argparse
@@ -17,7 +18,6 @@ import json
 import statistics
 from pathlib import Path
 
-import keras
 import numpy as np
 import timing
 from keras import ops
@@ -94,7 +94,7 @@ def main() -> None:
         "versions": reporting.versions(),
     }
     date = datetime.date.today().isoformat()
-    name = f"pointwise-{keras.backend.backend()}-{date}.json"
+    name = f"pointwise-{timing.place()}-{date}.json"
     (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 
+from report_files import BACKENDS
 from report_files import block
 from report_files import count
 from report_files import File
@@ -48,6 +49,10 @@ TRAFFIC = {
 }
 
 
+# The dtype policies that are measured on a GPU.
+DTYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
+
+
 def step_time(results: Results) -> str:
     found = step_times(results)
     if not found:
@@ -84,6 +89,80 @@ def step_times(results: Results) -> dict[str, File]:
         except MissingResultError:
             continue
     return found
+
+
+def step_time_gpu(results: Results) -> str:
+    """Steps on a GPU over that of a convolution, and the kernels of a step."""
+    files = {
+        (backend, dtype): results.latest(
+            f"step_time-{backend}-gpu-{dtype}-128",
+            run(f"step_time.py --dtype {dtype}", backend),
+        )
+        for backend in ("jax", "torch")
+        for dtype in DTYPES
+    }
+    rows = [
+        [
+            label,
+            *(
+                f"{short(file[name]['ratio'])} "
+                f"({1000 * file[name]['seconds']:.1f} ms, "
+                f"{file[name]['kernels']})"
+                if name in file
+                else ""
+                for file in files.values()
+            ),
+        ]
+        for name, label in FAMILIES.items()
+        if any(name in file for file in files.values())
+    ]
+    header = [
+        "layer",
+        *(f"{BACKENDS[backend]}, {DTYPES[dtype]}" for backend, dtype in files),
+    ]
+    commands = [
+        run(f"step_time.py --dtype {dtype}", backend)
+        for backend, dtype in files
+    ]
+    return block(header, rows, list(files.values()), *commands)
+
+
+def linear_maps_gpu(results: Results) -> str:
+    """Linear maps and vision transformers on a GPU, in both bases."""
+    map_file = results.latest("pointwise-torch-gpu", run("pointwise.py"))
+    networks = {
+        backend: results.latest(f"vit-{backend}-gpu", run("vit.py", backend))
+        for backend in ("jax", "torch")
+    }
+    rows = [
+        [
+            versioned("torch", map_file),
+            f"linear map, {row['width']} values, {row['group']}, "
+            f"{row['basis']}",
+            f"{1000 * row['seconds_median']:.1f} ms",
+            f"{row['ratio_of_medians']:.2f}",
+        ]
+        for row in map_file["rows"]
+    ]
+    rows += [
+        [
+            versioned(backend, file),
+            f"vision transformer, {row['network']}",
+            f"{1000 * row['seconds_median']:.1f} ms",
+            f"{1 / row['times_faster']:.2f}",
+        ]
+        for backend, file in networks.items()
+        for row in file["rows"]
+        if row["network"] != "plain"
+    ]
+    header = ("backend", "what", "step", "over the plain one")
+    return block(
+        header,
+        rows,
+        [map_file, *networks.values()],
+        run("pointwise.py", "torch"),
+        *(run("vit.py", backend) for backend in networks),
+    )
 
 
 def group_conv(results: Results) -> str:
@@ -377,6 +456,8 @@ TABLES = (
     import_time,
     pointwise,
     step_time,
+    step_time_gpu,
+    linear_maps_gpu,
     traffic,
     vit,
     window_forms,

@@ -15,9 +15,11 @@ count exceeds the median: that step waits for the compiler. With `--eager`
 PyTorch runs without Inductor. Writes
 `benchmarks/results/step_time-<backend>-<batch>-<date>.json`.
 
-On a GPU the name of the file holds "gpu" and the dtype, and "kernels" says how
-many kernels a step launches and "busy" for how many seconds they run. Matrix
-products and convolutions in float32 may round to TF32 there, as backends
+On a GPU the name of the file holds "gpu" and the dtype. "kernels" says how many
+kernels a step launches there, "busy" for how many seconds they run, and
+"longest" which of them run for the longest time: seconds, runs, name. What is
+compiled comes from the caches of earlier runs, so there is no "compilation".
+Matrix products and convolutions in float32 may round to TF32, as backends
 decide.
 """
 
@@ -70,9 +72,10 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "seconds": round(median["layer"], 6),
         "convolution": round(median["convolution"], 6),
         "ratio": round(median["layer"] / median["convolution"], 2),
-        "compilation": round(slowest - median["layer"], 1),
     }
-    if reporting.device() != "CPU":
+    if reporting.device() == "CPU":
+        result["compilation"] = round(slowest - median["layer"], 1)
+    else:
         found = gpu_kernels.launched(steps["layer"])
         result["kernels"] = sum(runs for runs, _ in found.values())
         result["busy"] = round(sum(busy for _, busy in found.values()), 6)
@@ -106,25 +109,24 @@ def main() -> None:
         )
     if options.eager:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    how = f"{backend}-eager" if options.eager else timing.place()
+    if how.endswith("gpu") or options.dtype != "float32":
+        how = f"{how}-{options.dtype}"
+    date = datetime.date.today().isoformat()
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"step_time-{how}-{options.batch}-{date}.json"
+    about = {
+        "settings": vars(options),
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
     keras.config.set_dtype_policy(options.dtype)
     results = {}
     for name in options.families:
         results[name] = measure(name, options)
         print(name, results[name], flush=True)
-    results |= {
-        "settings": vars(options),
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
-    }
-    how = f"{backend}-eager" if options.eager else backend
-    if reporting.device() != "CPU":
-        how = f"{how}-gpu-{options.dtype}"
-    elif options.dtype != "float32":
-        how = f"{how}-{options.dtype}"
-    date = datetime.date.today().isoformat()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"step_time-{how}-{options.batch}-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+        # A run that is stopped leaves what it has measured.
+        path.write_text(json.dumps(results | about, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_equiattn.applications.training import reporting
+
+
+def place() -> str:
+    """What names a file of results: the backend, and "gpu" on a GPU."""
+    backend = keras.backend.backend()
+    return backend if reporting.device() == "CPU" else f"{backend}-gpu"
+
 
 def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     """A function without arguments that runs one step and waits for it.
@@ -16,10 +24,11 @@ def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     """
     layer(x[:1])
     values = [variable.value for variable in layer.trainable_variables]
+    others = [variable.value for variable in layer.non_trainable_variables]
 
     def function(x, *values):
         if keras.backend.backend() == "jax":
-            return layer.stateless_call(values, [], x)[0]
+            return layer.stateless_call(values, others, x)[0]
         return layer(x)
 
     return gradient_step(function, [ops.convert_to_tensor(x), *values])

@@ -8,7 +8,8 @@ CPU. The plain network is made of Keras' own layers, with learned positions: a
 vision transformer of the same width, depth and heads. Patches of 4 x 4 pixels
 of images of 32 x 32 are 64 tokens.
 
-Writes `benchmarks/results/vit-<backend>-<date>.json`.
+Writes `benchmarks/results/vit-<backend>-<date>.json`, on a GPU
+`vit-<backend>-gpu-<date>.json`.
 """
 
 import argparse
@@ -111,7 +112,7 @@ def main() -> None:
         "versions": reporting.versions(),
     }
     date = datetime.date.today().isoformat()
-    name = f"vit-{keras.backend.backend()}-{date}.json"
+    name = f"vit-{timing.place()}-{date}.json"
     (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -2,9 +2,11 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import keras
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.applications.networks.common import convolution
 from keras_equiattn.applications.networks.common import ends
@@ -22,25 +24,47 @@ PLANAR_WIDTH = 20
 STEERABLE = 6 / 9
 DROPOUT = 0.3
 
-# Of exact networks, by (group, attention, filters), then by name.
-SHIPPED: pretrained.Shipped = {
-    settings: {
-        "rot_mnist": pretrained.ShippedWeights(
-            network,
-            normalization=(0.1309, 0.2901),
-            input_shape=(28, 28, 1),
-            classes=10,
-        )
+
+def _shipped(networks: dict[tuple[str, str | None, int], str]) -> Any:
+    return {
+        settings: {
+            "rot_mnist": pretrained.ShippedWeights(
+                network,
+                normalization=(0.1309, 0.2901),
+                input_shape=(28, 28, 1),
+                classes=10,
+            )
+        }
+        for settings, network in networks.items()
     }
-    for settings, network in {
-        ("p4", None, 10): "rotmnist_p4cnn",
-        ("p4", "input", 10): "rotmnist_p4cnn_input",
-        ("p4", "co", 10): "rotmnist_p4cnn_co",
-        ("p4", None, 15): "rotmnist_p4cnn_big15",
-    }.items()
+
+
+# Of exact networks, by kernel size, by (group, attention, filters), by name.
+SHIPPED: dict[int, pretrained.Shipped] = {
+    3: _shipped(
+        {
+            ("p4", None, 10): "rotmnist_p4cnn",
+            ("p4", "input", 10): "rotmnist_p4cnn_input",
+            ("p4", "co", 10): "rotmnist_p4cnn_co",
+            ("p4", None, 15): "rotmnist_p4cnn_big15",
+            ("p16", None, 6): "rotmnist_p16cnn",
+        }
+    ),
+    5: _shipped({("p16", None, 6): "rotmnist_p16cnn_5x5"}),
 }
 
 
+@register(
+    {  # not in the papers
+        "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
+        "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
+        "rotmnist_p16cnn_5x5_big20": {
+            "group": "p16",
+            "kernel_size": 5,
+            "filters": 20,
+        },
+    }
+)
 @register(
     {  # the paper's wider baselines
         f"rotmnist_p4cnn_big{width}": {"group": "p4", "filters": width}
@@ -64,6 +88,7 @@ def RotMNISTCNN(
     downsampling: str = "exact",
     weights: str | Path | None = None,
     name: str | None = None,
+    kernel_size: int = 3,
 ) -> keras.Model:
     """The seven-layer network for rotated MNIST, for any group.
 
@@ -105,6 +130,11 @@ def RotMNISTCNN(
         weights: None (random), the name of shipped weights ("rot_mnist") or
             the path of a weights file.
         name: name of the model.
+        kernel_size: rows and columns of the six hidden kernels, an odd number
+            from 3 on. Maps keep the sizes of the paper's network: kernels of
+            5 x 5 see one pixel of zeros around each map, and larger ones more.
+            Steerable filters of p8, p12 and p16 tell more angles apart with
+            5 x 5 pixels than with 3 x 3.
 
     Returns:
         A functional `keras.Model` from images `(batch, 28, 28, channels)` to
@@ -129,6 +159,10 @@ def RotMNISTCNN(
           only their code says.
     """
     group = groups.get(group)
+    if _checks.integer(kernel_size, "kernel_size", 3) % 2 == 0:
+        raise ValueError(
+            f"`kernel_size` must be odd, 3 or more. Received: {kernel_size}"
+        )
     if filters is None:
         width = float(PLANAR_WIDTH)
         if not group.acts_on_grid:
@@ -148,7 +182,7 @@ def RotMNISTCNN(
         planar=lambda: keras.initializers.VarianceScaling(
             1.0, "fan_in", "normal"
         ),
-        shipped=SHIPPED,
+        shipped=SHIPPED.get(kernel_size),
     )
     if network.input_shape[:2] != (28, 28):
         raise ValueError(
@@ -159,10 +193,12 @@ def RotMNISTCNN(
     inputs, x = network.start()
     for index in range(1, 7):
         strided = index == 2 and not network.exact
+        if kernel_size > 3:
+            x = _pad(x, kernel_size // 2 - 1, f"pad{index}")
         x = network.convolution(
             x,
             network.filters,
-            3,
+            kernel_size,
             _attention(index, attention),
             strides=2 if strided else 1,
             exact=not strided,
@@ -180,6 +216,15 @@ def RotMNISTCNN(
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
     name = name or f"rotmnist_{group.name}cnn{network.suffix}"
     return network.finish(inputs, x, name)
+
+
+def _pad(x: Any, pixels: int, name: str) -> Any:
+    """Puts zeros around images, or around maps with a group axis."""
+    sides = ((pixels, pixels), (pixels, pixels))
+    options = {"data_format": "channels_last", "name": name}
+    if len(x.shape) == 4:
+        return keras.layers.ZeroPadding2D(sides, **options)(x)
+    return keras.layers.ZeroPadding3D((*sides, (0, 0)), **options)(x)
 
 
 def _attention(index: int, attention: str | None) -> AttentionSettings:

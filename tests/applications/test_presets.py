@@ -60,6 +60,8 @@ def test_damaged_weights_are_not_loaded_by_name(tmp_path, monkeypatch):
 
 def test_names():
     assert list_presets() == [
+        "rotmnist_p16cnn",
+        "rotmnist_p16cnn_5x5",
         "rotmnist_p4cnn",
         "rotmnist_p4cnn_big15",
         "rotmnist_p4cnn_co",

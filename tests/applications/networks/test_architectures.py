@@ -130,6 +130,9 @@ PARAMETERS = {
     # Not in the papers, with steerable filters.
     "rotmnist_p8cnn": 25_362,
     "rotmnist_p16cnn": 25_068,
+    "rotmnist_p16cnn_big8": 41_104,
+    "rotmnist_p16cnn_5x5": 45_270,
+    "rotmnist_p16cnn_5x5_big20": 442_100,
     "unet_z2": 537_586,  # ours
     "unet_p4": 536_570,
     "unet_p4m": 603_260,

@@ -79,6 +79,23 @@ def test_invariance_with_attention(name, short_resnet):
     assert_images_matter(model)
 
 
+@pytest.mark.parametrize("kernel_size", [5, 7])
+@pytest.mark.parametrize("group", ["p4", "p8"])
+def test_wider_kernels_for_rotmnist(group, kernel_size):
+    """Maps keep the sizes of the paper's network, and its symmetry."""
+    model = RotMNISTCNN(group, "input", filters=2, kernel_size=kernel_size)
+    paper = RotMNISTCNN(group, "input", filters=2)
+    for index in range(1, 8):
+        layer = model.get_layer(f"conv{index}")
+        shapes = layer.output.shape, paper.get_layer(layer.name).output.shape
+        assert shapes[0] == shapes[1]
+        assert layer.kernel_size[0] == (4 if index == 7 else kernel_size)
+    randomize(model)
+    quarter = model.get_layer("conv1").group.grid_elements[1]
+    assert invariance_error(model, elements=[quarter]) < 1e-4
+    assert_images_matter(model)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "exact"),
     [
@@ -274,6 +291,8 @@ def test_bad_arguments(network, arguments, message):
         ({"normalization": ((0,), (1, 2))}, "`normalization` must be"),
         ({"weights": "imagenet"}, r"name of shipped weights \('rot_mnist'\)"),
         ({"weights": 3}, "`weights` of RotMNISTCNN must be.*3"),
+        ({"kernel_size": 4}, "`kernel_size` must be odd.*Received: 4"),
+        ({"kernel_size": 1}, "`kernel_size` must be an integer of at least 3"),
     ],
 )
 def test_bad_arguments_of_rotmnist(arguments, message):

@@ -24,14 +24,24 @@ SHIPPED = pytest.mark.parametrize(
         "rotmnist_p4cnn_input",
         "rotmnist_p4cnn_co",
         "rotmnist_p4cnn_big15",
+        "rotmnist_p16cnn",
+        "rotmnist_p16cnn_5x5",
     ],
 )
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("key", rotmnist.SHIPPED)
-def test_shipped_weights_expect_the_images_of_their_dataset(key):
-    (shipped,) = rotmnist.SHIPPED[key].values()
+@pytest.mark.parametrize(
+    "shipped",
+    [
+        weights
+        for networks in rotmnist.SHIPPED.values()
+        for by_name in networks.values()
+        for weights in by_name.values()
+    ],
+    ids=lambda weights: weights.preset,
+)
+def test_shipped_weights_expect_the_images_of_their_dataset(shipped):
     assert shipped.path.is_file()
     info = datasets.info("rot_mnist")
     channels = info.shape[-1]
@@ -70,6 +80,8 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
         ({"attention": "spatial"}, "none for this network"),
         ({"weights": [1]}, r"the name of shipped.*Received: \[1\]"),
         ({"downsampling": "strided"}, "none for this network"),
+        ({"kernel_size": 5}, "none for this network"),
+        ({"kernel_size": 7}, "none for this network"),
     ],
 )
 def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
