@@ -68,7 +68,7 @@ def GroupViT(
     depth: int = 12,
     width: int = 192,
     num_heads: int = 3,
-    basis: str = "irreps",
+    basis: str | None = None,
     head: str = "invariant",
     mlp_ratio: int = 4,
     dropout: float = 0.0,
@@ -108,7 +108,8 @@ def GroupViT(
             `num_heads`.
         num_heads: heads of the attention.
         basis: how linear maps are computed, which changes the results by
-            rounding alone: "irreps" in blocks, "regular" as one matrix. With
+            rounding alone: "irreps" in blocks, "regular" as one matrix, None as
+            what takes less time, see `ops.group_linear`. With
             "irreps" gradients cannot be differentiated under TensorFlow and
             PyTorch, unless `config.disable_recompute` was called.
         head: "invariant", or "hybrid", in which the poses of the first half of
@@ -156,7 +157,7 @@ def GroupViT(
             "`width` must be divisible by the order of the group times "
             f"`num_heads`, {group.order} times {num_heads}. Received: {width}"
         )
-    _checks.choice(basis, "basis", BASES)
+    _checks.choice(basis, "basis", (None, *BASES))
     _checks.choice(head, "head", HEADS)
     if head == "hybrid" and depth == 1:
         raise ValueError(
@@ -217,7 +218,7 @@ def _block(
     x: Any,
     group: Group,
     num_heads: int,
-    basis: str,
+    basis: str | None,
     mlp_ratio: int,
     dropout: float,
     name: str,

@@ -34,7 +34,8 @@ class GroupDense(GroupLayer):
             per pixel.
         group: a group or its name, see `keras_equiattn.groups.get`.
         basis: how the map is computed, which changes the results by rounding
-            alone: "regular" as one matrix, "irreps" in blocks.
+            alone: "regular" as one matrix, "irreps" in blocks, None as what
+            takes less time, see `ops.group_linear`.
         activation: applied to the output; None is the identity.
         use_bias: whether to add a bias, one value per filter.
         kernel_initializer: of the kernel; those that scale with the fan-in see
@@ -86,7 +87,7 @@ class GroupDense(GroupLayer):
         self,
         filters: int,
         group: str | groups.Group = "p4",
-        basis: str = "regular",
+        basis: str | None = None,
         activation: Any = None,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
@@ -97,7 +98,7 @@ class GroupDense(GroupLayer):
     ) -> None:
         super().__init__(group=group, data_format=data_format, **kwargs)
         self.filters = _checks.integer(filters, "filters")
-        self.basis = _checks.choice(basis, "basis", BASES)
+        self.basis = _checks.choice(basis, "basis", (None, *BASES))
         self.activation = keras.activations.get(activation)
         self.use_bias = _checks.flag(use_bias, "use_bias")
         linear_maps.configure(

@@ -41,7 +41,8 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         group: a group or its name, see `keras_equiattn.groups.get`.
         basis: how the linear maps are computed, which changes the results by
             rounding alone: "regular" as one matrix, "irreps" in the blocks of
-            the irreducible representations, which multiply less.
+            the irreducible representations, which multiply less, None as what
+            takes less time, see `ops.group_linear`.
         use_positions: whether scores know relative positions.
         kernel_initializer: of the linear maps; those that scale with the
             fan-in see `order * channels`.
@@ -116,7 +117,7 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         self,
         num_heads: int,
         group: str | groups.Group = "p4",
-        basis: str = "regular",
+        basis: str | None = None,
         use_positions: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
@@ -133,7 +134,7 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
             **kwargs,
         )
         self.num_heads = _checks.integer(num_heads, "num_heads")
-        self.basis = _checks.choice(basis, "basis", BASES)
+        self.basis = _checks.choice(basis, "basis", (None, *BASES))
         self.use_positions = _checks.flag(use_positions, "use_positions")
         linear_maps.configure(
             self, kernel_initializer, bias_initializer, kernel_regularizer
@@ -191,8 +192,10 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         )
         y = group_linear(x, kernel, bias, self.group, self.basis)
         channels = x.shape[-1] // self.num_heads
-        y = ops.reshape(y, (*ops.shape(y)[:4], 3, self.num_heads, channels))
-        query, key, value = (y[..., n, :, :] for n in range(3))
+        by_head = (*ops.shape(y)[:4], self.num_heads, channels)
+        query, key, value = (
+            ops.reshape(part, by_head) for part in ops.split(y, 3, axis=-1)
+        )
         scale = 1 / math.sqrt(self.group.order * channels)
         y, weights = multi_head_attention(
             query * scale, key, value, self._embedded()

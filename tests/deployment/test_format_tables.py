@@ -47,6 +47,7 @@ ROWS = {
     "lifting": "`LiftingSelfAttention2D`",
     "gsa": "`GroupSelfAttention2D`",
     "gsa_global": "`GroupSelfAttention2D` on whole images",
+    "multi_head": "`GroupMultiHeadAttention2D`",
     "acmix": "`ACmix2D`",
     "acmix_window": "`WindowACmix2D`",
     "acmix_patchwise": "`PatchwiseACmix2D`",

@@ -11,8 +11,11 @@ from layer_contract import LIMIT
 
 from keras_equiattn import groups
 from keras_equiattn.ops import backend
+from keras_equiattn.ops import group_conv
 from keras_equiattn.ops import group_linear
+from keras_equiattn.ops import lifting_conv
 from keras_equiattn.ops.group import block_linear
+from keras_equiattn.ops.group import linear
 from keras_equiattn.ops.group.linear import BASES
 from keras_equiattn.testing import relative_difference
 
@@ -135,6 +138,62 @@ def test_half_precision(dtype):
     # Of the kernel they overflow in float16 in both bases.
     for one, other in zip(gradients[::2], both("regular")[1::2], strict=True):
         assert difference(one, other) < limit
+
+
+def test_the_fastest_basis(monkeypatch):
+    """Blocks for many values per pixel, on a CPU, in single precision."""
+
+    def found(channels, filters, name="p4", dtype="float32"):
+        order = groups.get(name).order
+        x = ops.zeros((1, 2, 2, order, channels), dtype)
+        return linear.fastest_basis(x, groups.get(name), channels, filters)
+
+    fewest = linear.FEWEST_VALUES // 4
+    if keras.backend.backend() == "tensorflow":
+        fewest = linear.FEWEST_VALUES_OF_GRAPHS // 4
+    assert found(fewest, fewest) == found(fewest, 2 * fewest) == "irreps"
+    assert found(fewest, fewest // 2, "p8") == "irreps"
+    assert found(fewest - 1, fewest) == found(fewest, fewest - 1) == "regular"
+    assert found(512, 512, "z2m") == "regular"
+    assert found(512, 512, dtype="bfloat16") == "regular"
+    with backend.portable():
+        assert found(fewest, fewest) == "regular"
+    monkeypatch.setattr(
+        backend,
+        "find_target",
+        lambda *_: backend.Target("accelerator", None),
+    )
+    assert found(fewest, fewest) == "regular"
+
+
+@pytest.mark.parametrize("strides", [1, 2, (2, 2)])
+def test_group_convolutions_of_one_pixel(strides, monkeypatch):
+    """By blocks they give what one matrix gives."""
+    x, kernel, _ = map(ops.convert_to_tensor, arguments("p4m"))
+    options = {"strides": strides, "padding": "same"}
+    expected = group_conv(x, kernel[None, None], "p4m", **options)
+    monkeypatch.setattr(linear, "FEWEST_VALUES", 1)
+    monkeypatch.setattr(linear, "FEWEST_VALUES_OF_GRAPHS", 1)
+    found = group_conv(x, kernel[None, None], "p4m", **options)
+    assert found.shape == expected.shape
+    assert difference(found, expected) < LIMIT
+    linear_map = group_linear(x, kernel, None, "p4m")
+    step = strides if isinstance(strides, int) else strides[0]
+    assert difference(found, linear_map[:, ::step, ::step]) < LIMIT
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_liftings_of_one_pixel(strides):
+    """All poses are the same, as they are with wider kernels of zeros."""
+    rng = np.random.default_rng(0)
+    x = ops.convert_to_tensor(rng.normal(size=(2, 5, 5, 3)).astype(DTYPE))
+    kernel = rng.normal(size=(1, 1, 3, 4)).astype(DTYPE)
+    wider = np.pad(kernel, ((1, 1), (1, 1), (0, 0), (0, 0)))
+    options = {"strides": strides, "padding": "same"}
+    found = lifting_conv(x, ops.convert_to_tensor(kernel), "p4m", **options)
+    expected = lifting_conv(x, ops.convert_to_tensor(wider), "p4m", **options)
+    assert found.shape == (2, -(-5 // strides), -(-5 // strides), 8, 4)
+    assert difference(found, expected) < LIMIT
 
 
 def test_errors():

@@ -107,4 +107,7 @@ def kernel_and_bias(
 
 def on_group(layer: GroupLayer, name: str, x: Tensor) -> Tensor:
     """Applies a linear map on the group of the layer."""
-    return group_linear(x, *kernel_and_bias(layer, name), layer.group)
+    # A layer that can be differentiated twice asks for it by `recompute`.
+    basis = None if getattr(layer, "recompute", True) else "regular"
+    kernel, bias = kernel_and_bias(layer, name)
+    return group_linear(x, kernel, bias, layer.group, basis)

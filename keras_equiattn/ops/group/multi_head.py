@@ -60,10 +60,10 @@ def multi_head_attention(
     if embedding is not None:
         scores = scores + _position_scores(queries, embedding, (height, width))
     weights = softmax_in_full_precision(scores)
-    y = weights @ by_head(value)
-    y = ops.reshape(y, (batch, heads, pixels, order, value.shape[-1]))
-    y = ops.transpose(y, (0, 2, 3, 1, 4))
-    return ops.reshape(y, ops.shape(value)), weights
+    # No reshape comes first: OpenVINO fails to make that part of the attention.
+    y = ops.swapaxes(weights @ by_head(value), 1, 2)
+    y = ops.reshape(y, (batch, height, width, heads, order, value.shape[-1]))
+    return ops.swapaxes(y, 3, 4), weights
 
 
 def _position_scores(
