@@ -59,7 +59,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--groups", nargs="+", default=["p4", "p4m", "p8"])
-    parser.add_argument("--widths", nargs="+", type=int, default=[512])
+    parser.add_argument(
+        "--widths", nargs="+", type=int, default=[64, 128, 256, 512]
+    )
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=12)

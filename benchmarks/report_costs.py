@@ -185,24 +185,22 @@ def group_conv(results: Results) -> str:
 def pointwise(results: Results) -> str:
     """Steps of linear maps in both bases over that of a dense layer."""
     files = results.by_backend("pointwise-{}", run("pointwise.py"))
-    rows = []
+    rows, forms = [], {}
     for backend, file in files.items():
-        ratios: dict[tuple, dict[str, float]] = {}
+        ratios: dict[int, dict[str, str]] = defaultdict(dict)
         for row in file["rows"]:
-            key = row["width"], row["group"]
-            of_map = ratios.setdefault(key, {})
-            of_map[row["basis"]] = row["ratio_of_medians"]
+            key = f"{row['group']}, {row['basis']}"
+            forms[key] = None
+            ratios[row["width"]][key] = f"{row['ratio_of_medians']:.2f}"
         rows += [
             [
                 versioned(backend, file),
                 count(width),
-                group,
-                f"{found['regular']:.2f}",
-                f"{found['irreps']:.2f}",
+                *(found.get(key, "") for key in forms),
             ]
-            for (width, group), found in ratios.items()
+            for width, found in ratios.items()
         ]
-    header = ("backend", "values per pixel", "group", "regular", "irreps")
+    header = ("backend", "values per pixel", *forms)
     return block(header, rows, list(files.values()), run("pointwise.py"))
 
 
