@@ -35,7 +35,6 @@ so in the name of their file. Writes
 """
 
 import argparse
-import datetime
 import functools
 import itertools
 import json
@@ -43,11 +42,11 @@ import math
 import statistics
 from collections.abc import Callable
 from collections.abc import Sequence
-from pathlib import Path
 
 import acmix_counts
 import keras
 import numpy as np
+import report_files
 import timing
 from keras import ops
 
@@ -68,7 +67,6 @@ from keras_equiattn.ops.windows.api import window_scores
 from keras_equiattn.ops.windows.api import window_softmax
 from keras_equiattn.ops.windows.api import window_sum
 
-RESULTS = Path(__file__).parent / "results"
 # Channels, and rows and columns of the image.
 SIZES = ((64, 32), (256, 14), (512, 7))
 
@@ -424,17 +422,12 @@ def main() -> None:
         "settings": {
             name: getattr(options, name) for name in SETTINGS[options.what]
         },
-        "hardware": hardware,
-        "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
-    date = datetime.date.today().isoformat()
     what = options.what
     if what in TIMES and hardware["cores"] == 1:
         what = f"{what}-one_core"
-    name = f"acmix-{what}-{backend}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"acmix-{what}-{backend}", results)
 
 
 if __name__ == "__main__":

@@ -32,27 +32,23 @@ Writes `benchmarks/results/angles-<groups>-<date>.json`, for trained layers
 """
 
 import argparse
-import datetime
 import functools
 import itertools
-import json
 from collections.abc import Callable
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from typing import NamedTuple
 
 import keras
 import numpy as np
+import report_files
 from scipy import ndimage
 
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications.data import datasets
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops import group_action
 
-RESULTS = Path(__file__).parent / "results"
 SIZE = 49
 CHANNELS = 4
 # Radius of the disc that is compared, in pixels of the input.
@@ -403,13 +399,9 @@ def main() -> None:
         "benchmark": "angles.py",
         "settings": vars(options),
         "rows": rows,
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
     what = "_".join([*options.groups, *["trained"] * options.trained])
-    path = RESULTS / f"angles-{what}-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"angles-{what}", results)
 
 
 if __name__ == "__main__":

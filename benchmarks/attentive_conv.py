@@ -19,25 +19,22 @@ network without one part or the other. Writes
 """
 
 import argparse
-import datetime
 import json
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 from keras import ops
 
 from keras_equiattn import applications
 from keras_equiattn import layers
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops.group.kernels import kernel_orbit
 
-RESULTS = Path(__file__).parent / "results"
 FORMS = ("chunked", "held", "naive")
 ATTENTIVE = (layers.AttentiveLiftingConv2D, layers.AttentiveGroupConv2D)
 NETWORKS = ("rotmnist_p4cnn", "allcnnc_p4")
@@ -345,14 +342,9 @@ def main() -> None:
     results = {
         **MEASURES[options.what](options),
         "settings": vars(options),
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
-    date = datetime.date.today().isoformat()
-    name = f"attentive_conv-{options.what}-{backend}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"attentive_conv-{options.what}-{backend}", results)
 
 
 if __name__ == "__main__":

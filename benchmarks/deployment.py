@@ -16,16 +16,15 @@ Both write `benchmarks/results/deployment-<mode>-<backend>-<date>.json`.
 """
 
 import argparse
-import datetime
 import functools
 import json
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 import timing
 
 from keras_equiattn import certificate
@@ -36,9 +35,7 @@ from keras_equiattn import quantize
 from keras_equiattn.applications import get_model
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.applications.data import datasets
-from keras_equiattn.applications.training import reporting
 
-RESULTS = Path(__file__).parent / "results"
 PLAIN = (
     "rotmnist_p4cnn",
     "rotmnist_p4cnn_input",
@@ -172,13 +169,9 @@ def main() -> None:
         "settings": {k: v for k, v in vars(options).items() if k != "mode"},
         "found": measure(options),
         "minutes": (time.perf_counter() - start) / 60,
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
     backend = keras.backend.backend()
-    path = RESULTS / f"deployment-{options.mode}-{backend}-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"deployment-{options.mode}-{backend}", results)
 
 
 if __name__ == "__main__":

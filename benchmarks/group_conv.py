@@ -9,20 +9,16 @@ in one process, in the mode that Keras compiles in by default on a CPU. Writes
 """
 
 import argparse
-import datetime
 import json
 import statistics
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 import timing
 
 from keras_equiattn import groups
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import GroupConv2D
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -70,14 +66,9 @@ def main() -> None:
             )
             for name in options.groups
         },
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
-    date = datetime.date.today().isoformat()
-    name = f"group_conv-{timing.place()}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"group_conv-{timing.place()}", results)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ compiler. Both have dropouts of 0.1 active. Writes
 """
 
 import argparse
-import datetime
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 import timing
 
 from keras_equiattn.applications import GSANetRotMNIST
@@ -32,7 +31,6 @@ from keras_equiattn.applications.training import reporting
 from keras_equiattn.layers import GroupSelfAttention2D
 from keras_equiattn.layers import LiftingSelfAttention2D
 
-RESULTS = Path(__file__).parent / "results"
 FORMS = ("ours", "cubic")
 # Group, rows and columns of the window (None: all), batch and form.
 MEMORY = (
@@ -157,17 +155,12 @@ def main() -> None:
     results = {
         **MEASURES[options.what](options),
         "settings": used,
-        "hardware": hardware,
-        "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
-    date = datetime.date.today().isoformat()
     what = options.what
     if what == "time" and hardware["cores"] == 1:
         what = f"{what}-one_core"
-    file = f"group_self_attention-{what}-{name}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / file).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"group_self_attention-{what}-{name}", results)
 
 
 if __name__ == "__main__":

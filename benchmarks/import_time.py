@@ -9,18 +9,16 @@ there, applications included. Writes the medians to
 """
 
 import argparse
-import datetime
-import json
 import os
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
+
+import report_files
 
 from keras_equiattn.applications.training import reporting
 
-RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("tensorflow", "jax", "torch")
 IMPORTS = "import keras, keras_equiattn, keras_equiattn.applications"
 
@@ -72,7 +70,6 @@ def main() -> None:
         print(name, medians)
     results |= {
         "settings": vars(options),
-        "hardware": reporting.hardware(),
         "versions": {
             package: version
             for name in BACKENDS
@@ -80,10 +77,7 @@ def main() -> None:
             if package != "backend"
         },
     }
-    date = datetime.date.today().isoformat()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"import_time-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write("import_time", results)
 
 
 if __name__ == "__main__":

@@ -16,20 +16,17 @@ convolution>-<date>.json`.
 """
 
 import argparse
-import datetime
 import json
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 from scipy import ndimage
 
 from keras_equiattn import groups
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.applications.data import datasets
-from keras_equiattn.applications.training import reporting
 
-RESULTS = Path(__file__).parent / "results"
 GROUP = "p8"
 NORMALIZATION = (0.1309, 0.2901)
 
@@ -118,13 +115,9 @@ def main() -> None:
         "benchmark": "network_angles.py",
         "settings": vars(options),
         "rows": rows,
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
     what = options.attention or "convolution"
-    path = RESULTS / f"network_angles-{what}-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"network_angles-{what}", results)
 
 
 if __name__ == "__main__":

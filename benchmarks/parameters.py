@@ -9,16 +9,13 @@ with 10 and with 100 classes, the others with those of their dataset. Writes
 """
 
 import argparse
-import datetime
-import json
-from pathlib import Path
 
 import keras
+import report_files
 
 from keras_equiattn import applications
 from keras_equiattn.applications.training import reporting
 
-RESULTS = Path(__file__).parent / "results"
 FAMILIES = ("rotmnist_", "resnet29_", "gsanet_")
 # "resnet29_z2, 100 classes" is how a network with a number of classes is named.
 CLASSES = {"resnet29_": (10, 100)}
@@ -51,14 +48,8 @@ def main() -> None:
             for name, count in counts(family).items()
         },
         "settings": {"families": FAMILIES},
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"parameters-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
-    print(path)
+    print(report_files.write("parameters", results))
 
 
 if __name__ == "__main__":

@@ -12,22 +12,18 @@ Writes `benchmarks/results/pointwise-<backend>-<date>.json`, on a GPU
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import statistics
-from pathlib import Path
 
 import numpy as np
+import report_files
 import timing
 from keras import ops
 
 from keras_equiattn import groups
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops import group_linear
 from keras_equiattn.ops.group.linear import BASES
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def tensors(*shapes: tuple[int, ...]) -> list:
@@ -92,12 +88,8 @@ def main() -> None:
         "benchmark": "pointwise.py",
         "settings": vars(options),
         "rows": rows,
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
-    name = f"pointwise-{timing.place()}-{date}.json"
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"pointwise-{timing.place()}", results)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Reads the files of results, and writes what the pages show of them."""
+"""Writes and reads the files of results, and what the pages show of them."""
 
+import datetime
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from keras_equiattn.applications.training import reporting
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
@@ -69,6 +72,23 @@ class Results:
                 f"{self.folder} has no {pattern}. `{command}` makes it."
             )
         return [read(path) for path in paths]
+
+
+def write(kind: str, results: File) -> Path:
+    """Writes `<kind>-<date>.json`, with the hardware and the versions.
+
+    Args:
+        kind: what is measured, and where: how the name of the file begins.
+        results: what the file holds; its own "versions" take precedence.
+    """
+    about = {
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{kind}-{datetime.date.today().isoformat()}.json"
+    path.write_text(json.dumps(about | results, indent=2) + "\n")
+    return path
 
 
 def date(path: Path) -> str:

@@ -15,7 +15,6 @@ Both write `benchmarks/results/scale-<mode>[-<backend>]-<date>.json`.
 
 import argparse
 import csv
-import datetime
 import json
 import os
 import resource
@@ -29,12 +28,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import report_files
 
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import distribution
-from keras_equiattn.applications.training import reporting
 
-RESULTS = Path(__file__).parent / "results"
 TRAIN = Path(__file__).parents[1] / "examples" / "train.py"
 READERS = {"tf.data": "load", "grain": "load_pydataset"}
 
@@ -190,14 +188,11 @@ def main() -> None:
         "benchmark": f"scale.py {options.mode}",
         "settings": {k: v for k, v in vars(options).items() if k != "mode"},
         "found": measure(options),
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
     kind = f"scale-{options.mode}"
     if processes:
         kind += f"-{keras.backend.backend()}"
-    path = RESULTS / f"{kind}-{datetime.date.today().isoformat()}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(kind, results)
 
 
 if __name__ == "__main__":

@@ -24,24 +24,21 @@ decide.
 """
 
 import argparse
-import datetime
-import json
 import math
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import gpu_kernels
 import keras
 import numpy as np
+import report_files
 import timing
 import traffic
 
 from keras_equiattn.applications.training import reporting
 
-RESULTS = Path(__file__).parent / "results"
 # Steps before those that count: after some calls PyTorch's are compiled.
 WARM_UP = 6
 # Kernels of a GPU that a result lists: those that run for the longest time.
@@ -112,21 +109,16 @@ def main() -> None:
     how = f"{backend}-eager" if options.eager else timing.place()
     if how.endswith("gpu") or options.dtype != "float32":
         how = f"{how}-{options.dtype}"
-    date = datetime.date.today().isoformat()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"step_time-{how}-{options.batch}-{date}.json"
-    about = {
-        "settings": vars(options),
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
-    }
     keras.config.set_dtype_policy(options.dtype)
     results = {}
     for name in options.families:
         results[name] = measure(name, options)
         print(name, results[name], flush=True)
         # A run that is stopped leaves what it has measured.
-        path.write_text(json.dumps(results | about, indent=2) + "\n")
+        report_files.write(
+            f"step_time-{how}-{options.batch}",
+            results | {"settings": vars(options)},
+        )
 
 
 if __name__ == "__main__":

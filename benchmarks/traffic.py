@@ -26,25 +26,21 @@ of the input, runs, and the kernel or operator. Writes
 
 import argparse
 import collections
-import datetime
-import json
 import math
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import report_files
 import xla_traffic
 
 from keras_equiattn import layers
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops.backend import inductor
 
 # Kernels, or operators, that a result lists: those that move the most.
 LARGEST = 10
-RESULTS = Path(__file__).parent / "results"
 # For each family what makes the layer and the shape of its input without the
 # batch: 64 channels in all.
 FAMILIES = {
@@ -355,14 +351,11 @@ def main() -> None:
         print(name, results[name], flush=True)
     results |= {
         "settings": {**vars(options), "families": list(options.families)},
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
     how = f"{backend}-inductor" if options.compiled else backend
-    name = f"traffic-{how}-{options.dtype}-{options.batch}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(
+        f"traffic-{how}-{options.dtype}-{options.batch}", results
+    )
 
 
 if __name__ == "__main__":

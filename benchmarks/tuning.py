@@ -12,26 +12,21 @@ to the value that stands in the package, and writes
 """
 
 import argparse
-import datetime
-import json
 import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from typing import NamedTuple
 
 import keras
 import numpy as np
+import report_files
 import timing
 import traffic
 
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops.pairs import dispatch as pairs
 from keras_equiattn.ops.responses import dispatch as responses
 from keras_equiattn.ops.windows import dispatch as windows
-
-RESULTS = Path(__file__).parent / "results"
 
 
 class Constant(NamedTuple):
@@ -147,13 +142,8 @@ def main() -> None:
         results[name] = found
     results |= {
         "settings": {**vars(options), "constants": list(options.constants)},
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"tuning-{backend}-{options.batch}-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"tuning-{backend}-{options.batch}", results)
 
 
 if __name__ == "__main__":

@@ -13,21 +13,17 @@ Writes `benchmarks/results/vit-<backend>-<date>.json`, on a GPU
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import statistics
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 import timing
 
 from keras_equiattn.applications import GroupViT
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops.group.linear import BASES
-
-RESULTS = Path(__file__).parent / "results"
 
 
 class Positions(keras.layers.Layer):
@@ -108,12 +104,8 @@ def main() -> None:
         "benchmark": "vit.py",
         "settings": vars(options),
         "rows": rows,
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
-    name = f"vit-{timing.place()}-{date}.json"
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"vit-{timing.place()}", results)
 
 
 if __name__ == "__main__":

@@ -9,21 +9,17 @@ in one process. Writes `benchmarks/results/widths-<backend>-<date>.json`.
 """
 
 import argparse
-import datetime
 import json
 import math
 import statistics
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 import timing
 
 from keras_equiattn import groups
 from keras_equiattn import layers
-from keras_equiattn.applications.training import reporting
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def network(group: groups.Group, filters: int, size: int) -> keras.Model:
@@ -69,14 +65,9 @@ def main() -> None:
         "benchmark": "one training step of four convolutions",
         "settings": vars(options),
         "networks": rows,
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
-    date = datetime.date.today().isoformat()
-    name = f"widths-{keras.backend.backend()}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"widths-{keras.backend.backend()}", results)
 
 
 if __name__ == "__main__":

@@ -13,28 +13,24 @@ what a step moves by the count of `traffic.py`, in units of the input. Writes
 """
 
 import argparse
-import datetime
-import json
 import math
 import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
+import report_files
 import timing
 import traffic
 
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows import products
 from keras_equiattn.ops.windows import views
 
-RESULTS = Path(__file__).parent / "results"
 # `tiles` has no affine maps of keys and values.
 FORMS = {
     "sasa": ("tiles", "products", "views"),
@@ -118,13 +114,8 @@ def main() -> None:
         print(family, results[family], flush=True)
     results |= {
         "settings": {**vars(options), "families": list(options.families)},
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
-    date = datetime.date.today().isoformat()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"window_forms-torch-{options.batch}-{date}.json"
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"window_forms-torch-{options.batch}", results)
 
 
 if __name__ == "__main__":

@@ -17,20 +17,18 @@ of a step, each compiled by itself. Writes
 """
 
 import argparse
-import datetime
 import functools
 import itertools
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import keras
 import numpy as np
+import report_files
 import timing
 from keras import ops
 
-from keras_equiattn.applications.training import reporting
 from keras_equiattn.ops import AffineMap
 from keras_equiattn.ops import Window
 from keras_equiattn.ops import window_attention
@@ -38,7 +36,6 @@ from keras_equiattn.ops import window_softmax
 from keras_equiattn.ops.windows import planes
 from keras_equiattn.ops.windows.form import Form
 
-RESULTS = Path(__file__).parent / "results"
 KINDS = ("asc", "sasa")
 FORMS = ("ours", "unfold")
 
@@ -255,14 +252,9 @@ def main() -> None:
         "settings": {
             name: getattr(options, name) for name in ("what", *SETTINGS)
         },
-        "hardware": reporting.hardware(),
-        "versions": reporting.versions(),
     }
     print(json.dumps(results, indent=2))
-    date = datetime.date.today().isoformat()
-    name = f"windows-{options.what}-{backend}-{date}.json"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=2) + "\n")
+    report_files.write(f"windows-{options.what}-{backend}", results)
 
 
 if __name__ == "__main__":
