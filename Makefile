@@ -153,6 +153,7 @@ bench: .venv/.dev
 	done
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
+	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m \
 	  --sizes 5 --images smooth

@@ -12,6 +12,7 @@ from report_files import count
 from report_files import File
 from report_files import Results
 from report_files import run
+from report_files import short
 
 # What papers print, by the name of our network.
 PRINTED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -79,7 +80,11 @@ def parameters(results: Results) -> File:
 
 def rotmnist_paper(results: Results) -> str:
     counts = parameters(results)
-    runs = tested(results, "rot_mnist")
+    runs = {
+        model: files
+        for model, files in tested(results, "rot_mnist").items()
+        if model in PRINTED["romero2020"]
+    }
     rows = []
     for model, (printed,) in PRINTED["romero2020"].items():
         files = runs.get(model, [])
@@ -99,6 +104,23 @@ def rotmnist_paper(results: Results) -> str:
         run("parameters.py", "torch"),
         TRAIN,
     )
+
+
+def multiply_adds(results: Results) -> str:
+    """Parameters and multiply-adds of networks for one image."""
+    command = run("multiply_adds.py", "jax")
+    file = results.latest("multiply_adds", command)
+    rows = [
+        [
+            model,
+            " x ".join(map(str, found["input_shape"])),
+            count(found["parameters"]),
+            short(found["millions"]),
+        ]
+        for model, found in file["networks"].items()
+    ]
+    header = ("network", "image", "parameters", "million multiply-adds")
+    return block(header, rows, [file], command)
 
 
 def checkpoints(results: Results) -> str:
@@ -371,6 +393,7 @@ TABLES = (
     fuzz,
     gsanet_epochs,
     gsanet_parameters,
+    multiply_adds,
     other_angles,
     resnet29,
     rotmnist_paper,

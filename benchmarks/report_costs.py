@@ -49,8 +49,8 @@ TRAFFIC = {
 }
 
 
-# The dtype policies that are measured on a GPU.
-DTYPES = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
+# What is measured on a GPU: backends and dtype policies.
+GPU = (("jax", "float32"), ("torch", "float32"), ("torch", "mixed_bfloat16"))
 
 
 def step_time(results: Results) -> str:
@@ -98,8 +98,7 @@ def step_time_gpu(results: Results) -> str:
             f"step_time-{backend}-gpu-{dtype}-128",
             run(f"step_time.py --dtype {dtype}", backend),
         )
-        for backend in ("jax", "torch")
-        for dtype in DTYPES
+        for backend, dtype in GPU
     }
     rows = [
         [
@@ -118,18 +117,23 @@ def step_time_gpu(results: Results) -> str:
     ]
     header = [
         "layer",
-        *(f"{BACKENDS[backend]}, {DTYPES[dtype]}" for backend, dtype in files),
+        *(
+            f"{BACKENDS[backend]}, {dtype.removeprefix('mixed_')}"
+            for backend, dtype in GPU
+        ),
     ]
     commands = [
-        run(f"step_time.py --dtype {dtype}", backend)
-        for backend, dtype in files
+        run(f"step_time.py --repeats 7 --dtype {dtype}", backend)
+        for backend, dtype in GPU
     ]
     return block(header, rows, list(files.values()), *commands)
 
 
 def linear_maps_gpu(results: Results) -> str:
     """Linear maps and vision transformers on a GPU, in both bases."""
-    map_file = results.latest("pointwise-torch-gpu", run("pointwise.py"))
+    map_file = results.latest(
+        "pointwise-torch-gpu", run("pointwise.py", "torch")
+    )
     networks = {
         backend: results.latest(f"vit-{backend}-gpu", run("vit.py", backend))
         for backend in ("jax", "torch")
@@ -160,7 +164,7 @@ def linear_maps_gpu(results: Results) -> str:
         header,
         rows,
         [map_file, *networks.values()],
-        run("pointwise.py", "torch"),
+        run("pointwise.py --widths 512", "torch"),
         *(run("vit.py", backend) for backend in networks),
     )
 

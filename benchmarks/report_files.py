@@ -105,14 +105,16 @@ def read(path: Path) -> File:
 def machine(files: Sequence[File]) -> str:
     """One sentence: on which hardware, with which versions and when."""
     hardware = [file["hardware"] for file in files]
-    cores = sorted({of["cores"] for of in hardware})
-    count = " or ".join(map(str, cores))
-    noun = "core" if cores == [1] else "cores"
-    processors = " or ".join(sorted({of["processor"] for of in hardware}))
-    memory = " or ".join(sorted({f"{of['memory_gib']:.0f}" for of in hardware}))
-    devices = sorted({of["device"] for of in hardware} - {"CPU"})
-    on = f"{count} {noun} of an {processors} with {memory} GiB of memory"
-    on += "".join(f" and {device}" for device in devices)
+    places = [_processors([of for of in hardware if of["device"] == "CPU"])]
+    places += sorted(
+        {
+            f"an {of['device']} beside {of['cores']} cores of an "
+            f"{of['processor']}"
+            for of in hardware
+            if of["device"] != "CPU"
+        }
+    )
+    on = " and on ".join(place for place in places if place)
     versions = sorted(
         {
             f"{title} {file['versions'][package]}"
@@ -124,6 +126,18 @@ def machine(files: Sequence[File]) -> str:
     dates = sorted({file["date"] for file in files} - {""})
     when = f" on {listed(dates)}" if dates else ""
     return f"Measured{when} on {on}, with {listed(versions)}."
+
+
+def _processors(hardware: Sequence[File]) -> str:
+    """The processors of machines without a GPU; empty without machines."""
+    if not hardware:
+        return ""
+    cores = sorted({of["cores"] for of in hardware})
+    count = " or ".join(map(str, cores))
+    noun = "core" if cores == [1] else "cores"
+    processors = " or ".join(sorted({of["processor"] for of in hardware}))
+    memory = " or ".join(sorted({f"{of['memory_gib']:.0f}" for of in hardware}))
+    return f"{count} {noun} of an {processors} with {memory} GiB of memory"
 
 
 def listed(words: Sequence[str]) -> str:

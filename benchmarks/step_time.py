@@ -106,8 +106,11 @@ def main() -> None:
         )
     if options.eager:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    how = f"{backend}-eager" if options.eager else timing.place()
-    if how.endswith("gpu") or options.dtype != "float32":
+    how = timing.place() + "-eager" * options.eager
+    on_gpu = reporting.device() != "CPU"
+    if on_gpu and backend == "tensorflow":
+        parser.error("on a GPU this goes with KERAS_BACKEND=jax or torch")
+    if on_gpu or options.dtype != "float32":
         how = f"{how}-{options.dtype}"
     keras.config.set_dtype_policy(options.dtype)
     results = {}

@@ -23,14 +23,15 @@ def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     compiles in by default on a CPU.
     """
     layer(x[:1])
-    values = [variable.value for variable in layer.trainable_variables]
-    others = [variable.value for variable in layer.non_trainable_variables]
+    variables = layer.trainable_variables
 
     def function(x, *values):
-        if keras.backend.backend() == "jax":
-            return layer.stateless_call(values, others, x)[0]
-        return layer(x)
+        # Not `stateless_call`, which leaves out the casts of a dtype policy.
+        pairs = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=pairs):
+            return layer(x)
 
+    values = [variable.value for variable in variables]
     return gradient_step(function, [ops.convert_to_tensor(x), *values])
 
 
@@ -47,14 +48,15 @@ def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
         import jax
 
         # Arguments: what is made of constants alone is made only once.
-        trained = [v.value for v in layer.trainable_variables]
-        others = [v.value for v in layer.non_trainable_variables]
+        values = [variable.value for variable in layer.variables]
 
         @jax.jit
-        def output(x, trained, others):
-            return layer.stateless_call(trained, others, x)[0]
+        def output(x, values):
+            pairs = list(zip(layer.variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=pairs):
+                return layer(x)
 
-        return lambda: jax.block_until_ready(output(images, trained, others))
+        return lambda: jax.block_until_ready(output(images, values))
     import torch
 
     def step():

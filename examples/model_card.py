@@ -15,12 +15,22 @@ from pathlib import Path
 
 import keras
 
+from keras_equiattn import groups
 from keras_equiattn.applications import save_to_preset
 from keras_equiattn.applications.training import reporting
 
 
 def results_of(run: Path) -> dict:
     return json.loads((run / "results.json").read_text())
+
+
+def measured_elements(name: str) -> str:
+    """The elements of a group whose error `results.json` holds."""
+    group = groups.get(name)
+    if group.acts_on_grid:
+        return name
+    mirrors = " and mirrors" if len(group.grid_elements) > 4 else ""
+    return f"the quarter turns{mirrors} of {name}"
 
 
 def card(name: str, run: dict, others: list[dict]) -> str:
@@ -67,7 +77,7 @@ def card(name: str, run: dict, others: list[dict]) -> str:
         f"normalises with mean {info['mean']}, deviation {info['std']}",
         "output": f"logits of {info['classes']} classes",
         "exact for": "this input size; largest relative change of the logits "
-        f"under {run['equivariance']['group']} "
+        f"under {measured_elements(run['equivariance']['group'])} "
         f"{run['equivariance']['error']:.1e} (float32)",
         "trained on": f"{info['name']}, {part}",
         "validation": validation,

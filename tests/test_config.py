@@ -10,6 +10,8 @@ from layer_contract import as_array
 from layer_contract import second_derivative
 
 from keras_equiattn import config
+from keras_equiattn import layers
+from keras_equiattn.ops.group import dispatch
 
 # One layer of each family with a gradient of its own. JAX needs no setting.
 FAST = () if keras.backend.backend() == "jax" else ("asc",)
@@ -62,6 +64,28 @@ def test_models_can_be_differentiated_twice(name, tmp_path, float64):
     np.testing.assert_allclose(as_array(model(x)), before, 1e-4, 1e-5)
     found = second_derivative(model, x, direction)
     expected = curvature(model, x, direction)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.StandAloneSelfAttention2D,
+        layers.SimpleAffineSelfConv2D,
+        layers.AffineSelfConv2D,
+        layers.ACmix2D,
+    ],
+)
+def test_linear_maps_without_recomputation(layer, monkeypatch, float64):
+    """Those of many values are not computed by blocks."""
+    fewest = dict.fromkeys(dispatch.FEWEST_VALUES, 1)
+    monkeypatch.setattr(dispatch, "FEWEST_VALUES", fewest)
+    made = layer(2, num_heads=1, group="p4", recompute=False)
+    rng = np.random.default_rng(0)
+    x, direction = rng.normal(size=(2, 1, 5, 5, 4, 2))
+    made.build(x.shape)
+    found = second_derivative(made, x, direction)
+    expected = curvature(made, x, direction)
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 

@@ -25,7 +25,10 @@ STEERABLE = 6 / 9
 DROPOUT = 0.3
 
 
-def _shipped(networks: dict[tuple[str, str | None, int], str]) -> Any:
+def _shipped(
+    networks: dict[tuple[str, str | None, int], str],
+) -> pretrained.Shipped:
+    """The presets of networks, by (group, attention, filters)."""
     return {
         settings: {
             "rot_mnist": pretrained.ShippedWeights(
@@ -39,7 +42,7 @@ def _shipped(networks: dict[tuple[str, str | None, int], str]) -> Any:
     }
 
 
-# Of exact networks, by kernel size, by (group, attention, filters), by name.
+# What is shipped for exact networks, by the size of their kernels.
 SHIPPED: dict[int, pretrained.Shipped] = {
     3: _shipped(
         {
@@ -94,8 +97,8 @@ def RotMNISTCNN(
 
     Six 3 x 3 convolutions, each with batch normalisation, ReLU and dropout
     0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
-    convolution to the classes and the maximum over the group. No padding, no
-    bias. The z2 network with its 20 filters has 21,620 trainable parameters
+    convolution to the classes and the maximum over the group. There is no
+    bias, and no padding but what `kernel_size` asks for. The z2 network with its 20 filters has 21,620 trainable parameters
     (`count_params()` adds the moving statistics of the batch normalisation),
     the p4 network by its attention:
 
@@ -131,9 +134,10 @@ def RotMNISTCNN(
             the path of a weights file.
         name: name of the model.
         kernel_size: rows and columns of the six hidden kernels, an odd number
-            from 3 on. Maps keep the sizes of the paper's network: kernels of
-            5 x 5 see one pixel of zeros around each map, and larger ones more.
-            Steerable filters of p8, p12 and p16 tell more angles apart with
+            from 3 on. Maps keep the sizes of the paper's network: layers
+            `pad1` to `pad6` put one pixel of zeros around what kernels of 5 x
+            5 see, two for 7 x 7, after normalisation and before input
+            attention. Steerable filters of p8, p12 and p16 tell more angles apart with
             5 x 5 pixels than with 3 x 3.
 
     Returns:

@@ -16,7 +16,6 @@ from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.group.linear import group_linear
 from keras_equiattn.ops.papers.affine import added_to_neighbours
 from keras_equiattn.ops.papers.affine import affine_map
 from keras_equiattn.ops.papers.affine import centre_query
@@ -635,7 +634,7 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             self.group,
         )
         return (
-            self._scale * group_linear(x, kernel, bias, self.group),
+            self._scale * linear_maps.applied(self, x, kernel, bias),
             linear_maps.on_group(self, "key", x),
             linear_maps.on_group(self, "value", x),
             self._affine("key_"),

@@ -1,5 +1,6 @@
 """Seconds of training steps, on one image."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ def test_a_layer_is_timed_beside_a_convolution(monkeypatch):
     import step_time
 
     monkeypatch.setattr(step_time, "WARM_UP", 1)
-    found = step_time.measure("sasa", batch=1, repeats=1)
+    found = step_time.measure("sasa", Namespace(batch=1, repeats=1))
     assert set(found) == {"seconds", "convolution", "ratio", "compilation"}
     assert found["seconds"] > 0
     assert found["ratio"] == pytest.approx(

@@ -11,10 +11,10 @@ from layer_contract import LIMIT
 
 from keras_equiattn import groups
 from keras_equiattn.ops import backend
-from keras_equiattn.ops import group_conv
 from keras_equiattn.ops import group_linear
 from keras_equiattn.ops import lifting_conv
 from keras_equiattn.ops.group import block_linear
+from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group import linear
 from keras_equiattn.ops.group.linear import BASES
 from keras_equiattn.testing import relative_difference
@@ -140,46 +140,51 @@ def test_half_precision(dtype):
         assert difference(one, other) < limit
 
 
-def test_the_fastest_basis(monkeypatch):
+@pytest.mark.skipif(
+    keras.backend.backend() == "openvino", reason="it only predicts"
+)
+def test_the_faster_basis(monkeypatch):
     """Blocks for many values per pixel, on a CPU, in single precision."""
+
+    def on(device):
+        target = backend.Target(device, None)
+        monkeypatch.setattr(backend, "find_target", lambda *_: target)
 
     def found(channels, filters, name="p4", dtype="float32"):
         order = groups.get(name).order
         x = ops.zeros((1, 2, 2, order, channels), dtype)
-        return linear.fastest_basis(x, groups.get(name), channels, filters)
+        return dispatch.linear_basis(x, filters)
 
-    fewest = linear.FEWEST_VALUES // 4
-    if keras.backend.backend() == "tensorflow":
-        fewest = linear.FEWEST_VALUES_OF_GRAPHS // 4
+    on("cpu")
+    fewest = dispatch.FEWEST_VALUES[keras.backend.backend()] // 4
     assert found(fewest, fewest) == found(fewest, 2 * fewest) == "irreps"
-    assert found(fewest, fewest // 2, "p8") == "irreps"
+    assert found(fewest, fewest // 2 - 1, "p8") == "regular"
+    assert found(fewest // 2, fewest // 2, "p8") == "irreps"
     assert found(fewest - 1, fewest) == found(fewest, fewest - 1) == "regular"
     assert found(512, 512, "z2m") == "regular"
     assert found(512, 512, dtype="bfloat16") == "regular"
     with backend.portable():
         assert found(fewest, fewest) == "regular"
-    monkeypatch.setattr(
-        backend,
-        "find_target",
-        lambda *_: backend.Target("accelerator", None),
-    )
+    on("accelerator")
     assert found(fewest, fewest) == "regular"
 
 
-@pytest.mark.parametrize("strides", [1, 2, (2, 2)])
-def test_group_convolutions_of_one_pixel(strides, monkeypatch):
-    """By blocks they give what one matrix gives."""
-    x, kernel, _ = map(ops.convert_to_tensor, arguments("p4m"))
-    options = {"strides": strides, "padding": "same"}
-    expected = group_conv(x, kernel[None, None], "p4m", **options)
-    monkeypatch.setattr(linear, "FEWEST_VALUES", 1)
-    monkeypatch.setattr(linear, "FEWEST_VALUES_OF_GRAPHS", 1)
-    found = group_conv(x, kernel[None, None], "p4m", **options)
-    assert found.shape == expected.shape
-    assert difference(found, expected) < LIMIT
-    linear_map = group_linear(x, kernel, None, "p4m")
-    step = strides if isinstance(strides, int) else strides[0]
-    assert difference(found, linear_map[:, ::step, ::step]) < LIMIT
+def test_the_faster_basis_is_taken(monkeypatch):
+    """Also for an array of NumPy, which has a device of its own."""
+    x, kernel, bias = arguments("p4m")
+    given = (x, ops.convert_to_tensor(kernel), ops.convert_to_tensor(bias))
+    expected = group_linear(*given, "p4m", "regular")
+    taken = []
+    by_blocks = linear.block_linear
+    monkeypatch.setattr(
+        linear, "block_linear", lambda *a: taken.append(0) or by_blocks(*a)
+    )
+    assert difference(group_linear(*given, "p4m"), expected) < LIMIT
+    assert not taken
+    fewest = dict.fromkeys(dispatch.FEWEST_VALUES, 8)
+    monkeypatch.setattr(dispatch, "FEWEST_VALUES", fewest)
+    assert difference(group_linear(*given, "p4m"), expected) < LIMIT
+    assert taken
 
 
 @pytest.mark.parametrize("strides", [1, 2])

@@ -41,6 +41,9 @@ class GroupLayer(keras.layers.Layer):
     # Whether inexact sizes are refused. With "call" a size that is not known
     # yet passes, and is looked at when the layer is called with it.
     exact: bool | str = True
+    # Whether gradients of our own may be used, which save memory or time and
+    # cannot be differentiated everywhere: an argument of some layers.
+    recompute = True
     # Whether `group` is an argument of the layer, and part of its config.
     # Planar layers are of group "z2", and say nothing of groups.
     has_group_argument = True

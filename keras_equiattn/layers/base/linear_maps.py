@@ -107,7 +107,13 @@ def kernel_and_bias(
 
 def on_group(layer: GroupLayer, name: str, x: Tensor) -> Tensor:
     """Applies a linear map on the group of the layer."""
-    # A layer that can be differentiated twice asks for it by `recompute`.
-    basis = None if getattr(layer, "recompute", True) else "regular"
-    kernel, bias = kernel_and_bias(layer, name)
+    return applied(layer, x, *kernel_and_bias(layer, name))
+
+
+def applied(
+    layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
+) -> Tensor:
+    """The same for any kernel and bias."""
+    # `recompute=False` promises second derivatives, which blocks do not have.
+    basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)

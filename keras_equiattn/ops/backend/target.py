@@ -192,6 +192,7 @@ def _device_torch(tensors: tuple[Any, ...]) -> str:
     """Where the first tensor lies; the others lie there, too."""
     for x in tensors:
         device = getattr(x, "device", None)
-        if device is not None:
+        # That of NumPy's arrays is a string.
+        if device is not None and not isinstance(device, str):
             return "cpu" if device.type in ("cpu", "meta") else "accelerator"
     return "cpu"

@@ -112,7 +112,9 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
         of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
         return dx, _of_kernel(totals, kernel, group), *of_bias
 
-    return backend.custom_vjp(forward, backward, "basis='regular'")
+    return backend.custom_vjp(
+        forward, backward, "basis='regular'` or `recompute=False"
+    )
 
 
 def _in_steps(

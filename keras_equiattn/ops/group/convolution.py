@@ -16,9 +16,8 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.geometry import effective_window
+from keras_equiattn.ops.group.bases import FILTER_BASES
 from keras_equiattn.ops.group.kernels import kernel_orbit
-from keras_equiattn.ops.group.linear import fastest_basis
-from keras_equiattn.ops.group.linear import group_linear
 
 
 @checked()
@@ -45,7 +44,8 @@ def lifting_conv(
         A feature map on the group.
     """
     group = groups.get(group)
-    if tuple(kernel.shape[:2]) == (1, 1) and filter_basis == "pixel":
+    if tuple(kernel.shape[:2]) == (1, 1):
+        _checks.choice(filter_basis, "filter_basis", FILTER_BASES)
         # A pixel looks the same in all poses.
         y = ops.expand_dims(conv(x, kernel, **options), 3)
         return ops.concatenate([y] * group.order, axis=3)
@@ -84,15 +84,10 @@ def group_conv(
         A feature map on the group.
     """
     group = groups.get(group)
-    *window, _, channels, filters = kernel.shape
-    if window == [1, 1] and filter_basis == "pixel":
-        basis = fastest_basis(x, group, channels, filters)
-        if basis == "irreps":
-            x = _seen_pixels(x, options.get("strides", 1))
-            return group_linear(x, kernel[0, 0], None, group, basis)
     orbit = kernel_orbit(
         kernel, group, group_axis=True, filter_basis=filter_basis
     )
+    channels, filters = orbit.shape[-2:]
     folded = ops.reshape(
         ops.transpose(orbit, (1, 2, 3, 4, 0, 5)),
         (*orbit.shape[1:3], group.order * channels, group.order * filters),
@@ -100,15 +95,6 @@ def group_conv(
     return unfold_channels(
         conv(fold_channels(x), folded, **options), group.order
     )
-
-
-def _seen_pixels(
-    x: Float[Tensor, "batch height width order channels"],
-    strides: int | tuple[int, int],
-) -> Float[Tensor, "batch new_height new_width order channels"]:
-    """The pixels that windows of one pixel with these strides see."""
-    rows, columns = (strides,) * 2 if isinstance(strides, int) else strides
-    return x if (rows, columns) == (1, 1) else x[:, ::rows, ::columns]
 
 
 @checked()

@@ -9,17 +9,11 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group.block_linear import block_linear
-from keras_equiattn.ops.numerics import is_half
 
 # How a linear map is computed: as one matrix, or as blocks.
 BASES = ("regular", "irreps")
-
-# From how many values per pixel on a step by blocks takes less time on a CPU
-# than one by a matrix: what benchmarks/pointwise.py measured for p4, p4m and
-# p8. On a GPU it took longer at 512 values.
-FEWEST_VALUES = 256
-FEWEST_VALUES_OF_GRAPHS = 512
 
 
 @checked()
@@ -43,8 +37,11 @@ def group_linear(
             "regular" multiplies with one matrix over group elements and
             channels. "irreps" multiplies with the blocks of this matrix in the
             basis of the irreducible representations; its gradient cannot be
-            differentiated under TensorFlow and PyTorch. None takes what
-            `fastest_basis` says.
+            differentiated under TensorFlow and PyTorch, nor can it be
+            differentiated forward. None takes "irreps" where a training step
+            was measured to be faster: on a CPU, in single or double precision,
+            for groups of four elements or more, where both input and output
+            have at least 256 values per pixel, 384 under TensorFlow.
 
     Returns:
         Feature maps on the group.
@@ -63,7 +60,7 @@ def group_linear(
             f"kernel.shape={tuple(kernel.shape)}, x.shape={tuple(x.shape)}"
         )
     if basis is None:
-        basis = fastest_basis(x, group, channels, filters)
+        basis = dispatch.linear_basis(x, filters)
     if basis == "irreps" and order > 1:
         return block_linear(x, kernel, bias, group)
     relative = backend.constant(group.relative_table, kernel)
@@ -76,33 +73,3 @@ def group_linear(
     y = backend.times_matrix(y, folded)
     y = ops.reshape(y, (*size, order, filters))
     return y if bias is None else y + bias
-
-
-def fastest_basis(
-    x: Float[Tensor, "batch height width elements channels"],
-    group: Group,
-    channels: int,
-    filters: int,
-) -> str:
-    """The basis in which a linear map takes less time.
-
-    It is "irreps" on CPUs for maps between many values per pixel, in float32
-    and float64, and "regular" otherwise.
-
-    Args:
-        x: the feature maps.
-        group: the group.
-        channels: of the feature maps, for each group element.
-        filters: channels of the result.
-    """
-    target = backend.find_target(x)
-    graph = target.compiler == "graph"
-    fewest = FEWEST_VALUES_OF_GRAPHS if graph else FEWEST_VALUES
-    pays = (
-        target.device == "cpu"
-        and backend.has_gradients()
-        and not is_half(x)
-        and group.order >= 4
-        and group.order * min(channels, filters) >= fewest
-    )
-    return "irreps" if pays else "regular"

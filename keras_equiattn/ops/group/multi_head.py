@@ -60,7 +60,7 @@ def multi_head_attention(
     if embedding is not None:
         scores = scores + _position_scores(queries, embedding, (height, width))
     weights = softmax_in_full_precision(scores)
-    # No reshape comes first: OpenVINO fails to make that part of the attention.
+    # OpenVINO's fusion of attention fails on a reshape right after the product.
     y = ops.swapaxes(weights @ by_head(value), 1, 2)
     y = ops.reshape(y, (batch, height, width, heads, order, value.shape[-1]))
     return ops.swapaxes(y, 3, 4), weights
