@@ -98,9 +98,10 @@ def RotMNISTCNN(
     Six 3 x 3 convolutions, each with batch normalisation, ReLU and dropout
     0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
     convolution to the classes and the maximum over the group. There is no
-    bias, and no padding but what `kernel_size` asks for. The z2 network with its 20 filters has 21,620 trainable parameters
-    (`count_params()` adds the moving statistics of the batch normalisation),
-    the p4 network by its attention:
+    bias, and no padding but what `kernel_size` asks for. The z2 network with
+    its 20 filters has 21,620 trainable parameters (`count_params()` adds the
+    moving statistics of the batch normalisation), the p4 network by its
+    attention:
 
     | None | `"full"` | `"channel"` | `"spatial"` | `"input"` | `"co"` |
     |---|---|---|---|---|---|
@@ -137,8 +138,8 @@ def RotMNISTCNN(
             from 3 on. Maps keep the sizes of the paper's network: layers
             `pad1` to `pad6` put one pixel of zeros around what kernels of 5 x
             5 see, two for 7 x 7, after normalisation and before input
-            attention. Steerable filters of p8, p12 and p16 tell more angles apart with
-            5 x 5 pixels than with 3 x 3.
+            attention. Steerable filters of p8, p12 and p16 tell more angles
+            apart with 5 x 5 pixels than with 3 x 3.
 
     Returns:
         A functional `keras.Model` from images `(batch, 28, 28, channels)` to
