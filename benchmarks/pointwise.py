@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--groups", nargs="+", default=["p4", "p4m", "p8"])
     parser.add_argument(
-        "--widths", nargs="+", type=int, default=[64, 128, 256, 512]
+        "--widths", nargs="+", type=int, default=[64, 128, 192, 256, 384, 512]
     )
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)

@@ -14,7 +14,7 @@ from keras_equiattn.ops.numerics import is_half
 # a CPU than one by a matrix, for p4, p4m and p8, see
 # benchmarks/results/pointwise-<backend>-2026-11-26.json. On a GPU it took twice
 # as long with 512 values (pointwise-torch-gpu-2026-11-26.json).
-FEWEST_VALUES = {"jax": 256, "tensorflow": 384, "torch": 256}
+FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
 
 
 def linear_basis(
