@@ -34,7 +34,7 @@ from keras_equiattn.applications.training import reporting
 
 ROOT = Path(__file__).parents[1]
 # Group, and a width that makes all networks about equally large.
-NETWORKS = {"plain": ("z2", 12), "p4": ("p4", 6), "p8": ("p8", 4)}
+NETWORKS = {"plain": ("z2", 12), "p4": ("p4", 6), "p8": ("p8", 5)}
 DEPTH = 2
 SIDE = 32
 BACKGROUND = 10
