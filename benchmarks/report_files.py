@@ -123,8 +123,9 @@ def machine(files: Sequence[File]) -> str:
             if package in file["versions"]
         }
     )
-    dates = sorted({file["date"] for file in files} - {""})
-    when = f" on {listed(dates)}" if dates else ""
+    dates = sorted({file["date"] for file in files})
+    # Files of trainings have none.
+    when = f" on {listed(dates)}" if all(dates) else ""
     return f"Measured{when} on {on}, with {listed(versions)}."
 
 

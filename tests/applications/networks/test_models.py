@@ -96,6 +96,19 @@ def test_wider_kernels_for_rotmnist(group, kernel_size):
     assert_images_matter(model)
 
 
+def test_wider_kernels_with_strides():
+    models = [
+        RotMNISTCNN(filters=2, downsampling="strided", kernel_size=size)
+        for size in (3, 5)
+    ]
+    shapes = [
+        [model.get_layer(f"conv{n}").output.shape for n in range(1, 8)]
+        for model in models
+    ]
+    assert shapes[0] == shapes[1]
+    assert as_array(models[1](np.ones((1, 28, 28, 1), "float32"))).any()
+
+
 @pytest.mark.parametrize(
     ("name", "size", "exact"),
     [
