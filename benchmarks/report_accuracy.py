@@ -343,6 +343,39 @@ def other_angles(results: Results) -> str:
     return block(("layer", "window", *header), rows, [file], OTHER_ANGLES)
 
 
+def network_angles(results: Results) -> str:
+    """What a turn by 45 degrees makes of the logits of trained networks."""
+    command = run("network_angles.py", "tensorflow")
+    file = results.latest("network_angles-convolution", command)
+    rows = []
+    for row in file["rows"]:
+        (half,) = (found for found in row["angles"] if found["angle"] == 45)
+        quarter = max(
+            found["change"]
+            for found in row["angles"]
+            if found["angle"] % 90 == 0
+        )
+        rows.append(
+            [
+                row["basis"],
+                count(row["parameters"]),
+                f"{100 * row['accuracy']:.1f} %",
+                f"{half['change']:.3f}",
+                f"{100 * half['same']:.1f} %",
+                f"{quarter:.0e}",
+            ]
+        )
+    header = (
+        "filters",
+        "parameters",
+        "accuracy",
+        "change under 45°",
+        "same class",
+        "change under quarter turns",
+    )
+    return block(header, rows, [file], command)
+
+
 def equivariance(results: Results) -> str:
     trained = [files for files in trainings(results) if files[0]["test"]]
     trained.append([two_epochs(results)])
@@ -394,6 +427,7 @@ TABLES = (
     gsanet_epochs,
     gsanet_parameters,
     multiply_adds,
+    network_angles,
     other_angles,
     resnet29,
     rotmnist_paper,
