@@ -81,11 +81,10 @@ def test_a_hybrid_is_not_invariant():
 
 @pytest.mark.every_backend
 def test_training():
-    """The logits fit a few images, and stay invariant."""
+    """With maps by blocks the logits fit images, and stay invariant."""
     keras.utils.set_random_seed(0)
-    model = GroupViT(
-        "p4m", 4, 1, 16, 2, input_shape=(8, 8, 1), classes=2, dropout=0.1
-    )
+    shape = {"input_shape": (8, 8, 1), "classes": 2}
+    model = GroupViT("p4m", 4, 1, 16, 2, "irreps", dropout=0.1, **shape)
     x = np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32")
     y = np.arange(8) % 2
     model.compile(
