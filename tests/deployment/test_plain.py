@@ -214,6 +214,8 @@ def test_what_extends_a_layer_stays_and_is_named():
     assert_same(model, network)
 
 
+# Keras warns of what is tested.
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a")
 def test_function_without_a_name():
     """A `Lambda` is shared; other layers have to be made again."""
     model = lifted("p4", keras.layers.Lambda(lambda x: x / 3))
