@@ -2,12 +2,13 @@
 
 import pytest
 
-from keras_equiattn.ops.pairs import dispatch
-
 
 @pytest.fixture
 def limited(monkeypatch):
     """Sets how many scores a line of a block may have."""
+    # Not before: what `jaxtyping` checks must not be imported when pytest
+    # starts, which reads this file first where it is asked for this folder.
+    from keras_equiattn.ops.pairs import dispatch
 
     def limit(scores):
         for name in ("COMPILED_BLOCK", "EAGER_BLOCK"):
