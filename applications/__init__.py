@@ -30,6 +30,7 @@ from keras_equiattn.applications.networks.gsanet import GSANet
 from keras_equiattn.applications.networks.gsanet import GSANetCIFAR10
 from keras_equiattn.applications.networks.gsanet import GSANetPCam
 from keras_equiattn.applications.networks.gsanet import GSANetRotMNIST
+from keras_equiattn.applications.networks.octic_vit import OcticViT
 from keras_equiattn.applications.networks.pcam_densenet import PCamDenseNet
 from keras_equiattn.applications.networks.resnet29 import ResNet29
 from keras_equiattn.applications.networks.resnet29 import ResNet83
@@ -60,6 +61,7 @@ __all__ = [
     "GSANetRotMNIST",
     "GroupUNet",
     "GroupViT",
+    "OcticViT",
     "PCamDenseNet",
     "ResNet29",
     "ResNet44",

@@ -24,6 +24,9 @@ from keras_equiattn.convert.from_g_selfatt import EPSILON
 from keras_equiattn.convert.from_g_selfatt import gsa_buffers
 from keras_equiattn.convert.from_g_selfatt import gsa_kind
 from keras_equiattn.convert.from_g_selfatt import gsa_parts
+from keras_equiattn.convert.from_octic_vits import octic_arrays
+from keras_equiattn.convert.from_octic_vits import octic_kind
+from keras_equiattn.convert.from_octic_vits import octic_parts
 from keras_equiattn.convert.reading import assign
 from keras_equiattn.convert.reading import check
 from keras_equiattn.convert.reading import read
@@ -34,6 +37,7 @@ __all__ = [
     "acmix",
     "att_gconvs",
     "g_selfatt",
+    "octic_vits",
     "of_registered",
 ]
 
@@ -257,5 +261,48 @@ def acmix(
         looks = acmix_kind(any(".dep_conv." in key for key in arrays))
     kind = acmix_kind(any(".dep_conv." in key for key in parts))
     check(model, parts, arrays, looks, kind, acmix_buffers(model, arrays))
+    assign(parts, arrays)
+    return model
+
+
+def octic_vits(
+    model: keras.Model, state: Mapping[str, Any] | str | os.PathLike[str]
+) -> keras.Model:
+    """Loads weights of Nordström et al. 2025 into an `OcticViT`, in place.
+
+    For the networks of "Octic Vision Transformers", hybrid and invariant,
+    trained as DeiT III or DINOv2 with the authors' PyTorch code. The model must
+    have the same architecture, for which `OcticViT` has a table; those of
+    DINOv2 have no classifier. It then computes the same function, to rounding.
+
+    Images must be scaled as in their training: pass `normalization` to the
+    network, `((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))` for ImageNet.
+    Layers find their weights by name, as `OcticViT` names them.
+
+    Args:
+        model: an `OcticViT`; without the top, the classifier of the file is
+            left out.
+        state: a mapping or a file, see `att_gconvs`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for a model or file of another kind, and for weights that
+            are missing, not used, or of another shape. The model is then as
+            it was.
+        ImportError: a PyTorch file without PyTorch.
+
+    References:
+        - [Nordström et al., 2025](https://arxiv.org/abs/2505.15441) and the
+          authors' code, https://github.com/davnords/octic-vits
+    """
+    parts = octic_parts(model)
+    arrays = octic_arrays(model, read(state))
+    looks = None
+    if any(".alpha_" in key for key in arrays):
+        looks = octic_kind(any(key.startswith("invariant_") for key in arrays))
+    kind = octic_kind(any(key.startswith("invariant_") for key in parts))
+    check(model, parts, arrays, looks, kind)
     assign(parts, arrays)
     return model

@@ -91,13 +91,13 @@ def block(
         name: what the names of the layers begin with.
     """
     y = mix(norm(x, epsilon, f"{name}_norm1"))
-    y = _drop_path(y, drop_path, f"{name}_path1")
+    y = stochastic_depth(y, drop_path, f"{name}_path1")
     x = keras.layers.Add(name=f"{name}_add1")([x, y])
     y = norm(x, epsilon, f"{name}_norm2")
     y = dense(y, expansion * x.shape[-1], f"{name}_dense1")
     y = keras.layers.Activation(_gelu, name=f"{name}_gelu")(y)
     y = dense(y, x.shape[-1], f"{name}_dense2")
-    y = _drop_path(y, drop_path, f"{name}_path2")
+    y = stochastic_depth(y, drop_path, f"{name}_path2")
     return keras.layers.Add(name=f"{name}_add2")([x, y])
 
 
@@ -134,8 +134,14 @@ def _gelu(x: Any) -> Any:
     return ops.gelu(x, approximate=False)
 
 
-def _drop_path(x: Any, rate: float, name: str) -> Any:
-    """Sets whole images of a batch to zero, at random, in training."""
+def stochastic_depth(x: Any, rate: float, name: str) -> Any:
+    """Sets whole images of a batch to zero, at random, in training.
+
+    Args:
+        x: `(batch, ...)`.
+        rate: how likely an image is set to zero. With 0 there is no layer.
+        name: name of the layer.
+    """
     if not rate:
         return x
     shape = (None, *[1] * (len(x.shape) - 1))
