@@ -13,12 +13,14 @@ B1 and B2, then the first components of both vectors, then the second ones.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.applications.networks.common import transformers
 from keras_equiattn.ops.group.kernels import kernel_orbit
@@ -336,27 +338,90 @@ class OcticAttention(_Octic):
 
 @keras.saving.register_keras_serializable("keras_equiattn")
 class OcticInvariants(keras.layers.Layer):
-    """What no turn and no mirror changes: A1, sizes of the rest.
+    """Numbers that no turn and no mirror changes, of each channel.
 
-    Output shape: `(batch, tokens, 6 * channels)`: A1, the absolute values of
-    A2, B1 and B2, and the lengths of both vectors.
+    Args:
+        kind: "power_spectrum" for A1, the absolute values of A2, B1 and B2 and
+            the lengths of both vectors: 6 numbers. They do not tell how the
+            signs and the vectors lie to each other. "polynomial" for 32
+            products of up to five of the eight sums, which do.
+
+    Output shape: `(batch, tokens, 6 * channels)` or 32 times the channels.
     """
+
+    def __init__(self, kind: str = "power_spectrum", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.kind = _checks.choice(kind, "kind", tuple(INVARIANTS))
 
     def call(self, inputs: Any) -> Any:
         signs, vectors = split(inputs)
-        signs = ops.concatenate([signs[:, :, :1], ops.abs(signs[:, :, 1:])], 2)
-        squares = ops.sum(ops.square(vectors), axis=2)
-        # The square root has no gradient at zero.
-        some = squares > 0
-        lengths = ops.sqrt(ops.where(some, squares, 1.0))
-        lengths = ops.where(some, lengths, 0.0)
-        tokens, _, channels = inputs.shape[1:]
-        signs = ops.reshape(signs, (-1, tokens, SIGNS * channels))
-        return ops.concatenate([signs, lengths], axis=-1)
+        return INVARIANTS[self.kind][1](signs, vectors)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         batch, tokens, _, channels = input_shape
-        return (batch, tokens, (SIGNS + PLANE) * channels)
+        return (batch, tokens, INVARIANTS[self.kind][0] * channels)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "kind": self.kind}
+
+
+def _power_spectrum(signs: Any, vectors: Any) -> Any:
+    """`(batch, tokens, 6 C)`: absolute values and lengths."""
+    signs = ops.concatenate([signs[:, :, :1], ops.abs(signs[:, :, 1:])], 2)
+    squares = ops.sum(ops.square(vectors), axis=2)
+    # The square root has no gradient at zero.
+    some = squares > 0
+    lengths = ops.sqrt(ops.where(some, squares, 1.0))
+    lengths = ops.where(some, lengths, 0.0)
+    _, tokens, rows, channels = signs.shape
+    signs = ops.reshape(signs, (-1, tokens, rows * channels))
+    return ops.concatenate([signs, lengths], axis=-1)
+
+
+def _polynomials(signs: Any, vectors: Any) -> Any:
+    """`(batch, tokens, 32 C)`: products that are invariant."""
+    a1, a2, b1, b2 = (signs[:, :, row] for row in range(SIGNS))
+    # The components of the first vector `v` and of the second one `w`.
+    v1, w1 = ops.split(vectors[:, :, 0], 2, axis=-1)
+    v2, w2 = ops.split(vectors[:, :, 1], 2, axis=-1)
+    # Products of two components: each change their sign as one of the four do.
+    as_a1 = [w1 * w1 + w2 * w2, v1 * w1 + v2 * w2, v1 * v1 + v2 * v2]
+    as_b1 = [w1 * w1 - w2 * w2, v1 * w1 - v2 * w2, v1 * v1 - v2 * v2]
+    as_b2 = [w1 * w2, v2 * w1 + v1 * w2, v1 * v2]
+    as_a2 = v2 * w1 - v1 * w2
+    # Products of four components, as A1 and as A2.
+    powers = [(v1**k * w1 ** (4 - k), v2**k * w2 ** (4 - k)) for k in range(5)]
+    mixed = [
+        w1 * w2 * (w1 * w1 - w2 * w2),
+        v2 * w1**3 - v1 * w2**3,
+        v1 * v2 * (w1 * w1 - w2 * w2),
+        v1 * v1 * v2 * w1 - v1 * v2 * v2 * w2,
+        v1 * v2 * (v1 * v1 - v2 * v2),
+    ]
+    found = [
+        a1,
+        *as_a1,
+        b2 * b2,
+        b1 * b1,
+        a2 * a2,
+        *(b2 * product for product in as_b2),
+        *(b1 * product for product in as_b1),
+        a2 * as_a2,
+        a2 * b1 * b2,
+        *(first + second for first, second in powers),
+        b1 * b2 * as_a2,
+        *(a2 * b2 * product for product in as_b1),
+        *(a2 * b1 * product for product in as_b2),
+        *(a2 * product for product in mixed),
+    ]
+    return ops.concatenate(found, axis=-1)
+
+
+# How many invariants there are of a channel, and what computes them.
+INVARIANTS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
+    "power_spectrum": (6, _power_spectrum),
+    "polynomial": (32, _polynomials),
+}
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")

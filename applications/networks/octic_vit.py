@@ -30,6 +30,7 @@ def OcticViT(
     depth: int = 24,
     num_heads: int = 16,
     head: str = "hybrid",
+    invariants: str = "power_spectrum",
     octic_depth: int | None = None,
     mlp_ratio: int = 4,
     layer_scale: float = 1e-4,
@@ -56,8 +57,14 @@ def OcticViT(
     | DINOv2, ViT-H/16 | 16 | 1280 | 32 | 1e-5 |
 
     All have 16 heads, and are hybrid or invariant; those of DINOv2 have
-    `include_top=False`. `GroupViT` is the transformer for other groups, other
-    sizes of images and networks of your own.
+    `include_top=False`. Their code for invariant networks computes the "power
+    spectrum" of the tokens; the numbers of parameters that they state, 175 M
+    and 362 M with DeiT III, are those of the "polynomial" invariants of the
+    same code. The shape of `invariant_proj.weight` in a file tells which it
+    has: 6 or 32 times an eighth of the width.
+
+    `GroupViT` is the transformer for other groups, other sizes of images and
+    networks of your own.
 
     Layers are called `image`, `normalization` (where there is one), `patches`,
     `embedding`, `block1_norm1`, `..._attention`, `..._scale1`, `..._path1`
@@ -80,6 +87,9 @@ def OcticViT(
         num_heads: heads of the attention.
         head: "hybrid", in which the second half takes the values of all poses,
             or "invariant", in which it takes what no pose changes.
+        invariants: "power_spectrum" for absolute values and lengths, 6 numbers
+            per channel, or "polynomial" for 32 products, which also tell how
+            the sums over the group lie to each other.
         octic_depth: how many blocks are equivariant, from 1 to `depth`; None
             is half of them.
         mlp_ratio: how many times as many values there are between the two
@@ -127,6 +137,7 @@ def OcticViT(
         )
     depth = _checks.integer(depth, "depth")
     _checks.choice(head, "head", HEADS)
+    _checks.choice(invariants, "invariants", tuple(octic.INVARIANTS))
     if octic_depth is None:
         octic_depth = max(depth // 2, 1)
     octic_depth = _checks.integer(octic_depth, "octic_depth")
@@ -157,7 +168,7 @@ def OcticViT(
         design = _Design(parts, num_heads, mlp_ratio, layer_scale, drop_path)
         x = design.block(x, f"block{block}")
         if block == octic_depth:
-            x = _plain(x, head, width)
+            x = _plain(x, head, invariants, width)
     x = transformers.norm(x, EPSILON, "norm")
     x = keras.layers.Cropping1D((0, x.shape[1] - 1), name="first_token")(x)
     x = keras.layers.Reshape((width,), name="class_token")(x)
@@ -242,9 +253,9 @@ class _Design:
         return keras.layers.Add(name=f"{name}_add{number}")([x, y])
 
 
-def _plain(x: Any, head: str, width: int) -> Any:
+def _plain(x: Any, head: str, invariants: str, width: int) -> Any:
     """Tokens `(batch, tokens, width)` of those in the octic basis."""
     if head == "hybrid":
         return octic.OcticChannels(name="channels")(x)
-    x = octic.OcticInvariants(name="invariants")(x)
+    x = octic.OcticInvariants(invariants, name="invariants")(x)
     return transformers.dense(x, width, "invariants_dense")

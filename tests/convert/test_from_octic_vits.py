@@ -14,6 +14,7 @@ from keras_equiattn.testing import relative_difference
 NETWORKS = {
     "deit_hybrid": {},
     "deit_invariant": {"head": "invariant"},
+    "deit_polynomial": {"head": "invariant", "invariants": "polynomial"},
     "dinov2_hybrid": {"include_top": False},
 }
 

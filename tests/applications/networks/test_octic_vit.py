@@ -86,8 +86,9 @@ def test_layers_are_equivariant(layer):
         assert relative_difference(found, y) > 1e-2
 
 
-def test_invariance():
-    model = small(head="invariant", octic_depth=1)
+@pytest.mark.parametrize("invariants", octic_blocks.INVARIANTS)
+def test_invariance(invariants):
+    model = small(head="invariant", invariants=invariants, octic_depth=1)
     errors = equivariance_error(model, "p4m", images())
     assert errors.max() < 1e-5
     hybrid = small(head="hybrid")
@@ -167,6 +168,7 @@ def test_without_classifier():
         ({"width": 40}, "`width` must be divisible.*width=40, num_heads=2"),
         ({"num_heads": 0}, "`num_heads`.*0"),
         ({"head": "plain"}, "`head`.*'plain'"),
+        ({"invariants": "norm"}, "`invariants`.*'norm'"),
         ({"octic_depth": 3}, "at most `depth`.*octic_depth=3, depth=2"),
         ({"drop_path": 1.5}, "`drop_path`.*1.5"),
         ({"layer_scale": "1"}, "`layer_scale`.*'1'"),
