@@ -178,7 +178,7 @@ def train_from(
         actions.insert(-2, plateau)  # the backup keeps the lowered rate
     if steps_log is not None:
         actions.append(steps_log)
-    with distribution.scope():
+    with data.own_errors(), distribution.scope():
         if completed < recipe.epochs:
             model.fit(
                 distribution.data(data.train),
@@ -203,7 +203,8 @@ def train_from(
         model = keras.saving.load_model(options.out / "last.keras")
     presets.save_weights(model, options.out / "last.weights.h5")
     steps = [] if steps_log is None else steps_log.rows
-    report(options, recipe, data, model, log, steps)
+    with data.own_errors():
+        report(options, recipe, data, model, log, steps)
     # More epochs can go on from here.
     backup.keep_last()
 

@@ -171,7 +171,13 @@ class Clock:
     Keras may fetch the first batches once more to build the model, so an
     iteration counts only when it reached its last batch; and tf.data may run
     an abandoned iteration on, so only the latest one counts.
+
+    Attributes:
+        failed: what a file could not be read with; None where all were read.
+            tf.data passes on nothing but its text.
     """
+
+    failed: OSError | None = None
 
     def __init__(self, epoch: int) -> None:
         self._lock = threading.Lock()
@@ -207,11 +213,15 @@ def iterate(batches: Epochs, clock: Clock) -> Iterator[Batch]:
     """Yields the batches of the epoch that the clock shows, and counts it."""
     epoch, token = clock.begin()
     last = len(batches) - 1
-    for index, batch in enumerate(batches.epoch(epoch)):
-        # Keras does not ask for more after the last batch.
-        if index == last:
-            clock.finish(token)
-        yield batch
+    try:
+        for index, batch in enumerate(batches.epoch(epoch)):
+            # Keras does not ask for more after the last batch.
+            if index == last:
+                clock.finish(token)
+            yield batch
+    except OSError as error:
+        clock.failed = error
+        raise
 
 
 class EpochCounter(keras.callbacks.Callback):

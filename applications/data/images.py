@@ -142,7 +142,28 @@ def _with_tensorflow(
         read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
     data = data.batch(batch_size).prefetch(tf.data.AUTOTUNE)
-    yield from data.as_numpy_iterator()
+    batches = data.as_numpy_iterator()
+    for first in range(0, len(paths), batch_size):
+        try:
+            batch = next(batches)
+        except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+            # TensorFlow does not say which file it was.
+            for path in map(os.fsdecode, paths[first : first + batch_size]):
+                try:
+                    tf.io.decode_image(tf.io.read_file(path), channels=3)
+                except tf.errors.NotFoundError:
+                    raise unreadable(path, "there is no such file") from None
+                except tf.errors.InvalidArgumentError:
+                    raise unreadable(
+                        path, "it is no JPEG, PNG, BMP or GIF, or is damaged"
+                    ) from None
+            raise
+        yield batch
+
+
+def unreadable(path: str, reason: object) -> OSError:
+    """The error of a file that holds no image."""
+    return OSError(f"The image {path} cannot be read: {reason}")
 
 
 def _with_grain(
@@ -159,8 +180,13 @@ def _with_grain(
 
     def read(index: int) -> NDArray[np.float32]:
         box, offset, flip, turns = (part[index] for part in views)
-        with pillow.open(os.fsdecode(paths[index])) as file:
-            image = np.asarray(file.convert("RGB"))
+        path = os.fsdecode(paths[index])
+        try:
+            with pillow.open(path) as file:
+                image = np.asarray(file.convert("RGB"))
+        # What Pillow raises for broken files.
+        except (OSError, SyntaxError, ValueError) as error:
+            raise unreadable(path, error) from None
         height, width = image.shape[:2]
         square = min(height, width)
         top, left = (height - square) // 2, (width - square) // 2

@@ -59,8 +59,9 @@ class EpochBackup(keras.callbacks.Callback):
     @property
     def epochs(self) -> list[int]:
         """Numbers of completed epochs that have a backup, the newest first."""
-        names = [path.name for path in self.directory.glob("epoch-*")]
-        return sorted((int(n.partition("-")[2]) for n in names), reverse=True)
+        paths = self.directory.glob("epoch-*")
+        numbers = [path.name.partition("-")[2] for path in paths]
+        return sorted((int(n) for n in numbers if n.isdecimal()), reverse=True)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest whole backup, where there is one."""
@@ -300,17 +301,25 @@ class StepLog(keras.callbacks.Callback):
 
 
 def read_log(path: pathlib.Path) -> list[Row]:
-    """Rows of a file of `EpochLog` or `StepLog`; none where it is missing."""
+    """Rows of a file of `EpochLog` or `StepLog`; none where it is missing.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [
-            {
-                name: int(value) if value.isdecimal() else float(value)
-                for name, value in row.items()
-            }
-            for row in csv.DictReader(file)
-        ]
+        names, *rows = [*csv.reader(file)] or [["epoch"]]
+    short = [row for row in rows if len(row) != len(names)]
+    if short or "epoch" not in names:
+        raise ValueError("a row is cut off" if short else "no column 'epoch'")
+    return [
+        {
+            name: int(value) if value.isdecimal() else float(value)
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in rows
+    ]
 
 
 def _write_rows(path: pathlib.Path, rows: list[Row]) -> None:

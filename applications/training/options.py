@@ -21,6 +21,7 @@ from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
 from keras_equiattn.applications.training import recipes
 from keras_equiattn.applications.training.callbacks import EpochBackup
 from keras_equiattn.applications.training.callbacks import EpochLog
+from keras_equiattn.applications.training.callbacks import StepLog
 from keras_equiattn.applications.training.recipe import Recipe
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -288,15 +289,18 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
         )
     if damaged:
         print(f"The backup of epoch {damaged[0]} is damaged.")
-    path = options.out / "log.csv"
-    try:
-        EpochLog(path, completed)
-    except (KeyError, TypeError, ValueError) as error:
-        raise OptionsError(
-            f"{path} is damaged, and the run cannot go on ({error}). Start "
-            "another one in a new folder, with --weights "
-            f"{options.out / 'last.keras'}"
-        ) from None
+    for path, log in (
+        (options.out / "log.csv", lambda path: EpochLog(path, completed)),
+        (options.out / "steps.csv", lambda path: StepLog(path, 1, completed)),
+    ):
+        try:
+            log(path)
+        except (KeyError, ValueError) as error:
+            raise OptionsError(
+                f"{path} is damaged, and the run cannot go on ({error}). Start "
+                "another one in a new folder, with --weights "
+                f"{options.out / 'last.keras'}"
+            ) from None
     return completed
 
 

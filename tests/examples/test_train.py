@@ -166,6 +166,28 @@ def test_folder_of_images(train, tmp_path, capsys):
     assert model.loss.smoothing == 0.1
 
 
+@pytest.mark.parametrize("content", [b"text", b"\x89PNG\r\n\x1a\n cut off"])
+def test_broken_image_is_named(train, tmp_path, content):
+    pytest.importorskip("tensorflow")
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        for name in "ab":
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            image.new("RGB", (60, 90)).save(folder / "0.png")
+    broken = tmp_path / "images" / "train" / "b" / "1.png"
+    broken.write_bytes(content)
+    command = [
+        "--model=tiny",
+        f"--dataset={tmp_path / 'images'}",
+        f"--out={tmp_path / 'run'}",
+        "--epochs=1",
+        "--verbose=0",
+    ]
+    with pytest.raises(SystemExit, match=f"The image {broken} cannot be read"):
+        train.main(command)
+
+
 def test_diverged_run_is_reported(train, npz, tmp_path, capfd):
     out = tmp_path / "run"
     command = arguments(npz, out, "--learning-rate=1e30", epochs=1)

@@ -423,7 +423,9 @@ def test_kills_at_random_lose_nothing(seed, whole_run, train, npz, tmp_path):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("content", [None, "", "epoch,loss\none,two\n"])
+@pytest.mark.parametrize(
+    "content", [None, "", "epoch,loss\none,two\n", "epoch,loss\n1", "loss\n1\n"]
+)
 def test_damaged_log_is_named(train, npz, tmp_path, content):
     out = tmp_path / "run"
     train.main(arguments(npz, out, epochs=1))
@@ -433,6 +435,18 @@ def test_damaged_log_is_named(train, npz, tmp_path, content):
         log.write_text(content)
     with pytest.raises(SystemExit, match=r"log.csv is damaged, and the run"):
         train.main(arguments(npz, out, "--resume", epochs=2))
+
+
+@pytest.mark.once
+def test_damaged_log_of_steps_is_named(train, npz, tmp_path):
+    out = tmp_path / "run"
+    steps = ("--log-steps", "1")
+    train.main(arguments(npz, out, *steps, epochs=1))
+    log = (out / "steps.csv").read_text()
+    (out / "steps.csv").write_text(log[: log.rindex(",")])
+    (out / "backup" / "epoch-old").mkdir()  # not one of ours
+    with pytest.raises(SystemExit, match=r"steps.csv is damaged.*cut off"):
+        train.main(arguments(npz, out, *steps, "--resume", epochs=2))
 
 
 @pytest.mark.once

@@ -23,6 +23,16 @@ from keras_equiattn.applications.data.sources.pixels import read_only
 
 FORMAT = "keras-equiattn dataset 1"
 MOST_CLASSES = 2**20
+# What `np.load` and `zipfile` raise for files that are damaged.
+DAMAGED = (
+    EOFError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read(path: Path, part: str, facts: DatasetInfo) -> Arrays:
@@ -52,8 +62,8 @@ def _arrays(path: Path, changed: int, part: str, facts: DatasetInfo) -> Arrays:
                     f"it has no {missing[0]}, but {', '.join(file.files)}"
                 )
             images, labels = (file[name] for name in names)
-    except (EOFError, OSError, ValueError, zipfile.BadZipFile, zlib.error) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
+    except DAMAGED as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     _check(path, names, images, labels, facts)
     return read_only(images), read_only(labels.astype("int32"))
 
@@ -147,14 +157,7 @@ def info(path: Path) -> DatasetInfo:
         if not 0 < facts.classes <= MOST_CLASSES:
             raise ValueError("too many classes")
         return facts
-    except (
-        AttributeError,
-        EOFError,
-        KeyError,
-        TypeError,
-        ValueError,
-        zipfile.BadZipFile,
-    ) as error:
+    except (*DAMAGED, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a dataset of this library. Write one with: "
             f"{COMMAND} export NAME OUT.npz"

@@ -493,3 +493,26 @@ def test_damaged_file(digits_npz, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"other\.npz cannot be read"):
         datasets.load_pydataset(path, "train")
+
+
+@pytest.mark.once
+def test_damaged_facts(digits_npz, tmp_path):
+    """Whichever two bits of the entry are wrong, in its header or after it."""
+    path = tmp_path / "other.npz"
+    content = pathlib.Path(digits_npz).read_bytes()
+    with zipfile.ZipFile(digits_npz) as archive:
+        entry = archive.getinfo("metadata.npy")
+    first = content.index(b"PK\x01\x02")  # the list of all entries
+    places = {entry.header_offset, *range(first, len(content), 7)}
+    places |= set(range(entry.header_offset, entry.header_offset + 500, 3))
+    told = []
+    for place in sorted(places):
+        broken = bytearray(content)
+        broken[place] ^= 0x24
+        path.write_bytes(broken)
+        try:
+            npz.info(path)
+        except ValueError as error:
+            told.append(str(error))
+    assert len(told) > 100
+    assert all("is not a dataset of this library" in text for text in told)

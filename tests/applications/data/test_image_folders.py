@@ -279,6 +279,23 @@ def test_readers_agree_to_rounding(ramp, augment):
         np.testing.assert_allclose(images, others, atol=2e-6)
 
 
+@pytest.mark.parametrize("reader", ["grain", "tf.data"])
+@pytest.mark.parametrize(
+    "content", [b"text", b"\xff\xd8\xff\xe0 cut off", None]
+)
+def test_broken_file_is_named(ramp, reader, content):
+    pytest.importorskip({"grain": "grain", "tf.data": "tensorflow"}[reader])
+    path = ramp / "train" / "one" / "zero.png"
+    path.touch()
+    batches = image_batches.FolderBatches(ramp / "train", 1, reader)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(OSError, match=f"The image {path} cannot be read"):
+        list(batches.epoch(0))
+
+
 def test_fit_reads_epochs_of_grain(folder):
     pytest.importorskip("grain")
     dataset = datasets.load_pydataset(folder, batch_size=5, seed=1)
