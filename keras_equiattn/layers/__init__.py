@@ -1,4 +1,9 @@
-"""Keras layers: their weights and configuration; the mathematics is in ops."""
+"""The public layers: they own weights and configuration, and call `ops`.
+
+Mathematics does not belong here: it stands in the functions of
+`keras_equiattn.ops`, which know no layers. Networks do not belong here either,
+and no layer may know one: they are in `keras_equiattn.applications`.
+"""
 
 from keras_equiattn.layers.acmix.grid import ACmix2D
 from keras_equiattn.layers.acmix.grid import FoldedACmix2D

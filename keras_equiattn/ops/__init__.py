@@ -1,4 +1,12 @@
-"""The mathematics: stateless functions on tensors, in `keras.ops` only."""
+"""The mathematics: stateless functions on tensors, written in `keras.ops`.
+
+There are two exceptions. `backend` alone imports TensorFlow, JAX or PyTorch,
+for what `keras.ops` lacks or is slow at. And `windows.views` and
+`windows.tiles` are forms that run under PyTorch only, since they need its views
+with strides.
+
+Nothing here may own weights or know a layer.
+"""
 
 from keras_equiattn.ops.exactness import is_exact
 from keras_equiattn.ops.geometry import Window
