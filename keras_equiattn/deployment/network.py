@@ -28,21 +28,22 @@ def plain(
     Group convolutions become `Conv2D` with the orbit of their kernels as
     weights, so that no orbit is computed any more; pooling, padding,
     upsampling, projections, Squeeze-and-Excitation, input attention and
-    co-attention become layers of Keras too. Who loads the network needs Keras
+    co-attention become layers of Keras too. Loading the network needs Keras
     alone. It is meant for prediction: weights of the group elements are copies,
     and training would make them differ.
 
     Attention whose form in layers of Keras would need many times the memory
     stays as it is: full, channel and spatial attention on convolutions,
-    attention in windows, group self-attention and ACmix. A warning names the
-    layers that stay, and who loads the network has to import this library.
+    attention in windows, group self-attention, multi-head attention on a group
+    and ACmix. A warning names the layers that stay, and loading the network
+    then needs this library.
 
     Args:
         model: a functional or Sequential model that is built, with layers of
             this library, of Keras, or other ones. It is not changed.
         fold_batch_normalization: whether a batch normalization that directly
             follows a convolution or a dense layer goes into its weights.
-        name: of the new network; None is that of the model.
+        name: the name of the new network; None keeps that of the model.
 
     Returns:
         A functional model with the same inputs, and with outputs that are equal

@@ -114,6 +114,7 @@ def applied(
     layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> Tensor:
     """The same for any kernel and bias."""
-    # `recompute=False` promises second derivatives, which blocks do not have.
+    # `recompute=False` promises second derivatives, which the gradient of blocks
+    # does not have.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)
