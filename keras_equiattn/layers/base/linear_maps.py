@@ -114,7 +114,6 @@ def applied(
     layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> Tensor:
     """The same for any kernel and bias."""
-    # `recompute=False` promises second derivatives, which the gradient of blocks
-    # does not have.
+    # `recompute=False` promises second derivatives, which those of blocks lack.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)
