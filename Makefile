@@ -8,6 +8,7 @@
 #                    backend and some tests: make test BACKENDS=jax K=pooling
 #   make test-slow   full sweeps, prepared real data, oldest Keras; its parts are
 #                    targets, such as make slow-jax
+#   make formats     the tables of docs/guide/formats.md
 #   make fuzz        layers with arguments that nobody thought of, and a summary
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
@@ -28,7 +29,7 @@ install = $(if $(shell command -v uv),uv pip install -q --python $(1)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo test test-slow test-floor fuzz lint types docs dist bench clean \
+.PHONY: demo test test-slow test-floor formats fuzz lint types docs dist bench clean \
   slow-networks slow-tensorflow slow-jax slow-torch sweep-layers \
   sweep-tensorflow sweep-jax
 
@@ -100,6 +101,13 @@ fuzz: .venv/.dev
 	FUZZ_RESULTS=benchmarks/results KERAS_BACKEND=torch $(BIN)/python -m pytest -q \
 	  tests/test_fuzz.py tests/ops/test_arguments.py \
 	  tests/deployment/test_random_networks.py -m ""
+
+# With two converters that bring thirty packages, and that nothing else needs.
+formats: .venv-formats/.done
+	for backend in $(BACKENDS); do \
+	  KERAS_BACKEND=$$backend .venv-formats/bin/python -m pytest -q -m "" \
+	    tests/deployment/test_format_tables.py --update-golden; \
+	done
 
 # The oldest versions that pyproject.toml allows.
 test-floor: .venv-floor/.done
@@ -207,5 +215,10 @@ floors = $(shell grep -o '"[A-Za-z-]\+\(\[[a-z]*\]\)\?>=[0-9.]*"' pyproject.toml
 	$(call install,.venv-floor) $(floors) -e .
 	@touch $@
 
+.venv-formats/.done: pyproject.toml requirements-dev.txt
+	test -x .venv-formats/bin/python || $(PYTHON) -m venv .venv-formats
+	$(call install,.venv-formats) -r requirements-dev.txt tf2onnx==1.17.0 jax2onnx==0.17.1
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-floor build dist site
+	rm -rf .venv .venv-floor .venv-formats build dist site

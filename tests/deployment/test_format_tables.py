@@ -1,8 +1,10 @@
 """The tables of docs/guide/formats.md: what can be written, and what runs.
 
-`pytest --update-golden` writes the tables of the backend that runs anew.
+`pytest --update-golden` writes the tables of the backend that runs anew, and
+`make formats` those of all backends, with the packages that only they need.
 """
 
+import importlib.metadata
 import importlib.util
 import re
 import warnings
@@ -71,6 +73,20 @@ BY_KERAS = {
     },
 }
 NOT_TRIED = "not tried"
+# What the page says that the tables were made with.
+VERSIONS = {
+    "Keras": "keras",
+    "TensorFlow": "tensorflow-cpu",
+    "JAX": "jax",
+    "PyTorch": "torch",
+    "onnx": "onnx",
+    "onnxscript": "onnxscript",
+    "onnxruntime": "onnxruntime",
+    "OpenVINO": "openvino",
+    "ai-edge-litert": "ai-edge-litert",
+    "tf2onnx": "tf2onnx",
+    "jax2onnx": "jax2onnx",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -110,17 +126,43 @@ def compare(found, head, update):
     text = PAGE.read_text(encoding="utf-8")
     start = text.index(f"| {head} |")
     end = text.index("\n\n", start) + 1
-    old = text[start:end]
+    pairs = [
+        list(zip(new.split("|"), before.split("|"), strict=True))
+        for new, before in zip(
+            found.splitlines(), text[start:end].splitlines(), strict=True
+        )
+    ]
     if update:
-        PAGE.write_text(text[:start] + found + text[end:], encoding="utf-8")
+        # What needs a package that is missing stays as it was.
+        rows = [
+            "|".join(old if NOT_TRIED in new else new for new, old in row)
+            for row in pairs
+        ]
+        text = text[:start] + "\n".join(rows) + "\n" + text[end:]
+        PAGE.write_text(with_versions(text), encoding="utf-8")
         return
-    for new, before in zip(found.splitlines(), old.splitlines(), strict=True):
-        cells = zip(new.split("|"), before.split("|"), strict=True)
-        for cell, cell_before in cells:
+    for row in pairs:
+        for cell, before in row:
             if NOT_TRIED not in cell:
                 assert ROUNDING.sub("rounding", cell) == ROUNDING.sub(
-                    "rounding", cell_before
+                    "rounding", before
                 )
+
+
+def with_versions(text):
+    """The page with the versions of the packages that are installed."""
+    for title, package in VERSIONS.items():
+        try:
+            version = importlib.metadata.version(package).split("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        text, found = re.subn(
+            rf"\b{re.escape(title)}(\s+)\d[\w.]*\d",
+            rf"{title}\g<1>{version}",
+            text,
+        )
+        assert found, title
+    return text
 
 
 @pytest.mark.timeout(2400)
