@@ -145,6 +145,7 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/pointwise.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/vit.py; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/resnet29.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/traffic.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \

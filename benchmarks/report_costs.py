@@ -226,6 +226,28 @@ def vit(results: Results) -> str:
     return block(header, rows, list(files.values()), run("vit.py"))
 
 
+def resnet29(results: Results) -> str:
+    """Steps of ResNet29 on p4 beside that of an equally wide planar one."""
+    files = results.by_backend("resnet29-{}", run("resnet29.py"))
+    rows = [
+        [
+            versioned(backend, file),
+            {"conv": "convolution", "asc": "ASC"}[row["mixer"]],
+            *(count(row["parameters"][group]) for group in ("z2", "p4")),
+            *(
+                f"{row['seconds_median'][group]:.2f} s"
+                for group in ("z2", "p4")
+            ),
+            f"{row['ratio_of_medians']:.2f}",
+        ]
+        for backend, file in files.items()
+        for row in file["rows"]
+    ]
+    header = ("backend", "mixer", "parameters, planar", "parameters, p4")
+    header += ("step, planar", "step, p4", "ratio")
+    return block(header, rows, list(files.values()), run("resnet29.py"))
+
+
 def attentive_time(results: Results) -> str:
     command = run("attentive_conv.py time")
     files = results.by_backend("attentive_conv-time-{}", command)
@@ -457,6 +479,7 @@ TABLES = (
     gsa_time,
     import_time,
     pointwise,
+    resnet29,
     step_time,
     step_time_gpu,
     linear_maps_gpu,

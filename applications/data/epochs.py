@@ -173,8 +173,8 @@ class Clock:
     an abandoned iteration on, so only the latest one counts.
 
     Attributes:
-        failed: what a file could not be read with; None where all were read.
-            tf.data passes on nothing but its text.
+        failed: the error of the first file that could not be read in this
+            iteration. tf.data passes on nothing but its text.
     """
 
     failed: OSError | None = None
@@ -199,6 +199,7 @@ class Clock:
         """Starts an iteration: its epoch and a token for `finish`."""
         with self._lock:
             self._latest = object()
+            self.failed = None
             return self._epoch, self._latest
 
     def finish(self, token: object) -> None:

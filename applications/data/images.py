@@ -146,17 +146,20 @@ def _with_tensorflow(
     for first in range(0, len(paths), batch_size):
         try:
             batch = next(batches)
-        except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        except tf.errors.OpError:
             # TensorFlow does not say which file it was.
             for path in map(os.fsdecode, paths[first : first + batch_size]):
                 try:
-                    tf.io.decode_image(tf.io.read_file(path), channels=3)
-                except tf.errors.NotFoundError:
-                    raise unreadable(path, "there is no such file") from None
+                    content = tf.io.read_file(path)
+                    tf.io.decode_image(
+                        content, channels=3, expand_animations=False
+                    )
                 except tf.errors.InvalidArgumentError:
                     raise unreadable(
                         path, "it is no JPEG, PNG, BMP or GIF, or is damaged"
                     ) from None
+                except tf.errors.OpError as error:
+                    raise unreadable(path, error.message) from None
             raise
         yield batch
 
@@ -184,9 +187,9 @@ def _with_grain(
         try:
             with pillow.open(path) as file:
                 image = np.asarray(file.convert("RGB"))
-        # What Pillow raises for broken files.
-        except (OSError, SyntaxError, ValueError) as error:
-            raise unreadable(path, error) from None
+        # Pillow raises many kinds of errors for broken files.
+        except Exception as error:
+            raise unreadable(path, error) from error
         height, width = image.shape[:2]
         square = min(height, width)
         top, left = (height - square) // 2, (width - square) // 2

@@ -294,7 +294,9 @@ class OcticAttention(_Octic):
     def call(self, inputs: Any) -> Any:
         maps = (self.query, self.key, self.value)
         query, key, value = (self._heads(dense(inputs)) for dense in maps)
-        x = ops.dot_product_attention(query, key, value)
+        # The query is scaled before the product, which half precision holds.
+        query = query * query.shape[-1] ** -0.5
+        x = ops.dot_product_attention(query, key, value, scale=1.0)
         return self.projection(self._tokens(x, inputs.shape))
 
     def _heads(self, x: Any) -> Any:
@@ -342,9 +344,9 @@ class OcticInvariants(keras.layers.Layer):
 
     Args:
         kind: "power_spectrum" for A1, the absolute values of A2, B1 and B2 and
-            the lengths of both vectors: 6 numbers. They do not tell how the
-            signs and the vectors lie to each other. "polynomial" for 32
-            products of up to five of the eight sums, which do.
+            the lengths of both vectors: 6 numbers. "polynomial" for 32 products
+            of up to five of the eight sums, which also keep the signs of A2,
+            B1, B2 and the vectors relative to each other.
 
     Output shape: `(batch, tokens, 6 * channels)` or 32 times the channels.
     """
@@ -354,8 +356,10 @@ class OcticInvariants(keras.layers.Layer):
         self.kind = _checks.choice(kind, "kind", tuple(INVARIANTS))
 
     def call(self, inputs: Any) -> Any:
-        signs, vectors = split(inputs)
-        return INVARIANTS[self.kind][1](signs, vectors)
+        # Squares and products leave the range of half precision.
+        dtype = keras.backend.result_type(inputs.dtype, "float32")
+        signs, vectors = split(ops.cast(inputs, dtype))
+        return ops.cast(INVARIANTS[self.kind][1](signs, vectors), inputs.dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         batch, tokens, _, channels = input_shape
@@ -389,11 +393,18 @@ def _polynomials(signs: Any, vectors: Any) -> Any:
     as_b1 = [w1 * w1 - w2 * w2, v1 * w1 - v2 * w2, v1 * v1 - v2 * v2]
     as_b2 = [w1 * w2, v2 * w1 + v1 * w2, v1 * v2]
     as_a2 = v2 * w1 - v1 * w2
-    # Products of four components, as A1 and as A2.
-    powers = [(v1**k * w1 ** (4 - k), v2**k * w2 ** (4 - k)) for k in range(5)]
+    # Products of four components, as A1 and as A2. They are not powers, whose
+    # gradient is NaN at zero under TensorFlow where the exponent is zero.
+    powers = [
+        (v1 * v1 * v1 * v1, v2 * v2 * v2 * v2),
+        (v1 * v1 * v1 * w1, v2 * v2 * v2 * w2),
+        (v1 * v1 * w1 * w1, v2 * v2 * w2 * w2),
+        (v1 * w1 * w1 * w1, v2 * w2 * w2 * w2),
+        (w1 * w1 * w1 * w1, w2 * w2 * w2 * w2),
+    ][::-1]
     mixed = [
         w1 * w2 * (w1 * w1 - w2 * w2),
-        v2 * w1**3 - v1 * w2**3,
+        v2 * w1 * w1 * w1 - v1 * w2 * w2 * w2,
         v1 * v2 * (w1 * w1 - w2 * w2),
         v1 * v1 * v2 * w1 - v1 * v2 * v2 * w2,
         v1 * v2 * (v1 * v1 - v2 * v2),

@@ -46,15 +46,14 @@ def OcticViT(
     of a plain vision transformer with LayerScale. The classifier takes the
     class token.
 
-    `convert.octic_vits` loads the weights that the authors have published,
-    which were trained on ImageNet. Their networks are:
+    `convert.octic_vits` loads weights in the format of the authors, who have
+    published some that were trained on ImageNet. Their networks are:
 
-    | theirs | patch_size | width | depth | layer_scale |
-    |---|---|---|---|---|
-    | DeiT III, ViT-L/16 | 16 | 1024 | 24 | 1e-4 |
-    | DeiT III, ViT-H/14 | 14 | 1280 | 32 | 1e-4 |
-    | DINOv2, ViT-L/16 | 16 | 1024 | 24 | 1e-5 |
-    | DINOv2, ViT-H/16 | 16 | 1280 | 32 | 1e-5 |
+    | theirs | patch_size | width | depth |
+    |---|---|---|---|
+    | DeiT III and DINOv2, ViT-L/16 | 16 | 1024 | 24 |
+    | DeiT III, ViT-H/14 | 14 | 1280 | 32 |
+    | DINOv2, ViT-H/16 | 16 | 1280 | 32 |
 
     All have 16 heads, and are hybrid or invariant; those of DINOv2 have
     `include_top=False`. Their code for invariant networks computes the "power
@@ -64,14 +63,17 @@ def OcticViT(
     has: 6 or 32 times an eighth of the width.
 
     `GroupViT` is the transformer for other groups, other sizes of images and
-    networks of your own.
+    networks of your own. `get_model` knows no networks of this kind, whose
+    smallest has 171 million parameters. Import
+    `keras_equiattn.applications` before you load a saved one.
 
     Layers are called `image`, `normalization` (where there is one), `patches`,
     `embedding`, `block1_norm1`, `..._attention`, `..._scale1`, `..._path1`
     (with `drop_path`), `..._add1`, `..._norm2`, `..._dense1`, `..._gelu`,
     `..._dense2`, `..._scale2`, `..._path2`, `..._add2`, and so on. Between the
     halves comes `channels`, or `invariants` and `invariants_dense`. At the end
-    come `norm`, `class_token`, and with the top `logits` and `predictions`.
+    come `norm`, `first_token`, `class_token`, and with the top `logits` and
+    `predictions`.
 
     Args:
         include_top: whether the classifier is there.
@@ -88,8 +90,8 @@ def OcticViT(
         head: "hybrid", in which the second half takes the values of all poses,
             or "invariant", in which it takes what no pose changes.
         invariants: "power_spectrum" for absolute values and lengths, 6 numbers
-            per channel, or "polynomial" for 32 products, which also tell how
-            the sums over the group lie to each other.
+            per channel, or "polynomial" for 32 products, which also keep the
+            signs of A2, B1, B2 and the vectors relative to each other.
         octic_depth: how many blocks are equivariant, from 1 to `depth`; None
             is half of them.
         mlp_ratio: how many times as many values there are between the two
@@ -147,7 +149,9 @@ def OcticViT(
             f"octic_depth={octic_depth}, depth={depth}"
         )
     mlp_ratio = _checks.integer(mlp_ratio, "mlp_ratio")
-    _checks.number(layer_scale, "layer_scale", "a number", lambda n: True)
+    _checks.number(
+        layer_scale, "layer_scale", "a number from 0 on", lambda n: n >= 0
+    )
     drop_path = _checks.rate(drop_path, "drop_path")
     title = "OcticViT"
     pretrained.check_weights(weights, {}, title, shape, classes)

@@ -309,7 +309,7 @@ def read_log(path: pathlib.Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        names, *rows = [*csv.reader(file)] or [["epoch"]]
+        names, *rows = [row for row in csv.reader(file) if row] or [["epoch"]]
     short = [row for row in rows if len(row) != len(names)]
     if short or "epoch" not in names:
         raise ValueError("a row is cut off" if short else "no column 'epoch'")

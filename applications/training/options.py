@@ -289,10 +289,13 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
         )
     if damaged:
         print(f"The backup of epoch {damaged[0]} is damaged.")
-    for path, log in (
-        (options.out / "log.csv", lambda path: EpochLog(path, completed)),
-        (options.out / "steps.csv", lambda path: StepLog(path, 1, completed)),
-    ):
+    logs = {options.out / "log.csv": lambda path: EpochLog(path, completed)}
+    if options.log_steps is not None:
+        every = options.log_steps
+        logs[options.out / "steps.csv"] = lambda path: StepLog(
+            path, every, completed
+        )
+    for path, log in logs.items():
         try:
             log(path)
         except (KeyError, ValueError) as error:

@@ -64,11 +64,13 @@ class Data:
         """Raises the errors of files in place of those that tf.data makes."""
         try:
             yield
-        except Exception:
+        except OSError:
+            raise
+        except Exception as error:
             for split in (self.train, self.validation, self.test):
                 failed = getattr(getattr(split, "clock", None), "failed", None)
                 if failed is not None:
-                    raise failed from None
+                    raise failed from error
             raise
 
 

@@ -26,6 +26,7 @@ from keras_equiattn.convert.from_g_selfatt import gsa_kind
 from keras_equiattn.convert.from_g_selfatt import gsa_parts
 from keras_equiattn.convert.from_octic_vits import octic_arrays
 from keras_equiattn.convert.from_octic_vits import octic_kind
+from keras_equiattn.convert.from_octic_vits import octic_looks
 from keras_equiattn.convert.from_octic_vits import octic_parts
 from keras_equiattn.convert.reading import assign
 from keras_equiattn.convert.reading import check
@@ -270,10 +271,12 @@ def octic_vits(
 ) -> keras.Model:
     """Loads weights of Nordström et al. 2025 into an `OcticViT`, in place.
 
-    For the networks of "Octic Vision Transformers", hybrid and invariant,
-    trained as DeiT III or DINOv2 with the authors' PyTorch code. The model must
-    have the same architecture, for which `OcticViT` has a table; those of
-    DINOv2 have no classifier. It then computes the same function, to rounding.
+    For the networks of "Octic Vision Transformers", hybrid and invariant, as
+    the authors' PyTorch code saves them after a training as DeiT III or DINOv2.
+    The model must have the same architecture, for which `OcticViT` has a table;
+    those of DINOv2 have no classifier. It then computes the same function, to
+    rounding. A file does not tell the number of heads: theirs have 16.
+    Positions are those of one size of images. Register tokens are refused.
 
     Images must be scaled as in their training: pass `normalization` to the
     network, `((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))` for ImageNet.
@@ -299,10 +302,6 @@ def octic_vits(
     """
     parts = octic_parts(model)
     arrays = octic_arrays(model, read(state))
-    looks = None
-    if any(".alpha_" in key for key in arrays):
-        looks = octic_kind(any(key.startswith("invariant_") for key in arrays))
-    kind = octic_kind(any(key.startswith("invariant_") for key in parts))
-    check(model, parts, arrays, looks, kind)
+    check(model, parts, arrays, octic_looks(arrays), octic_kind(model))
     assign(parts, arrays)
     return model

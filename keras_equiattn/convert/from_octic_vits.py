@@ -1,6 +1,7 @@
 """Where the weights of octic vision transformers go in an `OcticViT`."""
 
 import re
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,13 @@ SIGNS = ("A1", "A2", "B1", "B2")
 _SIGNS = f"{{{','.join(SIGNS)}}}"
 _LIFT = "patch_embed.lift8"
 _KERNELS = (*SIGNS, "E_left", "E_right")
+# The token of masked patches, and the heads, with which DINOv2 is trained.
+_NOT_USED = ("mask_token.", "backbone.mask_token.", "dino_head.", "ibot_head.")
+# How many invariants there are of a channel.
+_INVARIANT = {
+    6: "invariant with the power spectrum",
+    32: "invariant with polynomials",
+}
 
 _MODULES = {
     "embedding": "",
@@ -31,9 +39,9 @@ _BLOCK = {
     "dense2": "mlp.fc2.",
 }
 
-# Of each variable, by the end of its path, the name in their module, their axes
-# and ours: input (i) and output (o) channels, signs (s), rows (x) and columns
-# (y), heads (n).
+# The end of a variable's path leads to its name in their module, to their axes
+# and to ours: input (i) and output (o) channels, signs (s), rows (x) and
+# columns (y), heads (n).
 _Found = tuple[str, Sequence[str], str]
 _DENSE: dict[str, _Found] = {
     "kernel": ("weight", "oi", "io"),
@@ -132,33 +140,32 @@ def octic_arrays(
 ) -> dict[str, np.ndarray]:
     """Their arrays, in the form in which our variables take them.
 
-    Queries, keys and values come by themselves, and the four maps of signs
-    together. The kernel of patches and the positions are functions of pixels:
-    what the identity of the group takes of theirs, which are the parts of each
-    representation. What takes no part in an `OcticViT` is left out: the token
-    of masked patches of DINOv2, parts of the class token that are zero, and the
-    classifier where the model has none.
+    Queries, keys and values become three maps, and the four maps of signs one.
+    The kernel of patches and the positions become functions of pixels, which
+    the group acts on. An `OcticViT` has no use for the token of masked patches
+    and the heads of DINOv2, for the parts of a class token that are zero, and
+    without its top for the classifier: these are left out.
 
     Raises:
-        ValueError: if the class token is not the same in every pose.
+        ValueError: if the class token depends on the pose, if there are
+            register tokens, or if a part is missing of what becomes one array.
     """
     found = {
-        # LayerScale is a module in DINOv2, a parameter in DeiT III.
-        re.sub(
-            r"\.(gamma_|ls)([12])(\.gamma)?$",
-            r".scale\2.gamma",
-            re.sub(r"\.(gamma_|ls)([12])\.alpha", r".scale\2.alpha", name),
-        ): array
+        _renamed(name): array
         for name, array in arrays.items()
-        if not name.startswith("mask_token.")
+        if not name.startswith(_NOT_USED)
     }
+    if any(name.startswith("register_tokens.") for name in found):
+        raise ValueError(
+            "An `OcticViT` has no register tokens. Received: a file with "
+            "'register_tokens.0'"
+        )
     for name in [name for name in found if ".qkv." in name]:
         array = found[name]
         if array.ndim and len(array) % 3 == 0:
             del found[name]
-            for own, part in zip(
-                _MAPS.values(), np.split(array, 3), strict=True
-            ):
+            parts = np.split(array, 3)
+            for own, part in zip(_MAPS.values(), parts, strict=True):
                 found[name.replace("qkv.", own)] = part
     _merge(
         found,
@@ -166,16 +173,6 @@ def octic_arrays(
         f"{_LIFT}.kernel",
         lambda parts: _of_identity(parts, 0.5 / np.sqrt(2), 0.5),
     )
-    for name in [name for name in found if re.search(r"_A1(\.weight)?$", name)]:
-        _merge(
-            found,
-            [name.replace("_A1", f"_{sign}") for sign in SIGNS],
-            name.replace("_A1", f"_{_SIGNS}"),
-            np.stack,
-        )
-    if f"{_LIFT}.conv_A1.bias" in found:
-        bias = found.pop(f"{_LIFT}.conv_A1.bias")
-        found[f"{_LIFT}.bias"] = bias / np.sqrt(8)
     _merge(
         found,
         [f"pos_embed.{number}" for number in range(len(_KERNELS))],
@@ -186,24 +183,52 @@ def octic_arrays(
             -1,
         ),
     )
+    bias = found.pop(f"{_LIFT}.conv_A1.bias", None)
+    if bias is not None:
+        found[f"{_LIFT}.bias"] = bias / np.sqrt(8)
+    pattern = re.compile(rf"(.*_)({'|'.join(SIGNS)})(\.weight)?")
+    matches = filter(None, map(pattern.fullmatch, list(found)))
+    for first, last in {(match[1], match[3] or "") for match in matches}:
+        names = [f"{first}{sign}{last}" for sign in SIGNS]
+        _merge(found, names, f"{first}{_SIGNS}{last}", np.stack)
     for name in [name for name in found if name.startswith("cls_token.")]:
         token = found.pop(name)
         if name == "cls_token.0":
             found["cls_token"] = token.reshape(-1)
         elif token.any():
             raise ValueError(
-                "A class token must be the same in every pose, so that only "
-                f"'cls_token.0' may be there. Received: {name!r} with values "
-                f"up to {np.abs(token).max():.3g}"
+                "A class token must be the same in every pose, so that "
+                f"'cls_token.0' alone may differ from zero. Received: {name!r} "
+                f"with {np.count_nonzero(token)} other values"
             )
     if not any(layer.name == "logits" for layer in model.layers):
         found = {k: v for k, v in found.items() if not k.startswith("head.")}
     return found
 
 
-def octic_kind(invariant: bool) -> str:
-    """What messages say of a network."""
-    return "invariant" if invariant else "hybrid"
+def octic_looks(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """What messages say of the network that arrays are of, if it is known."""
+    if "patch_embed.proj.weight" in arrays:
+        return "plain"
+    if f"{_LIFT}.kernel" not in arrays:
+        return None
+    kernel = arrays.get("invariant_proj.weight")
+    if kernel is None or kernel.ndim != 2:
+        return "hybrid"
+    eighths = 8 * kernel.shape[1] // max(kernel.shape[0], 1)
+    return _INVARIANT.get(eighths)
+
+
+def octic_kind(model: Any) -> str:
+    """What messages say of a model."""
+    for layer in model.layers:
+        if layer.name == "invariants":
+            return _INVARIANT[
+                8
+                * layer.output.shape[-1]
+                // model.get_layer("invariants_dense").units
+            ]
+    return "hybrid"
 
 
 def _module(name: str) -> str | None:
@@ -221,32 +246,46 @@ def _module(name: str) -> str | None:
     )
 
 
+def _renamed(name: str) -> str:
+    """The name without what DINOv2 and DeiT III have in different ways."""
+    name = name.removeprefix("backbone.")
+    # LayerScale is a module in DINOv2, and a parameter in DeiT III.
+    name = re.sub(r"\.(?:gamma_|ls)([12])\.alpha", r".scale\1.alpha", name)
+    return re.sub(
+        r"\.(?:gamma_|ls)([12])(?:\.gamma)?$", r".scale\1.gamma", name
+    )
+
+
 def _merge(
     arrays: dict[str, np.ndarray],
     names: Sequence[str],
     merged: str,
-    merge: Any,
+    merge: Callable[[list[np.ndarray]], np.ndarray],
 ) -> None:
-    """Puts one array in place of several, unless some are missing or odd."""
-    parts = [arrays[name] for name in names if name in arrays]
-    shapes = {part.shape for part in parts}
-    if len(parts) == len(names) and len(shapes) == 1:
-        value = merge(parts)
-        for name in names:
-            del arrays[name]
-        arrays[merged] = value
+    """Puts one array in place of several, unless there is none of them."""
+    missing = [name for name in names if name not in arrays]
+    if len(missing) == len(names):
+        return
+    shapes = [arrays[name].shape for name in names if name in arrays]
+    if missing or len(set(shapes)) > 1:
+        found = f"no {missing[0]}" if missing else f"the shapes {shapes}"
+        raise ValueError(
+            f"`state` must hold arrays of one shape as {', '.join(names)}. "
+            f"Received: {found}"
+        )
+    arrays[merged] = merge([arrays.pop(name) for name in names])
 
 
 def _of_identity(
     parts: Sequence[np.ndarray], signs: float, vectors: float
 ) -> np.ndarray:
-    """What the identity of the group sees of six quarters `(..., n, n)`.
+    """The function of pixels that the identity of the group has.
 
-    Each sum over the group has an image `(..., 2 n, 2 n)`, which the quarter
-    generates by turning, mirroring and changing signs. Those of a sign are
-    `turned` by a quarter with a sign, and mirrored with another one. Those of
-    the first component of a vector keep their sign from top to bottom, and
-    change it from left to right; the second one is the first, turned.
+    Their arrays are quarters `(..., n, n)` of six functions `(..., 2 n, 2 n)`,
+    one for each sign and two for the first components of vectors. A function
+    with a sign is its quarter, turned and mirrored, with changes of sign. One
+    of a first component has the same values above and below the middle, and
+    opposite ones on both sides of it; turned, it is that of the second one.
     """
     total: Any = 0
     for part, turned, mirrored in zip(

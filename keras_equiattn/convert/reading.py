@@ -1,8 +1,10 @@
 """Weights that other code has trained: read, matched by name, assigned."""
 
+import argparse
 import dataclasses
 import math
 import os
+import pathlib
 import pickle
 import zipfile
 from collections.abc import Collection
@@ -94,19 +96,18 @@ def read(state: Any) -> dict[str, np.ndarray]:
             "`state` must be a mapping of names to arrays, or the path of a "
             f".npz, .pth, .pt or .bin file. Received: {type(state).__name__}"
         )
-    for wrapper in ("state_dict", "model"):
+    for wrapper in ("state_dict", "model", "teacher"):
         if isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
             break
-    # What torch.nn.DataParallel puts before every name.
-    prefix = "module."
-    if not all(str(key).startswith(prefix) for key in state):
-        prefix = ""
+    prefix = _common_prefix([str(key) for key in state])
     arrays = {}
     for key, value in state.items():
         try:
             if hasattr(value, "detach"):
-                value = value.detach().cpu().double().numpy()
+                value = value.detach().cpu()
+                # NumPy has no bfloat16.
+                value = (value if value.itemsize > 2 else value.float()).numpy()
             array = np.asarray(value)
             numeric = array.dtype.kind in "iuf"
         # Sparse, quantised and meta tensors; lists of lists of several lengths.
@@ -119,6 +120,19 @@ def read(state: Any) -> dict[str, np.ndarray]:
             )
         arrays[str(key).removeprefix(prefix)] = array
     return arrays
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    """What wrappers of PyTorch put before every name."""
+    prefix = ""
+    for _ in names:
+        for wrapper in ("module.", "_orig_mod."):
+            if all(name.startswith(prefix + wrapper) for name in names):
+                prefix += wrapper
+                break
+        else:
+            break
+    return prefix
 
 
 def _read_file(path: Path) -> Any:
@@ -138,7 +152,10 @@ def _read_file(path: Path) -> Any:
             ) from None
     try:
         if suffix != ".npz":
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # The options of a training script, which may stand beside.
+            options = [argparse.Namespace, pathlib.PosixPath]
+            with torch.serialization.safe_globals(options):
+                return torch.load(path, map_location="cpu", weights_only=True)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (
@@ -199,7 +216,13 @@ def check(
 
 def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray]) -> None:
     """Converts all before it changes anything."""
-    values = [part.convert(arrays[key]) for key, part in parts.items()]
+    values = [
+        # One copy of a large network is enough.
+        part.convert(arrays[key]).astype(
+            "float64" if part.variable.dtype == "float64" else "float32"
+        )
+        for key, part in parts.items()
+    ]
     for part, value in zip(parts.values(), values, strict=True):
         part.variable.assign(value)
 

@@ -159,8 +159,8 @@ def info(path: Path) -> DatasetInfo:
         return facts
     except (*DAMAGED, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is not a dataset of this library. Write one with: "
-            f"{COMMAND} export NAME OUT.npz"
+            f"{path} is not a dataset of this library ({error}). Write one "
+            f"with: {COMMAND} export NAME OUT.npz"
         ) from error
 
 

@@ -46,8 +46,12 @@ def test_basis_is_that_of_the_irreducible_representations():
         # `L_g f(h) = f(g^-1 h)`.
         matrix = basis @ np.eye(8)[GROUP.relative(element)] @ basis.T
         expected = np.zeros((8, 8))
-        for sign in range(4):
-            expected[sign, sign] = np.sign(matrix[sign, sign])
+        mirrored, turns = divmod(element, 4)
+        # A1, A2, B1 and B2, which the mirror of columns and turns change.
+        expected[0, 0] = 1
+        expected[1, 1] = (-1) ** mirrored
+        expected[2, 2] = (-1) ** turns
+        expected[3, 3] = (-1) ** (turns + mirrored)
         # Offsets are (down, right), components (right, up).
         right_up = np.array([[0, 1], [-1, 0]])
         plane = right_up @ GROUP.matrices[element] @ right_up.T
@@ -96,6 +100,27 @@ def test_invariance(invariants):
 
 
 @pytest.mark.every_backend
+@pytest.mark.parametrize("invariants", octic_blocks.INVARIANTS)
+def test_gradients_where_vectors_are_zero(invariants):
+    """Those of the class token are, where LayerScale is zero."""
+    model = OcticViT(
+        input_shape=(8, 8, 1),
+        patch_size=4,
+        width=16,
+        depth=1,
+        num_heads=2,
+        head="invariant",
+        invariants=invariants,
+        classes=2,
+        layer_scale=0.0,
+    )
+    model.compile("sgd", "mse")
+    model.fit(images(2, 8, 8, 1), np.ones((2, 2)), verbose=0)
+    for variable in model.weights:
+        assert np.isfinite(as_array(variable)).all(), variable.path
+
+
+@pytest.mark.every_backend
 def test_training():
     """From its own initial weights, where the class token has no vectors."""
     keras.utils.set_random_seed(0)
@@ -128,17 +153,35 @@ def test_paths_are_left_out_in_training_alone():
 
 
 def test_saved_and_loaded(tmp_path):
-    model = small(head="invariant")
+    model = small(head="invariant", invariants="polynomial", layer_scale=0.5)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     x = images()
     assert relative_difference(as_array(loaded(x)), as_array(model(x))) < 1e-6
+    assert loaded.get_config() == model.get_config()
 
 
-def test_half_precision():
-    x, expected = images(), as_array(small()(images()))
+@pytest.mark.parametrize("invariants", octic_blocks.INVARIANTS)
+def test_half_precision(invariants):
+    options = {"head": "invariant", "invariants": invariants}
+    x, expected = images(), as_array(small(**options)(images()))
     keras.config.set_dtype_policy("mixed_bfloat16")
-    assert relative_difference(as_array(small()(x)), expected) < 0.1
+    found = as_array(small(**options)(x))
+    assert 0 < relative_difference(found, expected) < 0.1
+
+
+@pytest.mark.parametrize("invariants", octic_blocks.INVARIANTS)
+def test_small_values_in_half_precision(invariants):
+    """Their squares would be zero."""
+    x = 1e-4 * images(1, 2, 8, 3)
+    layer = octic_blocks.OcticInvariants(invariants)
+    half = octic_blocks.OcticInvariants(invariants, dtype="float16")
+    lengths = as_array(half(x))[..., :18].astype("float64")
+    expected = as_array(layer(x))[..., :18]
+    if invariants == "power_spectrum":
+        assert relative_difference(lengths, expected) < 1e-2
+    else:
+        assert relative_difference(lengths[..., :3], expected[..., :3]) < 1e-2
 
 
 @pytest.mark.once
@@ -172,6 +215,7 @@ def test_without_classifier():
         ({"octic_depth": 3}, "at most `depth`.*octic_depth=3, depth=2"),
         ({"drop_path": 1.5}, "`drop_path`.*1.5"),
         ({"layer_scale": "1"}, "`layer_scale`.*'1'"),
+        ({"layer_scale": -1}, "`layer_scale`.*-1"),
         ({"include_top": 1}, "`include_top`.*1"),
     ],
 )
