@@ -226,7 +226,7 @@ def vit(results: Results) -> str:
     return block(header, rows, list(files.values()), run("vit.py"))
 
 
-def resnet29(results: Results) -> str:
+def equally_wide(results: Results) -> str:
     """Steps of ResNet29 on p4 beside that of an equally wide planar one."""
     files = results.by_backend("resnet29-{}", run("resnet29.py"))
     rows = [
@@ -475,11 +475,11 @@ TABLES = (
     attentive_rss,
     attentive_time,
     group_conv,
+    equally_wide,
     gsa_memory,
     gsa_time,
     import_time,
     pointwise,
-    resnet29,
     step_time,
     step_time_gpu,
     linear_maps_gpu,

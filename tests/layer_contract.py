@@ -133,6 +133,7 @@ class LayerContract:
         check_config(self.layer, self.arguments, self.without)
 
     @pytest.mark.conduct
+    @pytest.mark.torch_first
     def test_file_round_trip(self, case, tmp_path):
         check_file_round_trip(case, tmp_path)
 
@@ -168,6 +169,7 @@ class LayerContract:
             pytest.skip(case.no_shift)
         check_translation(case)
 
+    @pytest.mark.torch_first
     def test_data_formats_agree(self, case):
         check_data_formats(case)
 
@@ -179,14 +181,8 @@ class LayerContract:
     def test_empty_batch(self, case):
         check_empty_batch(case)
 
-    @pytest.mark.parametrize(
-        "dtype",
-        [
-            "uint8",
-            pytest.param("int32", marks=pytest.mark.torch_first),
-            pytest.param("bool", marks=pytest.mark.torch_first),
-        ],
-    )
+    @pytest.mark.torch_first
+    @pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
     def test_integers(self, dtype):
         check_integers(self.cases[0], dtype)
 

@@ -71,9 +71,14 @@ def test_models_can_be_differentiated_twice(name, tmp_path, float64):
     "layer",
     [
         layers.StandAloneSelfAttention2D,
-        layers.SimpleAffineSelfConv2D,
-        layers.AffineSelfConv2D,
-        layers.ACmix2D,
+        *(
+            pytest.param(layer, marks=pytest.mark.torch_first)
+            for layer in (
+                layers.SimpleAffineSelfConv2D,
+                layers.AffineSelfConv2D,
+                layers.ACmix2D,
+            )
+        ),
     ],
 )
 def test_linear_maps_without_recomputation(layer, monkeypatch, float64):

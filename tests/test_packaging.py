@@ -114,6 +114,7 @@ def probe(python, where, folder):
     assert output.stdout.split()[-1].isdigit()
 
 
+@pytest.mark.slow
 def test_wheel_installs_in_a_clean_environment(wheel, tmp_path):
     python, site = environment(tmp_path / "env")
     pip(python, "install", "--no-deps", wheel)

@@ -133,6 +133,8 @@ def test_torch_compile(name):
         )
 
 
+@pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
 @pytest.mark.usefixtures("with_dynamo")
 def test_torch_compile_with_dropout_of_attention():

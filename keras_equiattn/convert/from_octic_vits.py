@@ -160,13 +160,6 @@ def octic_arrays(
             "An `OcticViT` has no register tokens. Received: a file with "
             "'register_tokens.0'"
         )
-    for name in [name for name in found if ".qkv." in name]:
-        array = found[name]
-        if array.ndim and len(array) % 3 == 0:
-            del found[name]
-            parts = np.split(array, 3)
-            for own, part in zip(_MAPS.values(), parts, strict=True):
-                found[name.replace("qkv.", own)] = part
     _merge(
         found,
         [f"{_LIFT}.conv_{name}.weight" for name in _KERNELS],
@@ -191,6 +184,14 @@ def octic_arrays(
     for first, last in {(match[1], match[3] or "") for match in matches}:
         names = [f"{first}{sign}{last}" for sign in SIGNS]
         _merge(found, names, f"{first}{_SIGNS}{last}", np.stack)
+    for name in [name for name in found if ".qkv." in name]:
+        # Maps of signs are on top of each other.
+        array, axis = found[name], int(_SIGNS in name)
+        if array.ndim > axis and array.shape[axis] % 3 == 0:
+            del found[name]
+            parts = np.split(array, 3, axis)
+            for own, part in zip(_MAPS.values(), parts, strict=True):
+                found[name.replace("qkv.", own)] = part
     for name in [name for name in found if name.startswith("cls_token.")]:
         token = found.pop(name)
         if name == "cls_token.0":

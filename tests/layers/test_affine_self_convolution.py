@@ -149,7 +149,10 @@ def test_weights_of_one_kind_start_differently():
         assert abs(np.corrcoef(values)[0, 1]) < 0.5
 
 
-@pytest.mark.parametrize("dtype", ["float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param("float16", marks=pytest.mark.torch_first), "mixed_bfloat16"],
+)
 def test_half_precision_by_hand_and_compiled(dtype):
     layer = SimpleAffineSelfConv2D(4, 3, num_heads=2, group="p4", dtype=dtype)
     x = np.random.default_rng(0).normal(size=(1, 5, 5, 4, 2))
@@ -163,7 +166,9 @@ def test_half_precision_by_hand_and_compiled(dtype):
     assert relative_difference(*pair) < 0.05
 
 
-@pytest.mark.parametrize("group", ["p4", "p4m"])
+@pytest.mark.parametrize(
+    "group", ["p4", pytest.param("p4m", marks=pytest.mark.torch_first)]
+)
 def test_one_image_is_one_of_many(group):
     """Values and gradients, compiled: JAX 0.10 has a form that is wrong."""
     layer = SimpleAffineSelfConv2D(16, 3, num_heads=2, group=group)

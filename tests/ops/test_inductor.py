@@ -41,6 +41,8 @@ def count_compilations(monkeypatch):
     return compiled
 
 
+@pytest.mark.slow
+@pytest.mark.every_backend
 def test_tensors_that_lie_elsewhere(monkeypatch):
     """Transposed tensors, those without memory, and missing ones."""
     import torch

@@ -79,7 +79,6 @@ def test_a_hybrid_is_not_invariant():
     assert tuple(layers["block2_add1"].output.shape) == (None, 3, 3, 1, 32)
 
 
-@pytest.mark.every_backend
 def test_training():
     """With maps by blocks the logits fit images, and stay invariant."""
     keras.utils.set_random_seed(0)
