@@ -289,21 +289,18 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
         )
     if damaged:
         print(f"The backup of epoch {damaged[0]} is damaged.")
-    logs = {options.out / "log.csv": lambda path: EpochLog(path, completed)}
-    if options.log_steps is not None:
-        every = options.log_steps
-        logs[options.out / "steps.csv"] = lambda path: StepLog(
-            path, every, completed
-        )
-    for path, log in logs.items():
-        try:
-            log(path)
-        except (KeyError, ValueError) as error:
-            raise OptionsError(
-                f"{path} is damaged, and the run cannot go on ({error}). Start "
-                "another one in a new folder, with --weights "
-                f"{options.out / 'last.keras'}"
-            ) from None
+    path = options.out / "log.csv"
+    try:
+        EpochLog(path, completed)
+        if options.log_steps is not None:
+            path = options.out / "steps.csv"
+            StepLog(path, options.log_steps, completed)
+    except (KeyError, ValueError) as error:
+        raise OptionsError(
+            f"{path} is damaged, and the run cannot go on ({error}). Start "
+            "another one in a new folder, with --weights "
+            f"{options.out / 'last.keras'}"
+        ) from None
     return completed
 
 
