@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,24 @@ from keras_equiattn.applications.networks import octic_blocks as octic
 from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.applications.networks.common import pretrained
 from keras_equiattn.applications.networks.common import transformers
+from keras_equiattn.applications.registry import register
 
 HEADS = ("hybrid", "invariant")
+# The networks of the authors that DeiT III trained.
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "large": {"patch_size": 16, "width": 1024, "depth": 24},
+    "huge": {"patch_size": 14, "width": 1280, "depth": 32},
+}
 EPSILON = 1e-6  # of the layer normalisations of plain blocks, and of the last
 
 
+@register(
+    {
+        f"octic_vit_{size}_{head}": {"head": head, **settings}
+        for size, settings in SIZES.items()
+        for head in HEADS
+    }
+)
 def OcticViT(
     include_top: bool = True,
     weights: str | Path | None = None,
@@ -63,9 +77,8 @@ def OcticViT(
     has: 6 or 32 times an eighth of the width.
 
     `GroupViT` is the transformer for other groups, other sizes of images and
-    networks of your own. `get_model` knows no networks of this kind, whose
-    smallest has 171 million parameters. Import
-    `keras_equiattn.applications` before you load a saved one.
+    networks of your own. Import `keras_equiattn.applications` before you load a
+    saved network of this kind.
 
     Layers are called `image`, `normalization` (where there is one), `patches`,
     `embedding`, `block1_norm1`, `..._attention`, `..._scale1`, `..._path1`

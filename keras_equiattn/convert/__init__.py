@@ -87,11 +87,14 @@ def of_registered(
             return g_selfatt, dict(arguments)
     if fnmatch.fnmatch(name, "acmix_swin*"):
         return acmix, {}
+    if fnmatch.fnmatch(name, "octic_vit*"):
+        return octic_vits, {}
     if any(fnmatch.fnmatch(name, pattern) for pattern in _ATTENTIVE):
         return att_gconvs, {}
     raise ValueError(
         "Weights of the authors can be loaded into networks of attentive "
-        "group convolution, group self-attention and Swin transformers. "
+        "group convolution, group self-attention, and Swin and octic vision "
+        "transformers. "
         f"Received: {name!r}"
     )
 

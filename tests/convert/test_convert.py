@@ -564,7 +564,11 @@ def test_converters_of_registered_networks():
                 convert.of_registered(name)
             continue
         converter, arguments = convert.of_registered(name)
-        expected = {"gsanet": convert.g_selfatt, "acmix": convert.acmix}
+        expected = {
+            "gsanet": convert.g_selfatt,
+            "acmix": convert.acmix,
+            "octic": convert.octic_vits,
+        }
         assert converter is expected.get(family, convert.att_gconvs)
         assert ("epsilon" in arguments) == (family == "gsanet")
         assert ("normalization" in arguments) == ("gsanet_rot" in name)

@@ -514,7 +514,9 @@ FAST = ("rotmnist_p4cnn", "rotmnist_p4cnn_full", "rotmnist_p4cnn_input")
             for name in applications.list_models()
             # Of transformers, the small ones for small images.
             if name not in FAST
-            and not name.startswith(("vit_base", "vit_small", "vit_tiny"))
+            and not name.startswith(
+                ("octic", "vit_base", "vit_small", "vit_tiny")
+            )
         ),
     ],
 )

@@ -73,6 +73,11 @@ PARAMETERS = {
     "gsanet_rotmnist_z2m": 44_388,
     "gsanet_rotmnist_p4m": 44_508,
     "gsanet_rotmnist_p8m": 44_668,
+    "octic_vit_huge_hybrid": 355_710_120,  # printed as 356 M
+    # Printed as 362 M and 175 M, which polynomial invariants have.
+    "octic_vit_huge_invariant": 356_940_200,
+    "octic_vit_large_hybrid": 171_258_088,  # printed as 171 M
+    "octic_vit_large_invariant": 172_045_544,
     "pcam_densenet_z2": 130_598,
     "pcam_densenet_p4": 129_649,
     "pcam_densenet_p4_input": 140_453,
@@ -169,6 +174,7 @@ INPUTS = {
     "resnet83": ((32, 32, 3), 10),
     "rotmnist": ((28, 28, 1), 10),
     "unet": ((32, 32, 1), 2),
+    "octic": ((224, 224, 3), 1000),
     "vit": ((224, 224, 3), 1000),
     "vit_cifar10": ((32, 32, 3), 10),
     "vit_pcam": ((96, 96, 3), 2),
@@ -183,7 +189,13 @@ def test_registry_is_complete():
 # The same code makes them as networks of fewer layers.
 DEEP = (
     *("acmix_resnet38", "acmix_resnet50", "acmix_san15", "acmix_san19"),
-    *("acmix_swin_small", "resnet83", "vit_base", "vit_small"),
+    *(
+        "acmix_swin_small",
+        "octic_vit_huge",
+        "resnet83",
+        "vit_base",
+        "vit_small",
+    ),
 )
 
 

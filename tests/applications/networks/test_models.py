@@ -136,13 +136,14 @@ def test_strided_downsampling(name, size, exact, short_resnet):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    # Those of self-attention take long: test_gsanet.py and test_group_vit.py
-    # have some of them. Those of ACmix are large, and have no symmetry.
+    # Those of self-attention take long, and have tests of their own: see
+    # test_gsanet.py, test_group_vit.py, test_octic_vit.py. Those of ACmix are
+    # large, and have no symmetry.
     [
         x
         for x in applications.list_models()
         # The U-Net returns images.
-        if not x.startswith(("acmix", "gsanet", "unet", "vit"))
+        if not x.startswith(("acmix", "gsanet", "octic", "unet", "vit"))
     ],
 )
 def test_invariance_of_all(name):
