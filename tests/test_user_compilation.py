@@ -180,6 +180,8 @@ def test_torch_compile_with_dropout_of_keras():
     np.testing.assert_allclose(as_array(compiled(x)), as_array(model(x)), 1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")
 @pytest.mark.usefixtures("with_dynamo")
 def test_torch_compile_of_several_layers():
