@@ -1,6 +1,6 @@
 """The former place of `keras_equiattn.applications.data.datasets`.
 
-What imports `keras_equiattn.applications.datasets` gets the module from its new
+Imports of `keras_equiattn.applications.datasets` get the module from its new
 place, and `python -m keras_equiattn.applications.datasets` still runs its
 command line.
 """

@@ -1,6 +1,6 @@
 """The former place of `keras_equiattn.applications.training.recipes`.
 
-What imports `keras_equiattn.applications.recipes` gets the module from its new
+Imports of `keras_equiattn.applications.recipes` get the module from its new
 place.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: what is wrong, what was received, what would do."""
+"""Checks of arguments; errors say what was received and what is accepted."""
 
 import difflib
 import math

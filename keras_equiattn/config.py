@@ -11,8 +11,8 @@ loaded from a file::
     False
     >>> keras_equiattn.config.enable_recompute()
 
-As with `keras.config`, a function that is compiled already, such as that of
-`fit`, goes on as it was compiled.
+As with `keras.config`, a change does not reach functions that are compiled
+already, such as that of `fit`.
 """
 
 _recompute = True

@@ -1,6 +1,7 @@
 """The graphs of functional and Sequential models, and how they are rewritten.
 
-What this file reads of Keras is not public; it is the one place that does.
+The module reads parts of Keras that are not public. Some others do so, too,
+such as `deployment.exactness`, `visualization.sites` and `ops.backend.dynamo`.
 """
 
 import itertools
@@ -151,7 +152,7 @@ class Rewriting:
     """Names and shares the layers of a network made of the calls of another.
 
     Args:
-        names: what no new layer may be called, such as the names of inputs.
+        names: names that no new layer may have, such as the names of inputs.
 
     Attributes:
         node: Keras' record of the call that is rewritten.
@@ -175,7 +176,7 @@ class Rewriting:
         """The arguments of the call with other tensors.
 
         Args:
-            inputs: what takes the place of the tensors, in their order.
+            inputs: the values in place of the tensors, in their order.
 
         Returns:
             Positional arguments, and those with names.
@@ -183,12 +184,12 @@ class Rewriting:
         return arguments(self.node, inputs)
 
     def call(self, inputs: Sequence[Any]) -> list[Any]:
-        """What the source returns for other tensors, or for numbers."""
+        """Calls the source on other tensors, or on numbers."""
         args, kwargs = self.arguments(inputs)
         return keras.tree.flatten(self.source(*args, **kwargs))
 
     def name(self, suffix: str = "") -> str:
-        """A name for a new layer: that of the source, with a suffix."""
+        """A name for a new layer: the name of the source, with a suffix."""
         first = "_".join(filter(None, (self.source.name, suffix)))
         names = (f"{first}_{n}" if n else first for n in itertools.count())
         return next(name for name in names if name not in self._names)
@@ -197,7 +198,7 @@ class Rewriting:
         """The name and the dtype policy of a layer of Keras.
 
         Args:
-            suffix: of the name, see `name`.
+            suffix: the suffix of the name, see `name`.
         """
         policy = getattr(self.source, "dtype_policy", None)
         return {"name": self.name(suffix), "dtype": policy}
@@ -211,7 +212,7 @@ class Rewriting:
         layer, too.
 
         Args:
-            layer: what the call becomes; if it becomes several layers, they
+            layer: the layer in place of the source; if there are several, they
                 come in the same order each time.
 
         Returns:

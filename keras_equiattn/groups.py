@@ -1,7 +1,8 @@
 """Planar symmetry groups: rotations by 360/n degrees, with or without mirrors.
 
-NumPy only. A `Group` is a set of tables: what its elements do to an offset in
-the plane and how they multiply. Every layer takes its group by name::
+The module needs NumPy alone. A `Group` is a set of tables: how its elements act
+on an offset in the plane, and how they multiply. Every layer takes its group by
+name::
 
     >>> p4m = groups.get("p4m")
     >>> p4m.order, p4m.acts_on_grid
@@ -117,7 +118,7 @@ def _name(rotations: int, mirror: str) -> str:
     return f"{'z2' if rotations == 1 else f'p{rotations}'}{mirror}"
 
 
-# What the point groups are called elsewhere: cyclic, and dihedral with mirrors.
+# The names of the point groups elsewhere: cyclic, and dihedral with mirrors.
 ALIASES = {
     f"{letter}{n}": _name(n, mirror)
     for n in ROTATIONS

@@ -21,7 +21,7 @@ class AngularLoss(keras.losses.Loss):
 
     Args:
         signed: whether angles are those of vectors, not of axes.
-        reduction: of Keras' losses.
+        reduction: the reduction, see `keras.losses.Loss`.
         **kwargs: `name`, `dtype`.
 
     Call arguments:

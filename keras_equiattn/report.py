@@ -31,12 +31,12 @@ RESHAPES = ("Flatten", "Permute", "Reshape")
 
 @dataclasses.dataclass(frozen=True)
 class LayerError:
-    """What comes out of one layer.
+    """The error of the output of one layer.
 
     Attributes:
-        name: of the layer; `outer/inner` within a model in the model.
+        name: the name of the layer; `outer/inner` within a model in the model.
         kind: the class of the layer.
-        shape: of its output, with None for the batch.
+        shape: the shape of its output, with None for the batch.
         error: relative error of the output, worst over the elements; infinite
             where the turned output has another shape.
     """
@@ -49,17 +49,17 @@ class LayerError:
 
 @dataclasses.dataclass(frozen=True)
 class EquivarianceReport:
-    """What `equivariance_report` found; `print` shows it as a table.
+    """The result of `equivariance_report`; `print` shows it as a table.
 
     Attributes:
         group: name of the group.
         layers: one entry for each layer, in the order of the computation.
-        error: of the output of the network.
+        error: the relative error of the output of the network.
         tolerance: the largest error that counts as rounding.
         culprit: name of the first layer whose output is not equivariant
             although its input is; None if the network is equivariant.
-        reason: why that layer is not.
-        advice: what to do about it.
+        reason: the reason why that layer is not equivariant.
+        advice: how to mend it.
     """
 
     group: str
@@ -109,14 +109,14 @@ def equivariance_report(
     """Finds the layer with which a network stops being equivariant.
 
     The network sees the images in every pose. The output of each layer must
-    turn with them: those of rank 5 as feature maps on the group, those of rank
-    4 as images; those of a lower rank must not change.
+    turn with them: outputs of rank 5 as feature maps on the group, outputs of
+    rank 4 as images; outputs of a lower rank must not change.
 
     Args:
         model: a functional or Sequential model with one input, an image or a
             feature map, channels last. Models in it are looked into where they
             are the first to fail.
-        group: a group or its name. Of groups that do not act on the grid the
+        group: a group or its name. For groups that do not act on the grid, the
             elements that do are tried.
         images: an array, or its shape with the batch: then normally distributed
             values are drawn.
@@ -194,7 +194,7 @@ def _report(
     )
     operation, tensors = node.operation, list(node.input_tensors)
     if has_graph(operation) and len(operation.inputs) == 1:
-        # What the inner model sees is equivariant.
+        # The input of the inner model is equivariant.
         (value,) = _values(model, tensors, x, training)
         inner = _report(
             operation,
@@ -267,8 +267,8 @@ def _explanation(
 
     Args:
         operation: the layer.
-        shapes: of its inputs.
-        group: under which it is not.
+        shapes: the shapes of its inputs.
+        group: the group under which it is not.
         training: whether it computes as in training.
     """
     kind, shape = type(operation).__name__, shapes[0]
@@ -356,13 +356,13 @@ def _window(operation: Any) -> dict[str, Any] | None:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """Of rows and columns; layers for volumes have one entry more."""
+    """The numbers for rows and columns; layers for volumes have one more."""
     values = tuple(value) if isinstance(value, Sequence) else (value, value)
     return int(values[0]), int(values[1])
 
 
 def _sides(operation: Any) -> Any:
-    """What a layer adds or takes away, where opposite sides differ."""
+    """The rows and columns that a layer adds or takes away at unequal sides."""
     for name in ("padding", "cropping"):
         sides = getattr(operation, name, None)
         if isinstance(sides, Sequence) and not isinstance(sides, str):
@@ -386,7 +386,7 @@ def _weight_of_places(
     axes = ("pixel", "pixel", "pose")[: len(shape) - 2]
     for weight in getattr(operation, "weights", ()):
         sizes = tuple(weight.shape)
-        # As it is broadcast over the input, of which the batch has no entries.
+        # The shape with which it is broadcast over the input; it has no batch.
         aligned = (1,) * (len(shape) - 1 - len(sizes)) + sizes
         for axis, size in zip(axes, aligned, strict=False):
             if size > 1 and len(aligned) == len(shape) - 1:

@@ -26,7 +26,7 @@ __all__ = ["assert_equivariant", "equivariance_error", "relative_difference"]
 
 Function = Callable[[Any], Any]
 Outputs = dict[str, np.ndarray]
-# What an element of a group, by its index, does to an output.
+# Applies an element of a group, by its index, to an output.
 Action = Callable[[Any, int], np.ndarray]
 
 
@@ -59,13 +59,13 @@ def equivariance_error(
         elements: indices of the elements to try; None means all of them. For
             groups that do not act on the grid `group.grid_elements` are those
             for which operators can be exact.
-        dtype: of the input; None is the dtype of `sample`, "float32" for a
-            shape.
+        dtype: the dtype of the input; None is the dtype of `sample`, "float32"
+            for a shape.
         data_format: layout of input and outputs, "channels_last" (default,
             whatever Keras is configured to) or "channels_first".
-        outputs: what outputs of rank 4 are: "images", or the "vectors" or
+        outputs: the kind of outputs of rank 4: "images", or the "vectors" or
             "axes" of `GroupToVector2D`, which turn with the image.
-        seed: of the drawn values.
+        seed: the seed of the drawn values.
 
     Returns:
         NumPy array with one error per element tried.
@@ -152,7 +152,7 @@ def relative_difference(
 
     Args:
         actual, expected: arrays of the same shape.
-        where: what to call them in messages.
+        where: the name of the outputs in messages.
 
     Returns:
         The difference; absolute where everything expected is zero.
@@ -191,7 +191,7 @@ def _error(
 
 
 def _action(group: groups.Group, data_format: str, outputs: str) -> Action:
-    """What elements of the group do to outputs of this kind."""
+    """The action of the group on outputs of this kind."""
     frequencies = {"images": 0, "vectors": 1, "axes": 2}
     frequency = frequencies[_checks.choice(outputs, "outputs", frequencies)]
 

@@ -1,4 +1,4 @@
-"""Batches without TensorFlow: of arrays in memory, and for Keras."""
+"""Batches of arrays in memory without TensorFlow, also for Keras."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Epochs of batches: what all of them have, and which one comes next."""
+"""Epochs of batches: the base of all readers, and the count of epochs."""
 
 import abc
 import dataclasses
@@ -233,7 +233,8 @@ class EpochCounter(keras.callbacks.Callback):
     and when Keras looked at the data before the first epoch.
 
     Args:
-        *datasets: What `load` and `load_pydataset` returned for training.
+        *datasets: Datasets that `load` and `load_pydataset` returned for
+            training.
 
     Raises:
         ValueError: A dataset is something else, or was transformed.

@@ -76,7 +76,7 @@ class FolderBatches(Epochs):
 
 
 class Views(NamedTuple):
-    """What the network sees of each of `n` images that were read.
+    """The choices by which the network sees each of `n` images that were read.
 
     Attributes:
         boxes: (n, 4), the pixels top, left, bottom and right.

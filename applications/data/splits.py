@@ -74,9 +74,9 @@ def open_split(
         name, split, batch_size, augment, seed: See `datasets.load`.
         data_dir, validation_size, normalization: See `datasets.load`.
         initial_epoch, shard: See `datasets.load`.
-        reader: What reads images that stay on disk. Only `"tf.data"` reads
-            large datasets of tensorflow_datasets, and they are in memory for
-            others.
+        reader: The reader of images that stay on disk. Only `"tf.data"` reads
+            large datasets of tensorflow_datasets from disk; for others they are
+            in memory.
 
     Raises:
         ValueError: An argument has the wrong type or value.

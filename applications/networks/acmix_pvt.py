@@ -16,7 +16,7 @@ from keras_equiattn.applications.registry import register
 
 DIMS = (64, 128, 320, 512)
 HEADS = (1, 2, 5, 8)
-EXPANSIONS = (8, 8, 4, 4)  # of the dense layers
+EXPANSIONS = (8, 8, 4, 4)  # channels of the dense layers over those around
 REDUCTIONS = (8, 4, 2, 1)
 DEPTHS = {"Tiny": (2, 2, 2, 2), "Small": (3, 4, 6, 3)}
 EPSILON = 1e-6
@@ -148,7 +148,7 @@ def ACmixPVTSmall(
         normalization, features_only: see `ACmixPVTTiny`.
 
     Returns:
-        As `ACmixPVTTiny`.
+        See `ACmixPVTTiny`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -174,7 +174,7 @@ def ACmixPVTSmall(
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:
-    """What the blocks of a stage are made of."""
+    """The settings of the blocks of a stage."""
 
     name: str
     dim: int
@@ -247,7 +247,7 @@ def _patches(x: Any, stage: _Stage, size: int) -> Any:
 def _mixer(
     stage: _Stage, mixer: str, size: tuple[int, int] | None, name: str
 ) -> Callable[[Any], Any]:
-    """Of maps; of a class token and the pixels of this size in a row."""
+    """The mixer of maps, or of a class token and pixels of a known size."""
     layer = layers.SpatialReductionACmix2D(
         stage.dim,
         stage.heads,

@@ -49,7 +49,7 @@ def ACmixResNet26(
         normalization, features_only: see `ACmixResNet50`.
 
     Returns:
-        As `ACmixResNet50`.
+        See `ACmixResNet50`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -102,7 +102,7 @@ def ACmixResNet38(
         normalization, features_only: see `ACmixResNet50`.
 
     Returns:
-        As `ACmixResNet50`.
+        See `ACmixResNet50`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -168,14 +168,14 @@ def ACmixResNet50(
         input_shape: `(height, width, channels)`. Height and width may be None,
             for images of any size.
         pooling: without the top: None returns feature maps, "avg" and "max"
-            what they are on average or at most.
+            their mean or maximum over space.
         classes: number of classes.
         classifier_activation: None returns logits.
         name: name of the model.
         mixer: "acmix", or "conv" for the plain network.
         stem: "imagenet", or "cifar" for small images: a 3 x 3 convolution and
             no pooling.
-        num_heads: of the attention.
+        num_heads: the heads of the attention.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity.
@@ -222,7 +222,7 @@ def ACmixResNet50(
 
 @dataclasses.dataclass(frozen=True)
 class _Design:
-    """What all blocks of a network are made of; see `ACmixResNet50`."""
+    """The settings of all blocks of a network; see `ACmixResNet50`."""
 
     mixer: str
     stem: str

@@ -54,7 +54,7 @@ def ACmixSAN10(
         normalization, features_only: see `ACmixSAN19`.
 
     Returns:
-        As `ACmixSAN19`.
+        See `ACmixSAN19`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -107,7 +107,7 @@ def ACmixSAN15(
         normalization, features_only: see `ACmixSAN19`.
 
     Returns:
-        As `ACmixSAN19`.
+        See `ACmixSAN19`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -222,7 +222,7 @@ def ACmixSAN19(
 
 @dataclasses.dataclass(frozen=True)
 class _Design:
-    """What a network is made of; see `ACmixSAN19`."""
+    """The settings of a network; see `ACmixSAN19`."""
 
     mixer: str
     stem: str

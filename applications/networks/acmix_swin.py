@@ -17,7 +17,7 @@ from keras_equiattn.applications.registry import register
 HEADS = (3, 6, 12, 24)
 DIM = 96  # channels of the first stage
 DEPTHS = {"Tiny": (2, 2, 6, 2), "Small": (2, 2, 18, 2)}
-EXPANSION = 4  # of the dense layers
+EXPANSION = 4  # channels of the dense layers over those around
 EPSILON = 1e-5
 
 
@@ -153,7 +153,7 @@ def ACmixSwinSmall(
         normalization, features_only: see `ACmixSwinTiny`.
 
     Returns:
-        As `ACmixSwinTiny`.
+        See `ACmixSwinTiny`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -289,7 +289,7 @@ class PatchMerging(keras.layers.Layer):
         Liu et al. (2021), Swin Transformer, arXiv:2103.14030, section 3.1.
     """
 
-    # What tells pictures of attention how wide a pixel of the output is.
+    # Pictures of attention read from it how wide a pixel of the output is.
     strides = (2, 2)
 
     def call(self, inputs: Any) -> Any:

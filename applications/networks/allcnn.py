@@ -21,7 +21,7 @@ KERNEL_SIZES = (3, 3, 3, 3, 3, 3, 3, 1, 1)
 HALVING = (3, 6)  # convolutions that are followed by pooling and dropout
 INPUT_DROPOUT = 0.2
 DROPOUT = 0.5
-SCALE = 0.035  # of the kernels at the start, see `Network`
+SCALE = 0.035  # scale of the kernels at the start, see `Network`
 
 
 @register(
@@ -67,11 +67,10 @@ def AllCNNC(
 
     Args:
         group: a group or its name.
-        attention: of every convolution. None, "full", "channel" or "spatial"
-            (on the responses, `AttentiveGroupConv2D`), "input"
-            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`). The paper
-            has results for None and "input"; "full" needs far more memory and
-            time.
+        attention: the attention of every convolution. None, "full", "channel"
+            or "spatial" (on the responses, `AttentiveGroupConv2D`), "input"
+            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`). The paper has
+            results for None and "input"; "full" needs far more memory and time.
         filters: channels of the first three convolutions; the next five have
             twice as many. None is the paper's: 96 for z2, 48 for p4, 32 for
             p4m, 96 / sqrt(order) for others.

@@ -17,11 +17,11 @@ from keras_equiattn.groups import Group
 from keras_equiattn.ops.group.linear import BASES
 
 HEADS = ("invariant", "hybrid")
-EPSILON = 1e-6  # of layer normalisation, as vision transformers have it
-# How far weights start from zero.
+EPSILON = 1e-6  # epsilon of layer normalisation, as vision transformers have it
+# The standard deviation with which weights start.
 SPREAD = 0.02
-# Width, depth and heads of vision transformers, and what else is not the
-# default: those of DeiT, and small ones for small images.
+# Width, depth and heads of vision transformers, and other arguments that differ
+# from the defaults: those of DeiT, and small ones for small images.
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"width": 192, "depth": 12, "num_heads": 3},
     "small": {"width": 384, "depth": 12, "num_heads": 6},

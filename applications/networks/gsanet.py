@@ -105,10 +105,10 @@ def GSANet(
         filters: channels behind the lifting layer, at least 6.
         block_sizes: number of blocks in each stage; a stage of none only
             pools.
-        expansion: of each stage, or of all: its channels over those of the
-            stage before. Of a stage of none it is not used.
+        expansion: the channels of each stage, or of all, over those of the
+            stage before. It is not used for a stage without blocks.
         crops: pixels that each block, or all, cut off at every border.
-        num_heads: of the attention.
+        num_heads: the heads of the attention.
         norm: "layer" is `GroupNormalization` in one group, over space, group
             and channels together. "batch" is `BatchNormalization`.
         norm_between: whether normalisation and SiLU follow each block.
@@ -118,8 +118,8 @@ def GSANet(
         value_dropout: rate of the dropout in blocks.
         input_dropout: rate of a dropout on the images.
         pool_dropout: rate of a dropout after each pooling.
-        epsilon: of layer normalisation and of the encoding of positions, see
-            `RelativePositionEncoding`. The authors have 1e-12.
+        epsilon: the epsilon of layer normalisation and of the encoding of
+            positions, see `RelativePositionEncoding`. The authors have 1e-12.
         window_shape: "square", as the authors have it, or "disc", which comes
             nearer to turns by less than 90 degrees, see
             `GroupSelfAttention2D`. Attention to the whole map has no window,
@@ -257,7 +257,7 @@ def GSANetRotMNIST(
         `(batch, 10)`.
 
     Symmetry:
-        As that of `GSANet`.
+        See `GSANet`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -305,7 +305,7 @@ def GSANetCIFAR10(
         `(batch, 10)`.
 
     Symmetry:
-        As that of `GSANet`.
+        See `GSANet`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -357,7 +357,7 @@ def GSANetPCam(
         `(batch, 2)`.
 
     Symmetry:
-        As that of `GSANet`.
+        See `GSANet`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.

@@ -1,4 +1,4 @@
-"""What `GSANet` is made of: its layers, its blocks, its stages."""
+"""The parts of `GSANet`: its layers, its blocks, its stages."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class SpatialSum(keras.layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """What all blocks are made of. The fields are arguments of `GSANet`."""
+    """The settings of all blocks. The fields are arguments of `GSANet`."""
 
     group: groups.Group
     kernel_size: int | None
@@ -102,8 +102,8 @@ class Design:
 
         Args:
             x: feature maps.
-            names: what the layers are called: `"lift_{}"` gives `lift_norm`
-                and `lift_silu`.
+            names: the pattern of the names of the layers: `"lift_{}"` gives
+                `lift_norm` and `lift_silu`.
         """
         x = self.normalize(x, names.format("norm"))
         return keras.layers.Activation("silu", name=names.format("silu"))(x)
@@ -113,11 +113,11 @@ def block(design: Design, x: Any, width: int, crop: int, name: str) -> Any:
     """Applies attention, then two dense layers, each added to its input.
 
     Args:
-        design: what blocks are made of.
+        design: the settings of the blocks.
         x: feature maps `(batch, height, width, order, channels)`.
         width: channels of the result.
         crop: pixels that the block cuts off at every border.
-        name: what the names of the layers begin with.
+        name: the beginning of the names of the layers.
     """
     y = design.norm_silu(x, f"{name}_{{}}1")
     y = design.attention(y, width, f"{name}_attention")

@@ -1,4 +1,4 @@
-"""What `OcticViT` is made of: layers on tokens in the octic basis.
+"""The parts of `OcticViT`: layers on tokens in the octic basis.
 
 "Octic" are the eight turns and mirrors of a square, p4m. A feature map has a
 value for each of them; the octic basis has eight sums of these values instead.
@@ -28,7 +28,7 @@ from keras_equiattn.ops.group.kernels import kernel_orbit
 GROUP = groups.get("p4m")
 SIGNS = 4  # A1, A2, B1, B2
 PLANE = 2  # components of a vector, and how many vectors there are
-# Of the layer normalisations on the group, as the authors have it.
+# The epsilon of the layer normalisations on the group, as the authors have it.
 EPSILON = 1e-5
 
 
@@ -109,15 +109,18 @@ class OcticEmbedding(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         _, rows, columns, _, channels = input_shape
-        # As spread as theirs: the orbit adds up eight of their weights.
-        spread = keras.initializers.TruncatedNormal(stddev=0.16)
+        normal = keras.initializers.TruncatedNormal
+        # The six parts of the authors start with 0.11, and the image that they
+        # make together with 0.14.
         self.positions = self.add_weight(
             shape=(rows, columns, channels),
-            initializer=spread,
+            initializer=normal(stddev=0.14),
             name="positions",
         )
         self.class_token = self.add_weight(
-            shape=(channels,), initializer=spread, name="class_token"
+            shape=(channels,),
+            initializer=normal(stddev=0.16),
+            name="class_token",
         )
 
     def call(self, inputs: Any) -> Any:
@@ -173,7 +176,7 @@ class OcticScale(_Octic):
     """A learned factor for each channel, as LayerScale has it.
 
     Args:
-        initial: what the factors start with.
+        initial: the initial value of the factors.
     """
 
     def __init__(self, initial: float = 1e-4, **kwargs: Any) -> None:
@@ -196,7 +199,7 @@ class ChannelScale(keras.layers.Layer):
     """A learned factor for each channel, the last axis: LayerScale.
 
     Args:
-        initial: what the factors start with.
+        initial: the initial value of the factors.
     """
 
     def __init__(self, initial: float = 1e-4, **kwargs: Any) -> None:
@@ -428,7 +431,7 @@ def _polynomials(signs: Any, vectors: Any) -> Any:
     return ops.concatenate(found, axis=-1)
 
 
-# How many invariants there are of a channel, and what computes them.
+# The number of invariants of a channel, and the function that computes them.
 INVARIANTS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
     "power_spectrum": (6, _power_spectrum),
     "polynomial": (32, _polynomials),

@@ -22,7 +22,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "large": {"patch_size": 16, "width": 1024, "depth": 24},
     "huge": {"patch_size": 14, "width": 1280, "depth": 32},
 }
-EPSILON = 1e-6  # of the layer normalisations of plain blocks, and of the last
+EPSILON = 1e-6  # for the layer norms of plain blocks, and for the last one
 
 
 @register(
@@ -109,7 +109,7 @@ def OcticViT(
             is half of them.
         mlp_ratio: how many times as many values there are between the two
             linear maps of a block.
-        layer_scale: what the factors of LayerScale start with.
+        layer_scale: the initial value of the factors of LayerScale.
         drop_path: rate at which attention and linear maps are left out for an
             image, in training.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
@@ -199,7 +199,7 @@ def OcticViT(
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """What makes the layers of a block; each takes a name as well."""
+    """The functions that make the layers of a block; each takes a name, too."""
 
     norm: Callable[..., Any]
     attention: Callable[..., Any]
@@ -242,7 +242,7 @@ _PLAIN = _Parts(
 
 @dataclasses.dataclass(frozen=True)
 class _Design:
-    """What a block is made of."""
+    """The settings of a block."""
 
     parts: _Parts
     num_heads: int

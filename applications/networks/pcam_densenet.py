@@ -62,10 +62,10 @@ def PCamDenseNet(
 
     Args:
         group: a group or its name.
-        attention: of every convolution. None, "full", "channel" or "spatial"
-            (on the responses, `AttentiveGroupConv2D`), "input"
-            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`). The paper
-            has None and "input"; the others take the settings of "input".
+        attention: the attention of every convolution. None, "full", "channel"
+            or "spatial" (on the responses, `AttentiveGroupConv2D`), "input"
+            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`). The paper has
+            None and "input"; the others take the settings of "input".
         filters: channels of the first convolution, and new ones of each
             block. None is the paper's: 26 for z2, 13 for p4, 9 for p4m,
             26 / sqrt(order) for others.

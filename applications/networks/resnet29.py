@@ -16,14 +16,14 @@ from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 from keras_equiattn.applications.registry import Variants
 
-# Of the planar network; other groups get these over sqrt(order).
+# The widths of the planar network; other groups get these over sqrt(order).
 WIDTHS = (16, 32, 64)
 EXPANSION = 4  # output channels of a block over its width
 BLOCKS = {"ResNet29": 3, "ResNet83": 9}  # in each stage
 WINDOW = 5  # rows and columns that attention sees
-SQUEEZE_RATIO = 16  # of the planar network
+SQUEEZE_RATIO = 16  # reduction ratio in the planar network
 
-# What `mixer` can be.
+# The values of the argument `mixer` other than "conv".
 ATTENTION = {
     "sasa": layers.StandAloneSelfAttention2D,
     "simple_asc": layers.SimpleAffineSelfConv2D,
@@ -31,9 +31,9 @@ ATTENTION = {
     "acmix": layers.ACmix2D,
 }
 MIXERS = ("conv", *ATTENTION)
-HEADS = {"acmix": 4}  # of the paper; of the others 8
+HEADS = {"acmix": 4}  # as in the paper; the other mixers have 8
 
-# What is registered of both networks: "group[_mixer][_se]".
+# The registered variants of both networks: "group[_mixer][_se]".
 VARIANTS = (
     *("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se"),
     *("p4", "p4_se", "p4_sasa", "p4_simple_asc", "p4_asc", "p4_asc_se"),
@@ -111,10 +111,11 @@ def ResNet29(
 
     Args:
         group: a group or its name.
-        mixer: what mixes pixels in a block. "conv" is a convolution, "sasa"
-            `StandAloneSelfAttention2D`, "simple_asc" `SimpleAffineSelfConv2D`,
-            "asc" `AffineSelfConv2D`, "acmix" `ACmix2D`. The paper has "conv"
-            and "asc" on z2 and p4, "sasa" and "simple_asc" on z2.
+        mixer: the layer that mixes pixels in a block. "conv" is a convolution,
+            "sasa" `StandAloneSelfAttention2D`, "simple_asc"
+            `SimpleAffineSelfConv2D`, "asc" `AffineSelfConv2D`, "acmix"
+            `ACmix2D`. The paper has "conv" and "asc" on z2 and p4, "sasa" and
+            "simple_asc" on z2.
         squeeze_excite: whether blocks have `SqueezeExcite`: a hidden unit for
             each `16 / order` channels.
         input_shape: `(height, width, channels)`. With exact downsampling
@@ -132,7 +133,7 @@ def ResNet29(
             mean pooling after attention. On 32 x 32 pixels it is approximate.
         weights: None (random) or the path of a weights file.
         name: name of the model.
-        num_heads: of the attention; None is 8, with "acmix" 4.
+        num_heads: the heads of the attention; None is 8, with "acmix" 4.
         filters: width of the blocks of the first stage, and of the first
             convolution; the other stages have twice and four times as many.
             None is 16, 32, 64 over sqrt(order), rounded, in networks with
@@ -219,7 +220,7 @@ def ResNet83(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        As that of `ResNet29`.
+        See `ResNet29`.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -244,7 +245,7 @@ def ResNet83(
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """What the blocks of a network are made of; see `ResNet29`."""
+    """The settings of the blocks of a network; see `ResNet29`."""
 
     group: groups.Group
     mixer: str
@@ -282,7 +283,7 @@ class _Blocks:
 
     @property
     def suffix(self) -> str:
-        """What follows the group in the name of the model."""
+        """The end of the name of the model, after the group."""
         mixer = f"_{self.mixer}" if self.attends else ""
         return mixer + ("_se" if self.squeeze_excite else "")
 
@@ -378,7 +379,7 @@ def _block(
     y = convolution.batch_norm(
         y,
         f"{name}_bn3",
-        # Of zero the block starts as its shortcut.
+        # With zeros the block starts as its shortcut.
         gamma_initializer="zeros" if blocks.attends else "ones",
     )
     if blocks.squeeze_excite:

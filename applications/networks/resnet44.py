@@ -61,11 +61,11 @@ def ResNet44(
 
     Args:
         group: a group or its name.
-        attention: of every convolution, shortcuts included. None, "full",
-            "channel" or "spatial" (on the responses, `AttentiveGroupConv2D`),
-            "input" (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`). The
-            paper has None and "input"; the others take the settings of
-            "input".
+        attention: the attention of every convolution, shortcuts included. None,
+            "full", "channel" or "spatial" (on the responses,
+            `AttentiveGroupConv2D`), "input" (`InputAttention`) or "co"
+            (`CoAttentiveGroupConv2D`). The paper has None and "input"; the
+            others take the settings of "input".
         filters: channels of the first stage; the next two have twice and four
             times as many. None is the paper's: 32, 64, 128 for z2 and
             11, 23, 45 for p4m; each of the planar widths over sqrt(order) for

@@ -42,7 +42,7 @@ def _shipped(
     }
 
 
-# What is shipped for exact networks, by the size of their kernels.
+# The weights that are shipped for exact networks, by the size of their kernels.
 SHIPPED: dict[int, pretrained.Shipped] = {
     3: _shipped(
         {
@@ -113,8 +113,8 @@ def RotMNISTCNN(
 
     Args:
         group: a group or its name.
-        attention: of every convolution. None, "full", "channel" or "spatial"
-            (on the responses, `AttentiveGroupConv2D`), "input"
+        attention: the attention of every convolution. None, "full", "channel"
+            or "spatial" (on the responses, `AttentiveGroupConv2D`), "input"
             (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
         filters: width of the six hidden layers. None is the paper's: 20 for
             z2, 10 for p4 and 7 for p4m; for other groups it is what keeps the

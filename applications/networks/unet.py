@@ -15,7 +15,7 @@ from keras_equiattn.applications.networks.common.network import Network
 from keras_equiattn.applications.registry import register
 
 PLANAR_WIDTH = 16
-WINDOW = 5  # of attention
+WINDOW = 5  # rows and columns that attention sees
 HEADS = 4
 MIXERS: Mapping[str, Any] = {
     "conv": None,
@@ -68,19 +68,19 @@ def GroupUNet(
             is 16 for z2, and 16 / sqrt(order) for others, which gives about as
             many parameters; with a `mixer` other than "conv", the nearest
             multiple of 4.
-        attention: of every 3 x 3 convolution. None, "full", "channel" or
-            "spatial" (on the responses, `AttentiveGroupConv2D`), "input"
-            (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
-        mixer: what the second layer of each block is: "conv", or attention over
-            windows of 5 x 5 pixels with 4 heads, "asc" (`AffineSelfConv2D`) or
-            "acmix" (`ACmix2D`, for groups that act on the grid).
+        attention: the attention of every 3 x 3 convolution. None, "full",
+            "channel" or "spatial" (on the responses, `AttentiveGroupConv2D`),
+            "input" (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
+        mixer: the second layer of each block: "conv", or attention over windows
+            of 5 x 5 pixels with 4 heads, "asc" (`AffineSelfConv2D`) or "acmix"
+            (`ACmix2D`, for groups that act on the grid).
         outputs: "scores": numbers of each pixel, such as logits of classes;
             "vectors": vectors of each pixel, which turn with the image; "axes":
             the same for directions without a sign, see `GroupToVector2D`.
         input_shape: `(height, width, channels)`; height and width must be
             divisible by `2 ** depth`.
         classes: the number of scores, or of vectors.
-        classifier_activation: of scores; None returns logits.
+        classifier_activation: the activation of scores; None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity.

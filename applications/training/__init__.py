@@ -1,4 +1,4 @@
-"""Training: what `examples/train.py` consists of.
+"""Training: the parts of `examples/train.py`.
 
 A `recipe.Recipe` states a protocol, and `recipes` has one for each registered
 network. `options` combines a recipe with what a user asks for, and `run` does

@@ -213,7 +213,7 @@ class EpochLog(keras.callbacks.Callback):
 
     @property
     def best(self) -> Row | None:
-        """The row of the best validation accuracy; of equals the lower loss."""
+        """The row of the best validation accuracy, then of the lowest loss."""
         rows = [row for row in self.rows if "val_accuracy" in row]
 
         def key(row: Row) -> tuple[float, float]:
@@ -344,7 +344,7 @@ class Plateau(keras.callbacks.ReduceLROnPlateau):
         log: The run's log, which comes before in the list of callbacks.
         learning_rate: Rate at the start of the run.
         patience: Epochs that may pass without a better one.
-        factor: What the rate is multiplied by.
+        factor: The factor by which the rate is multiplied.
     """
 
     def __init__(

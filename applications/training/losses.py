@@ -18,7 +18,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
     label too.
 
     Args:
-        smoothing: In [0, 1).
+        smoothing: The part of a target that the label does not get, in [0, 1).
         **kwargs: Arguments of `keras.losses.Loss`.
     """
 

@@ -81,9 +81,9 @@ class CoupledSGD(CoupledDecay, keras.optimizers.SGD):
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class DecoupledAdam(keras.optimizers.AdamW):
-    """AdamW that decays what the code of Swin decays.
+    """AdamW with the weight decay of the code of Swin.
 
-    That is neither vectors and scalars (biases, gains, offsets, rates of
+    It decays neither vectors and scalars (biases, gains, offsets, rates of
     paths) nor position biases, embeddings and class tokens.
     """
 
@@ -109,7 +109,7 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         learning_rate: Rate after the warm-up and before the first milestone.
         milestones: Steps from which the rate is lower, increasing.
-        factor: What the rate is multiplied by at each milestone.
+        factor: The factor by which the rate is multiplied at each milestone.
         warmup_steps: Steps over which the rate rises linearly; step `s`
             of them takes `(s + 1) / warmup_steps` of the rate.
     """

@@ -1,4 +1,4 @@
-"""What a run of `examples/train.py` can be asked for, and its folder."""
+"""The options of a run of `examples/train.py`, and its folder."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from keras_equiattn.applications.training.recipe import Recipe
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
-# What makes a run, beside its recipe; a resumed run has the same.
+# The options that make a run, beside its recipe; a resumed run has the same.
 _FIXED = (
     "model",
     "seed",
@@ -421,7 +421,7 @@ def open_out(options: TrainOptions, recipe: Recipe) -> None:
 
 
 def _identity(options: TrainOptions, recipe: Recipe) -> dict[str, Any]:
-    """What must be the same when a run is resumed, as JSON gives it back."""
+    """The settings that a resumed run must share, as JSON gives them back."""
     own = {name: getattr(options, name) for name in _FIXED}
     protocol = dataclasses.asdict(recipe)
     del protocol["source"]
@@ -430,7 +430,7 @@ def _identity(options: TrainOptions, recipe: Recipe) -> dict[str, Any]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Of all that a run may be said to be."""
+    """The defaults of recipes and options, as far as they are not None."""
     return {
         field.name: field.default
         for of in (Recipe, TrainOptions)

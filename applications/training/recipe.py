@@ -28,9 +28,10 @@ class Recipe:
         epsilon: Epsilon of Adam and AdamW. PyTorch's default is 1e-8, Keras'
             1e-7.
         weight_decay: Coupled decay: this times the variable is added to the
-            gradient of every trainable variable. Of AdamW decoupled: this
-            times the learning rate times the variable is subtracted; biases,
-            gains, offsets, rates and position embeddings are left out.
+            gradient of every trainable variable. The decay of AdamW is
+            decoupled: this times the learning rate times the variable is
+            subtracted; biases, gains, offsets, rates and position embeddings
+            are left out.
         milestones: Numbers of completed epochs at which the learning rate is
             multiplied by `factor`; all before the last epoch.
         factor: See `milestones`.

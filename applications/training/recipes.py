@@ -73,8 +73,8 @@ _PCAM = Recipe(
     plateau_patience=20,
 )
 
-# The same for CIFAR-100. Their rate rises from epoch to epoch of the warm-up,
-# ours with every update.
+# The protocol is the same for CIFAR-100. Their rate rises from epoch to epoch
+# of the warm-up, ours with every update.
 _RESNET29 = Recipe(
     source=(
         "Diaconu and Worrall 2019, https://arxiv.org/abs/1911.07704, appendix "

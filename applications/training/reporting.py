@@ -1,4 +1,4 @@
-"""What a training run tells of itself: versions, hardware, lines, curves."""
+"""Reports of a training run: versions, hardware, lines, curves."""
 
 import datetime
 import importlib.metadata
@@ -51,7 +51,7 @@ def hardware() -> dict[str, Any]:
 
 
 def measured_by(command: str) -> dict[str, Any]:
-    """What every file of results begins with.
+    """The first entries of every file of results.
 
     Args:
         command: the command that makes the file.
@@ -139,7 +139,7 @@ _INCIDENTAL = ("seed", "out", "resume", "data_dir", "verbose")
 
 
 def settings_key(results: dict[str, Any]) -> str:
-    """The same text for runs that differ in nothing but the seed."""
+    """A text that is equal for runs that differ in nothing but the seed."""
     settings = {
         name: value
         for name, value in results["options"].items()
@@ -171,10 +171,10 @@ def plot_curves(
     """Draws loss and error rate; needs matplotlib.
 
     Args:
-        rows: of each epoch.
-        path: of the picture.
-        title: above it.
-        steps: of parts of epochs, whose "epoch" is a fraction.
+        rows: the rows of all epochs.
+        path: the path of the picture.
+        title: the title above it.
+        steps: rows for parts of epochs, whose "epoch" is a fraction.
     """
     try:
         from matplotlib.figure import Figure

@@ -191,8 +191,8 @@ def _group_of_poses(model: keras.Model) -> groups.Group:
 def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
     """How much the output depends on the pose of images of the dataset.
 
-    Of the group's elements those are tried that map the pixel grid onto
-    itself. A network without symmetry is measured under quarter turns.
+    All elements of the group are tried that map the pixel grid onto itself. A
+    network without symmetry is measured under quarter turns.
 
     Returns:
         The group, and the largest relative error over its elements: None

@@ -63,14 +63,14 @@ _ATTENTIVE = ("rotmnist*", "allcnnc*", "resnet44*", "pcam_densenet*")
 def of_registered(
     name: str,
 ) -> tuple[Callable[..., keras.Model], dict[str, Any]]:
-    """What loads the authors' weights of a registered network.
+    """The function that loads the authors' weights of a registered network.
 
     Args:
-        name: of the network, see `applications.list_models`.
+        name: the name of the network, see `applications.list_models`.
 
     Returns:
-        The function of this module, and arguments that `applications.get_model`
-        must be given for what it loads.
+        The function of this module, and the arguments that
+        `applications.get_model` needs for a network that it can load into.
 
     Raises:
         ValueError: for a network whose authors' code has another format, or

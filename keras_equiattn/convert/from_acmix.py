@@ -13,7 +13,7 @@ from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
 from keras_equiattn.ops.dense import relative_places
 
-# What the authors call our layers; they count stages and blocks from 0, and
+# The authors' names for our layers. They count stages and blocks from 0, and
 # merge patches at the end of a stage.
 _MODULES = {
     "patches": "patch_embed.proj",
@@ -30,8 +30,8 @@ _BLOCK = {
 }
 _MERGE = {"norm": "downsample.norm", "dense": "downsample.reduction"}
 
-# Of each variable the name in their module, their axes and ours: input (i) and
-# output (o) channels, rows (x) and columns (y), of offsets too, shifts (t),
+# For each variable the name in their module, their axes and ours: input (i) and
+# output (o) channels, rows (x) and columns (y), also of offsets, shifts (t),
 # maps (m) and heads (n); without axes of size one.
 _MIXER: dict[str, tuple[str, Sequence[str], str]] = {
     **{
@@ -97,7 +97,7 @@ def acmix_parts(model: Any) -> dict[str, Part]:
 
 
 def split_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same, but queries, keys and values by themselves."""
+    """Returns the arrays with queries, keys and values split up."""
     found = {}
     for name, array in arrays.items():
         match = re.fullmatch(r"(.*attn\.)qkv(\.weight|\.bias)", name)
@@ -114,10 +114,10 @@ def split_maps(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def acmix_buffers(
     model: keras.Model, arrays: Mapping[str, np.ndarray]
 ) -> list[str]:
-    """What may be there beside the weights of the model.
+    """The names of arrays that may be there beside the weights of the model.
 
-    The mask of shifted windows, which the size of images decides, the places
-    of offsets, and the classifier where the model has none.
+    These are the mask of shifted windows, which depends on the size of images,
+    the places of offsets, and the classifier where the model has none.
 
     Raises:
         ValueError: if the places are those of another window.
@@ -146,7 +146,7 @@ def acmix_kind(mixed: bool) -> str:
 
 
 def _module(name: str) -> str | None:
-    """What the authors call a layer of ours; None for none of theirs."""
+    """The authors' name for one of our layers; None if they have none."""
     match = re.fullmatch(r"stage(\d+)_(block(\d+)|merge)_(\w+)", name)
     if match is None:
         return _MODULES.get(name)

@@ -14,8 +14,8 @@ from keras_equiattn.convert.reading import BATCH_NORMALIZATION
 from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
 
-# What the authors call a layer of ours; other layers have the same name there.
-# They count blocks from 0, and name the stages of a ResNet by their sizes.
+# The authors' names for our layers; other layers have the same name there. They
+# count blocks from 0, and name the stages of a ResNet by their sizes.
 _MODULES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"conv(\d+)", lambda m: f"c{m[1]}"),
     (r"conv_out", lambda m: "c_out"),
@@ -36,7 +36,7 @@ _MODULES: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
 )
 
-# Of each variable the name in their module, their axes and ours: output (o),
+# For each variable the name in their module, their axes and ours: output (o),
 # input (i) and hidden (k) channels, statistics (s), group elements (h), rows
 # (x) and columns (y).
 _VARIABLES = {
@@ -113,7 +113,7 @@ def _parts(layer: Any) -> list[Part]:
 
 
 def _factor(layer: Any, group: str, name: str) -> float:
-    """What their code multiplies by where a group is summed over."""
+    """The factor of their code where it sums over a group."""
     constant, attentive = _CONSTANTS[group]
     if isinstance(layer, _ATTENTIVE):
         # Their constant follows the attention, which sees responses without
@@ -151,7 +151,7 @@ def att_gconvs_parts(model: Any) -> dict[str, Part]:
 
 
 def _module(layer: Any) -> str:
-    """What the authors call the module that has the weights of a layer."""
+    """The authors' name for the module that has the weights of a layer."""
     name = str(layer.name)
     if isinstance(layer, layers.InputAttention):
         name = name.removesuffix("_attention")

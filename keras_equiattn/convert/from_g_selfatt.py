@@ -15,13 +15,13 @@ from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
 from keras_equiattn.ops.papers.position_encoding import window_offsets
 
-# What they add to variances.
+# The number that they add to variances.
 EPSILON = 1e-12
 
 # Positions seen in two groups differ by more, rounded ones by less.
 TOLERANCE = 1e-2
 
-# What the authors of group self-attention call the layers of a block.
+# The names that the authors of group self-attention give the layers of a block.
 _BLOCK = {
     "norm1": "attention.0",
     "attention": "attention.2",
@@ -33,8 +33,8 @@ _BLOCK = {
     "shortcut": "shortcut.0",
 }
 
-# Of each variable the name in their module, their axes and ours: output (o) and
-# input (i) channels, group elements (h), heads (n), of which they have the
+# For each variable the name in their module, their axes and ours: output (o)
+# and input (i) channels, group elements (h), heads (n), of which they have the
 # channels (k) side by side, hidden units (m) and the coordinate (c) of the
 # encodings; without the axes of size one at the end of theirs.
 _ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
@@ -108,11 +108,11 @@ def gsa_parts(model: Any) -> dict[str, Part]:
 
 
 def gsa_buffers(model: Any) -> dict[str, np.ndarray]:
-    """What their modules hold beside weights, by full names.
+    """The arrays that their modules hold beside weights, by full names.
 
-    Which group and which window they are for, in their convention: position
-    and pose seen by an element are acted on by it, not by its inverse. NaN
-    stands for any value.
+    The arrays say for which group and which window a module is, in the authors'
+    convention: an element itself, not its inverse, acts on the position and the
+    pose that it sees. NaN stands for any value.
     """
     modules = _modules({layer.name for layer in model.layers})
     buffers: dict[str, np.ndarray] = {}
@@ -175,7 +175,7 @@ def _buffers_of_group(group: groups.Group) -> dict[str, np.ndarray]:
     return {
         "group._identity": elements[0],
         "group._elements": elements,
-        # Of g and m the element m g^-1.
+        # The element m g^-1 for each g and m.
         "group._relative_positions": group.product_table[:, group.inverse].T,
     }
 
@@ -206,7 +206,7 @@ def _check_windows(layer: Any) -> None:
 
 
 def _modules(names: set[str]) -> dict[str, str]:
-    """What the authors call the modules of the layers of a `GSANet`."""
+    """The authors' names for the modules of the layers of a `GSANet`."""
     modules = {
         "lift": "lifting_self_attention",
         "lift_norm": "lifting_normalization",

@@ -13,13 +13,13 @@ from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
 
 SIGNS = ("A1", "A2", "B1", "B2")
-# What the parts of their modules are called that are put together to one array.
+# The names of the parts of their modules that are joined to one array.
 _SIGNS = f"{{{','.join(SIGNS)}}}"
 _LIFT = "patch_embed.lift8"
 _KERNELS = (*SIGNS, "E_left", "E_right")
 # The token of masked patches, and the heads, with which DINOv2 is trained.
 _NOT_USED = ("mask_token.", "backbone.mask_token.", "dino_head.", "ibot_head.")
-# How many invariants there are of a channel.
+# The number of invariants of a channel, which has eight values.
 _INVARIANT = {
     6: "invariant with the power spectrum",
     32: "invariant with polynomials",
@@ -208,7 +208,7 @@ def octic_arrays(
 
 
 def octic_looks(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """What messages say of the network that arrays are of, if it is known."""
+    """The kind of network that arrays are of, for messages; None if unknown."""
     if "patch_embed.proj.weight" in arrays:
         return "plain"
     if f"{_LIFT}.kernel" not in arrays:
@@ -221,7 +221,7 @@ def octic_looks(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def octic_kind(model: Any) -> str:
-    """What messages say of a model."""
+    """The kind of network that a model is, for messages."""
     for layer in model.layers:
         if layer.name == "invariants":
             return _INVARIANT[
@@ -233,7 +233,7 @@ def octic_kind(model: Any) -> str:
 
 
 def _module(name: str) -> str | None:
-    """What comes before the names of the variables of our layer."""
+    """The beginning of the authors' names for the variables of our layer."""
     if name == "patches":
         return f"{_LIFT}."
     match = re.fullmatch(r"block(\d+)_(\w+)", name)

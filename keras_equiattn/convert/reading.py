@@ -18,7 +18,7 @@ import numpy as np
 
 _TORCH_FILES = (".pth", ".pt", ".bin")
 
-# Of each variable the name in a PyTorch module, its axes and ours.
+# For each variable the name in a PyTorch module, its axes and ours.
 BATCH_NORMALIZATION = {
     "gamma": ("weight", "i", "i"),
     "beta": ("bias", "i", "i"),
@@ -32,15 +32,16 @@ class Part:
     """Where a variable comes from.
 
     Attributes:
-        variable: of our layer.
-        key: name in their module.
+        variable: the variable of our layer.
+        key: the name in their module.
         theirs: for each axis of their tensor the letter of our axis. An axis
             that joins several of our axes has the letters of all of them, and
             an axis of size one has none.
         ours: the letters of our axes. Our variable may have a group axis of
             size one in addition.
         elements: our group elements in their numbering.
-        factor: what their code multiplies by and ours does not.
+        factor: a factor that their code has and ours has not; the array is
+            multiplied by it.
     """
 
     variable: Any
@@ -123,7 +124,7 @@ def read(state: Any) -> dict[str, np.ndarray]:
 
 
 def _common_prefix(names: Sequence[str]) -> str:
-    """What wrappers of PyTorch put before every name."""
+    """The prefix that wrappers of PyTorch put before every name."""
     prefix = ""
     for _ in names:
         for wrapper in ("module.", "_orig_mod."):

@@ -28,10 +28,10 @@ MOVED = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedFile:
-    """What was measured on one file.
+    """The measurements on one file.
 
     Attributes:
-        path: of the file or folder.
+        path: the path of the file or folder.
         format: its format, see `keras_equiattn.export`.
         runtime: name and version of the package that ran it.
         bytes: size of the file, with its weights.
@@ -55,7 +55,7 @@ class CertifiedFile:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What `certificate` measured; `print` shows it as a table in Markdown.
+    """The measurements of `certificate`; `print` shows a table in Markdown.
 
     Attributes:
         group: name of the group.
@@ -73,7 +73,7 @@ class Certificate:
         """Writes all of it to a file in JSON.
 
         Args:
-            path: of the file.
+            path: the path of the file.
         """
         content = dataclasses.asdict(self)
         for entry, file in zip(content["files"], self.files, strict=True):
@@ -108,9 +108,10 @@ def certificate(
             The networks must have one input.
         group: a group or its name. For groups that do not act on the grid, the
             elements that do are tried.
-        images: `(batch, height, width, channels)`, what the network will see.
-            Each element must change at least one of them.
-        outputs: what outputs of rank 4 are, see `testing.equivariance_error`.
+        images: `(batch, height, width, channels)`, images that the network will
+            see. Each element must change at least one of them.
+        outputs: the kind of outputs of rank 4, see
+            `testing.equivariance_error`.
 
     Returns:
         The errors of every element and every file.

@@ -117,11 +117,12 @@ def _convolution(
 
     Args:
         layer: the convolution on the group.
-        image: what it is called with, folded.
-        kernel: of the new convolution.
+        image: the input of the new convolution, folded.
+        kernel: the kernel of the new convolution.
         to: the rewriting.
         kind: the class of the new convolution.
-        filters: of the new convolution; None is the last axis of the kernel.
+        filters: the filters of the new convolution; None is the last axis of
+            the kernel.
     """
     at_once = is_pointwise(layer.activation)
     new = kind(

@@ -30,7 +30,7 @@ GLOBAL_POOLING = (
     keras.layers.GlobalAveragePooling2D,
     keras.layers.GlobalAveragePooling3D,
 )
-# The same, of `keras.ops`, by the names of their classes.
+# Sums without weights in `keras.ops`, by the names of their classes.
 OPERATIONS = ("Mean", "Sum")
 # Layers that move values, compute each alone, or take the largest.
 EXACT_LAYERS = (
@@ -59,7 +59,7 @@ EXACT_LAYERS = (
     keras.layers.ZeroPadding2D,
     keras.layers.ZeroPadding3D,
 )
-# Those of them after which the last axis is that of channels if it was before.
+# Layers after which the last axis is that of channels if it was before.
 KEEPING_CHANNELS = (
     *POINTWISE,
     *MERGING,
@@ -102,7 +102,7 @@ CURVED_ACTIVATIONS = frozenset(
     tanh_shrink
     """.split()  # noqa: SIM905
 )
-# Those of `keras.activations` that look at several values.
+# Functions of `keras.activations` that look at several values.
 NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
 # Operations that pick entries: exact if they leave the axes of places and of
 # group elements alone. Sums of what they pick would be in another order.

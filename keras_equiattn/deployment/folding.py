@@ -93,7 +93,7 @@ def _with(layer: Any, normalization: Any, x: Any) -> Any:
 
 
 def factor_and_offset(normalization: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What a batch normalization multiplies each channel with, and adds."""
+    """The factor and the offset of a batch normalization for each channel."""
     mean = ops.convert_to_numpy(normalization.moving_mean)
     variance = ops.convert_to_numpy(normalization.moving_variance)
     # In double precision: as exact for each of several equal variances.

@@ -34,9 +34,9 @@ class Format(NamedTuple):
     """How a format is written.
 
     Attributes:
-        suffix: of its files; none for a folder.
+        suffix: the suffix of its files; none for a folder.
         backend: the backend of Keras that writes it.
-        packages: what has to be installed beside Keras.
+        packages: the packages that must be installed beside Keras.
     """
 
     suffix: str
@@ -66,11 +66,11 @@ def export(
     """Writes a network to a file that programs without this library run.
 
     Unlike `keras.Model.export`, it writes every layer of this library in every
-    format, from every backend and for batches of any size: what it traces holds
-    common operators alone. ONNX, OpenVINO and `.pt2` are traced by PyTorch,
-    SavedModel and LiteRT by TensorFlow, which has to be installed; if Keras
-    runs another backend, a new process does it, and imports the modules that
-    define the layers.
+    format, from every backend and for batches of any size: the traced programs
+    hold common operators alone. ONNX, OpenVINO and `.pt2` are traced by
+    PyTorch, SavedModel and LiteRT by TensorFlow, which has to be installed; if
+    Keras runs another backend, a new process does it, and imports the modules
+    that define the layers.
 
     A network of `keras_equiattn.plain` makes a smaller graph, and a faster one
     where the runtime does not fold constants.
@@ -87,7 +87,7 @@ def export(
             ".tflite", ".pt2" or none.
 
     Symmetry:
-        That of the model.
+        The symmetry of the model.
 
     Raises:
         TypeError: for what is no path.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What stands for zero where levels with these limits are counted from zero:
+# The unsigned level that stands for zero, for levels with these limits:
 # onnxruntime convolves only tensors of one type, with or without a sign.
 ZEROS = {(-128.0, 127.0): 128, (0.0, 255.0): 0}
 # Operators that give the same whether levels are made before or after them.
@@ -45,9 +45,9 @@ class _Twin(NamedTuple):
     """A tensor of integers beside one of levels in floats.
 
     Attributes:
-        name: of the tensor.
-        step: of the levels.
-        constants: the names of the step and of what stands for zero.
+        name: the name of the tensor.
+        step: the step of the levels.
+        constants: the names of the step and of the level that stands for zero.
     """
 
     name: str
@@ -56,16 +56,16 @@ class _Twin(NamedTuple):
 
 
 class _Convolution(NamedTuple):
-    """A convolution of levels, and what makes levels of its result.
+    """A convolution of levels, and the nodes that make levels of its result.
 
     Attributes:
         node: the convolution.
-        moves: what moves numbers, or takes the largest, in the order in which
-            the result of the convolution passes them. It gives the same with
-            levels.
+        moves: nodes that move numbers, or take the largest, in the order in
+            which the result of the convolution passes them. They give the same
+            result for levels.
         kernel: whole numbers.
         bias: whole numbers.
-        scale: what the sums are multiplied with.
+        scale: the factors of the sums.
     """
 
     node: Any
@@ -78,13 +78,13 @@ class _Convolution(NamedTuple):
 class _Rewriting:
     """Goes through a graph once, in its order.
 
-    Levels get a twin of integers. What takes the floats takes them as before,
-    or those that the integers become. What nothing takes in the end is left
-    out.
+    Levels get a twin of integers. Nodes that take floats take them as before,
+    or those that the integers become. Nodes whose results nothing takes in the
+    end are left out.
 
     Attributes:
-        nodes: those of the new graph.
-        constants: its initializers.
+        nodes: the nodes of the new graph.
+        constants: the initializers of the new graph.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -108,7 +108,7 @@ class _Rewriting:
             self._twins[node.output[0]] = moved
 
     def _make_levels(self, clip: Any) -> None:
-        """Makes the twin of levels: those of `Clip(Round(x / step))`."""
+        """Makes the twin of the levels of `Clip(Round(x / step))`."""
         division = self._before(self._before(clip, "Round"), "Div")
         limits = [self._value(name) for name in clip.input[1:]]
         step = self._value(division.input[1]) if division else None
@@ -137,7 +137,7 @@ class _Rewriting:
     def _convolution(self, division: Any) -> _Convolution | None:
         """The convolution of levels that alone gives what is divided, if any.
 
-        Between them there is what an `IntegerConv2D` does with its sums.
+        The nodes between them are those of an `IntegerConv2D` after its sums.
         """
         last, moves = division, []
         while source := self._before(last, *MOVES, "Relu", alone=True):
@@ -188,8 +188,8 @@ class _Rewriting:
 
         Args:
             node: the other one; None gives None.
-            *operators: what it may be.
-            alone: whether nothing else may take what it makes.
+            *operators: the operators that the node may have.
+            alone: whether no other node may take the result of the node.
 
         Returns:
             The node; None if it is not as asked for.

@@ -37,14 +37,14 @@ class Levels(keras.layers.Layer):
         signed: whether there are levels below zero: with 8 bits they go from
             -128 to 127, or from 0 to 255. What lies beyond becomes the nearest
             level.
-        bits: of a level.
+        bits: the bits of a level.
         **kwargs: arguments of `keras.layers.Layer`.
 
     Input shape:
         Any.
 
     Output shape:
-        The same; whole numbers in float32.
+        The shape of the input; the values are whole numbers in float32.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Table(keras.layers.Layer):
         Any.
 
     Output shape:
-        The same.
+        The shape of the input.
     """
 
     def __init__(self, least: int, size: int, **kwargs: Any) -> None:
@@ -126,14 +126,14 @@ class Scaling(keras.layers.Layer):
     and not all programs do that the same way for all group elements.
 
     Args:
-        axis: of the channels.
+        axis: the axis of the channels.
         **kwargs: arguments of `keras.layers.Layer`.
 
     Input shape:
         Any.
 
     Output shape:
-        The same.
+        The shape of the input.
     """
 
     def __init__(self, axis: int = -1, **kwargs: Any) -> None:
@@ -330,11 +330,11 @@ def integer_weights(
     fit into the bits, and no sum of products can reach 2^24.
 
     Args:
-        kernel, bias: of the linear layer.
-        axis: of the outputs in the kernel.
-        step: of the levels that the layer gets.
+        kernel, bias: the weights of the linear layer.
+        axis: the axis of the outputs in the kernel.
+        step: the step of the levels that the layer takes.
         largest: the largest absolute level.
-        bits: of the weights.
+        bits: the bits of the weights.
 
     Returns:
         The kernel in int8, the bias in int32 and the factor of each channel,

@@ -51,7 +51,7 @@ def plain(
         dtype policies as well.
 
     Symmetry:
-        That of the model.
+        The symmetry of the model.
 
     Raises:
         ValueError: for bad arguments, such as a model without a graph.
@@ -94,7 +94,7 @@ def plain(
 def _rewritten(
     model: keras.Model, inputs: list[Any], to: PlainRewriting
 ) -> list[Any]:
-    """What stands for the outputs of a model."""
+    """The values in place of the outputs of a model."""
     values = dict(zip(map(id, model.inputs), inputs, strict=True))
     for node in nodes(model):
         if node.is_input:
@@ -112,7 +112,7 @@ def _rewritten(
 def _rewritten_call(
     operation: Any, inputs: list[Any], to: PlainRewriting
 ) -> list[Any]:
-    """What stands for the outputs of a call."""
+    """The values in place of the outputs of a call."""
     rewriter = rewriter_of(operation)
     # Attention maps, for instance, are left to the layers themselves.
     if rewriter is None or (is_own(operation) and to.has_options):

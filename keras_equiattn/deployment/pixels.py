@@ -116,7 +116,7 @@ def _votes(layer: Any, x: Any, to: PlainRewriting, by_component: bool) -> Any:
     """The sum of the directions of the group elements, a linear map.
 
     Args:
-        layer: of the directions.
+        layer: the layer of the directions.
         x: the feature map.
         to: the rewriting.
         by_component: whether all components along the rows come first.

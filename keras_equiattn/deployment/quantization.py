@@ -31,7 +31,8 @@ from keras_equiattn.graphs import Rewriting
 from keras_equiattn.graphs import with_calls
 
 BATCH = 32
-# Of the levels that functions are tabulated for: no sum is made of them.
+# The bits of the levels that functions are tabulated for: no sum is made of
+# them.
 TABLE_BITS = 12
 
 
@@ -44,14 +45,14 @@ def quantize(
     """Makes a network with weights and activations of 8 bits.
 
     The network is that of `keras_equiattn.plain` with batch normalization
-    folded into its convolutions. What a convolution, a dense layer or a mean
-    takes is rounded to 256 levels, the weights to whole numbers of 8 bits, and
+    folded into its convolutions. The input of a convolution, a dense layer or a
+    mean is rounded to 256 levels, the weights to whole numbers of 8 bits, and
     every sum of products is a whole number below 2^24. Such sums do not depend
     on the order of their terms, as sums of floats do. Functions such as the
-    sigmoid become tables of 4,096 values. So a network on a group
-    of quarter turns and mirror images, such as `"p4"` and `"p4m"`, gives the
-    turned image exactly the turned result, to the last bit; `certificate`
-    measures it on a file.
+    sigmoid become tables of 4,096 values. So a network on a group of quarter
+    turns and mirror images, such as `"p4"` and `"p4m"`, gives the turned image
+    exactly the turned result, to the last bit; `certificate` measures it on a
+    file.
 
     A layer or an operation whose sums are not known to be of whole numbers is
     named in a warning: attention, for example, `DepthwiseConv2D`, layers of
@@ -72,19 +73,19 @@ def quantize(
         calibration: images that the network will see, as `model.predict` takes
             them: an array, or a list or a dictionary of several. A hundred are
             enough.
-            They say how large activations get; what is larger later is cut.
-            Of a dataset, pass the images of some batches.
+            They say how large activations get; larger activations are later
+            cut. Pass the images of some batches of a dataset.
         weight_bits: bits of a weight, 2 to 8. With 7, processors without
             instructions for dot products of 8 bits, which saturate at 16 bits,
             compute exactly as well.
-        name: of the new network; None is that of the model.
+        name: the name of the new network; None is the name of the model.
 
     Returns:
         A functional model, which cannot be trained.
 
     Symmetry:
-        That of the model. It is exact where the group acts on the grid and no
-        layer is named in a warning.
+        The symmetry of the model. It is exact where the group acts on the grid
+        and no layer is named in a warning.
 
     Raises:
         ValueError: for bad arguments, such as a model without a graph or one
@@ -139,10 +140,10 @@ class _Quantization(Rewriting):
     """Makes layers on whole numbers in place of linear layers.
 
     Args:
-        network: of Keras' own layers.
+        network: a network of Keras' own layers.
         ranges: least and largest value of the tensors that are summed, by the
             identity of the tensor.
-        bits: of a weight.
+        bits: the bits of a weight.
 
     Attributes:
         coarse: names and classes of layers whose weights have fewer bits, so
@@ -279,7 +280,7 @@ def _with_known_functions(network: keras.Model) -> keras.Model:
 
 
 def _scaled(source: Any, x: Any, to: Rewriting) -> Any:
-    """What a batch normalization makes of a tensor, by other means."""
+    """Applies a batch normalization as a layer of factors and offsets."""
     layer, is_new = to.shared(Scaling(source.axis, name=to.name("scaling")))
     y = layer(x)
     if is_new:
@@ -289,7 +290,7 @@ def _scaled(source: Any, x: Any, to: Rewriting) -> Any:
 
 
 def _activated(source: Any, x: Any, to: Rewriting) -> Any:
-    """What a linear layer makes of a tensor, its activation apart."""
+    """Applies a linear layer, and its activation as a layer of its own."""
     config = {**source.get_config(), "activation": None}
     layer, is_new = to.shared(type(source).from_config(config))
     y = layer(x)

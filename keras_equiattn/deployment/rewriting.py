@@ -1,4 +1,4 @@
-"""What the rewriting of a layer works with, and where rewritings are kept."""
+"""The tools for rewriting a layer, and the register of rewritings."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ class PlainRewriting(Rewriting):
 
         Args:
             layer: a layer of Keras that is not built.
-            *inputs: what it is called with; several are passed as a list.
-            weights: what its weights are set to.
+            *inputs: the inputs of the layer; several are passed as a list.
+            weights: the values of its weights.
         """
         layer, is_new = self.shared(layer)
         y = layer(inputs[0] if len(inputs) == 1 else list(inputs))
@@ -65,13 +65,13 @@ class PlainRewriting(Rewriting):
         return y
 
     def copy(self, inputs: Sequence[Any]) -> list[Any]:
-        """Calls what the first network calls, with weights of its own.
+        """Calls a copy of the layer or operation of the first network.
 
         Args:
-            inputs: what it is called with, each as in the first network.
+            inputs: the inputs, each as in the first network.
 
         Returns:
-            All that it returns.
+            All its outputs.
         """
         tensors = [x.map if isinstance(x, FeatureMap) else x for x in inputs]
         return [self.value(x) for x in self.copied(tensors)]
@@ -116,7 +116,7 @@ class PlainRewriting(Rewriting):
         return len(given) > len(self.node.input_tensors)
 
     def value(self, x: Any) -> Any:
-        """What stands for a tensor: a feature map if it has five axes."""
+        """The value in place of a tensor: a feature map if it has five axes."""
         is_map = len(x.shape) == 5 and None not in x.shape[3:]
         return self.feature_map(x) if is_map else x
 
@@ -141,8 +141,8 @@ class PlainRewriting(Rewriting):
 
         Args:
             x: a tensor.
-            shape: of the new axes, with at most one None.
-            suffix: of the name of the layer.
+            shape: the sizes of the new axes, with at most one None.
+            suffix: the suffix of the name of the layer.
         """
         # Not shared: only some calls of a layer need it.
         name = self.name(suffix)

@@ -30,7 +30,7 @@ class Runtime(NamedTuple):
     """The program that runs a format.
 
     Attributes:
-        packages: what it may be called where it is installed.
+        packages: the names that the package may have where it is installed.
         open: opens a file.
     """
 
@@ -96,7 +96,7 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
 
 
 def format_at(path: str) -> str:
-    """The format of what a path leads to: that of its suffix, if any."""
+    """The format of a file, by its suffix; a folder is a SavedModel."""
     return "tf_saved_model" if Path(path).is_dir() else format_of(path)
 
 

@@ -1,4 +1,4 @@
-"""From a plain Keras network to the equivariant network of the same topology.
+"""Conversion of a plain Keras network to an equivariant one of its topology.
 
 `network` walks through the graph, `conversion` is what converters of layers
 work with, `convolutions`, `pixels` and `values` have the converters for the

@@ -1,4 +1,4 @@
-"""What a converter of a layer works with, and where converters are kept."""
+"""The tools of a converter of a layer, and the register of converters."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -79,8 +79,9 @@ class RefusalError(Exception):
     """Says that a layer cannot be converted.
 
     Attributes:
-        instead: what the conversion goes on with, so that all problems of a
-            network are found at once; None for a tensor like the plain one.
+        instead: the tensor with which the conversion goes on, so that all
+            problems of a network are found at once; None for a tensor like the
+            plain one.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class RefusalError(Exception):
 
 
 class Conversion(Rewriting):
-    """What a converter knows of the call that it converts, and what it can do.
+    """The facts about the call that is converted, and the tools to convert it.
 
     Attributes:
         group: the group of the new network.
@@ -183,12 +184,13 @@ class Conversion(Rewriting):
 
         Args:
             layer: a layer that is not built.
-            *inputs: what it is called with; several are passed as a list.
-            weights: what the weights are set to for an inflated network. None
-                is the weights of the plain layer, if they have the same shapes.
+            *inputs: the inputs of the layer; several are passed as a list.
+            weights: the values of the weights for an inflated network. None
+                stands for the weights of the plain layer, if they have the same
+                shapes.
 
         Returns:
-            What the layer returns.
+            The output of the layer.
         """
         x = inputs[0] if len(inputs) == 1 else list(inputs)
         return self._applied(layer, (x,), {}, weights)
@@ -203,11 +205,11 @@ class Conversion(Rewriting):
 
         Args:
             layer: the plain layer.
-            *inputs: what the new layer is called with.
-            **changes: of the configuration.
+            *inputs: the inputs of the new layer.
+            **changes: the options that differ from those of the plain layer.
 
         Returns:
-            What the new layer returns.
+            The output of the new layer.
         """
         config = {**layer.get_config(), "name": self.name(), **changes}
         return self.apply(type(layer).from_config(config), *inputs)
@@ -216,8 +218,8 @@ class Conversion(Rewriting):
         """Keeps the row of a function of `keras.ops`; returns `y`.
 
         Args:
-            function: what was called.
-            y: what it returned.
+            function: the function that was called.
+            y: the result of the call.
         """
         self.rows.append((type(function).__name__, 0, 0))
         return y
@@ -271,7 +273,7 @@ class Conversion(Rewriting):
         """The arguments that all layers of this library have.
 
         Args:
-            suffix: of the name, see `name`.
+            suffix: the suffix of the name, see `name`.
         """
         return {
             "group": self.group.name,
@@ -297,8 +299,8 @@ class Conversion(Rewriting):
         """Raises the error that the layer cannot be converted.
 
         Args:
-            message: why, and what to do.
-            instead: what to go on with in search of further problems.
+            message: the reason, and what to do.
+            instead: the tensor to go on with in search of further problems.
         """
         raise RefusalError(message, instead)
 

@@ -16,7 +16,7 @@ from keras_equiattn.from_plain.strides import refuse_strides
 from keras_equiattn.from_plain.strides import stride_one
 from keras_equiattn.ops.exactness import is_exact
 
-# What layers are told in the same words by Keras and by this library.
+# Options that have the same names in Keras and in this library.
 OF_CONVOLUTIONS = (
     "activation",
     "activity_regularizer",
@@ -35,7 +35,7 @@ OF_CONVOLUTIONS = (
 )
 
 
-# Of Keras' layers that have a kernel for each channel.
+# Names of options in Keras' layers that have a kernel for each channel.
 RENAMED = {
     "depthwise_constraint": "kernel_constraint",
     "depthwise_initializer": "kernel_initializer",
@@ -191,7 +191,7 @@ def strided(
         x: the input.
         to: the conversion.
         made: returns the layer with other options.
-        weights: of the layer, see `Conversion.apply`.
+        weights: the weights of the layer, see `Conversion.apply`.
         config: the options that the layer has by itself.
 
     Returns:

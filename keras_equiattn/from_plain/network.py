@@ -30,7 +30,7 @@ CHOOSES_CHANNELS = (
     keras.layers.Dense,
     keras.layers.SeparableConv2D,
 )
-# What may follow the last linear layer, and does not mix anything.
+# Layers that may follow the last linear layer, since they mix nothing.
 AFTER_LOGITS = (
     keras.layers.Activation,
     keras.layers.Flatten,
@@ -45,7 +45,7 @@ class ConversionError(ValueError):
     """Says which layers of a network cannot be converted, and what to do.
 
     Attributes:
-        summary: what becomes of each layer, as far as it can be told.
+        summary: the conversion of each layer, as far as it is known.
     """
 
     def __init__(self, summary: ConversionSummary) -> None:
@@ -82,9 +82,9 @@ def equivariant(
         model: a functional or Sequential Keras model that is built, channels
             last. Models in it are converted along. It is not changed.
         group: a group or its name.
-        width: what the new network has in common with the plain one.
-            "parameters": its channels are divided by the square root of the
-            order of the group, so that it has about as many parameters, and
+        width: the quantity that the new network has in common with the plain
+            one. "parameters": its channels are divided by the square root of
+            the order of the group, so that it has about as many parameters, and
             takes about `order` times as many multiplications; "compute": they
             are divided by the order, for about as many multiplications;
             "channels": every pose has as many channels as the plain network,
@@ -96,8 +96,8 @@ def equivariant(
             network is not exactly equivariant.
         inflate: whether the new network takes over the weights. Otherwise its
             weights are drawn by the initialisers of the plain layers.
-        name: of the new model. None is that of the plain one with the name of
-            the group.
+        name: the name of the new model. None is the name of the plain one with
+            the name of the group.
 
     Returns:
         A functional model with the same inputs, and outputs of the same shape.
@@ -174,7 +174,7 @@ class _Call:
     """One call of a layer or operation in the plain network.
 
     Attributes:
-        operation: what is called.
+        operation: the layer or operation that is called.
         node: Keras' record of the call.
         inputs: the numbers of the tensors that it takes.
         outputs: the numbers of the tensors that it returns.
@@ -193,8 +193,8 @@ class _Graph:
     symbolic tensors both times.
 
     Attributes:
-        calls: each after those that it depends on.
-        shapes: of the tensors.
+        calls: the calls, each after those that it depends on.
+        shapes: the shapes of the tensors.
         inputs: the numbers of the inputs of the network.
         outputs: the numbers of its outputs.
     """
@@ -227,8 +227,8 @@ class _Graph:
     def merged_width(self, call: _Call, values: dict[int, Any]) -> int | None:
         """The channels that a layer must have for a tensor that it meets.
 
-        Those of several tensors in a row may be rounded otherwise than those
-        of the layer to whose output they are added.
+        The channels of several tensors in a row may be rounded otherwise than
+        the channels of the layer to whose output they are added.
 
         Args:
             call: the call of a layer that chooses its channels.
@@ -405,7 +405,7 @@ def _converted(
 def _converted_call(
     call: _Call, inputs: list[Any], to: Conversion
 ) -> list[Any]:
-    """What takes the place of the outputs of a call."""
+    """Returns the new outputs of a call."""
     if all(len(x.shape) <= 3 for x in inputs):
         return to.unchanged(inputs)
     converter = converter_of(call.operation)

@@ -20,14 +20,14 @@ def exactness(
     dilation: Pair | int,
     padding: str,
 ) -> bool | str:
-    """What a layer is told of exactness, its argument `exact`.
+    """The argument `exact` of a layer.
 
     Args:
         to: the conversion; takes the note if strides stay that are not exact.
         size: height and width of the input.
         window: the size of the windows.
-        strides: between the windows.
-        dilation: of the windows.
+        strides: the distance of the windows.
+        dilation: the dilation of the windows.
         padding: "valid" or "same".
 
     Returns:
@@ -72,13 +72,13 @@ def fitting_window(
 ) -> tuple[int, int] | None:
     """The pooling windows that are exact and give the size of the plain layer.
 
-    There is one such window along each axis: as many pixels as are left where
-    the last one begins.
+    There is one such window along each axis: it has as many pixels as are left
+    where the last one begins.
 
     Args:
         to: the conversion, which knows the size.
         size: height and width of the input.
-        strides: between the windows.
+        strides: the distance of the windows.
 
     Returns:
         Rows and columns; None if there is no such window.

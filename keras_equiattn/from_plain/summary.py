@@ -1,4 +1,4 @@
-"""What became of each layer of a plain network."""
+"""The table of the layers that a plain network was converted to."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedLayer:
-    """What became of one layer.
+    """The conversion of one layer.
 
     Attributes:
         name: the name of the plain layer.
@@ -19,7 +19,7 @@ class ConvertedLayer:
         multiply_adds: how many multiplications and additions the layer took
             for one image, and takes now. They count products with kernels;
             None where the size of the image is unknown.
-        note: what differs from the plain layer beyond the symmetry.
+        note: how the new layer differs from the plain one, beyond the symmetry.
         problem: why the layer cannot be converted, and what to do.
     """
 
@@ -34,13 +34,13 @@ class ConvertedLayer:
 
 @dataclasses.dataclass(frozen=True)
 class ConversionSummary:
-    """What becomes of a plain network; `print` shows it as a table.
+    """The conversion of a plain network; `print` shows it as a table.
 
     Attributes:
         network: the name of the plain network.
         group: the name of the group.
-        width: what the equivariant network has in common with the plain one:
-            "parameters", "compute" or "channels".
+        width: the quantity that the equivariant network has in common with the
+            plain one: "parameters", "compute" or "channels".
         layers: one entry for each call of a layer, in the order of computation.
     """
 
@@ -159,7 +159,7 @@ def multiply_adds(
 
 
 def _nothing(layer: ConvertedLayer) -> str:
-    """What the table says of a layer that no layer takes the place of."""
+    """The note in the table for a layer that no layer takes the place of."""
     return "(refused)" if layer.problem else "(not needed)"
 
 

@@ -22,7 +22,7 @@ from keras_equiattn.graphs import POINTWISE
     *POINTWISE,
     keras.layers.ActivityRegularization,
     keras.layers.Rescaling,
-    "StochasticDepth",  # of keras.applications.ConvNeXt
+    "StochasticDepth",  # a layer of keras.applications.ConvNeXt
 )
 def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
     if getattr(layer, "noise_shape", None) is not None:
@@ -35,7 +35,7 @@ def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
 
 @register_conversion(
     *MERGING,
-    "CustomScaleLayer",  # of keras.applications.InceptionResNetV2
+    "CustomScaleLayer",  # a layer of keras.applications.InceptionResNetV2
 )
 def merging(layer: Any, *inputs: Any, to: Conversion) -> Any:
     inputs = of_one_rank(inputs, to)
@@ -179,7 +179,7 @@ def group_normalization(layer: Any, x: Any, to: Conversion) -> Any:
     return to.like(layer, x, axis=-1, groups=common)
 
 
-@register_conversion("LayerScale")  # of keras.applications.ConvNeXt
+@register_conversion("LayerScale")  # a layer of keras.applications.ConvNeXt
 def layer_scale(layer: Any, x: Any, to: Conversion) -> Any:
     return to.like(layer, x, projection_dim=x.shape[-1])
 

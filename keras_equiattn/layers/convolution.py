@@ -18,7 +18,7 @@ from keras_equiattn.ops.group.convolution import lifting_conv
 
 
 class BaseGroupConv2D(FilterLayer):
-    """What the convolutions of this module share; see there.
+    """The base of the convolutions of this module; see there.
 
     Subclasses say which inputs they take and the operation, and where they
     differ, the shape of their kernel, and size and exactness of the output.
@@ -238,7 +238,7 @@ class LiftingConv2D(BaseGroupConv2D):
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
             unknown at build, and refuses inexact ones when the layer is called.
-        filter_basis: what filters are made of: "pixel" has a number for each
+        filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
             "steerable" has coefficients of circular harmonics, which turn by
             every angle. None is "pixel" for groups that act on the grid, and
@@ -323,7 +323,7 @@ class GroupConv2D(BaseGroupConv2D):
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
             unknown at build, and refuses inexact ones when the layer is called.
-        filter_basis: what filters are made of: "pixel" has a number for each
+        filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
             "steerable" has coefficients of circular harmonics, which turn by
             every angle. None is "pixel" for groups that act on the grid, and
@@ -409,7 +409,7 @@ class GroupConv2DTranspose(BaseGroupConv2D):
         exact: refuse filters and strides with which the layer would not be
             exactly equivariant. False accepts them; "call" is the same as True,
             since the size of the input does not matter.
-        filter_basis: what filters are made of: "pixel" has a number for each
+        filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
             "steerable" has coefficients of circular harmonics, which turn by
             every angle. None is "pixel" for groups that act on the grid, and

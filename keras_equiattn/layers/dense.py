@@ -21,8 +21,8 @@ from keras_equiattn.ops.group.linear import group_linear
 class GroupDense(GroupLayer):
     """A linear map of all values of a pixel, the same for every pixel.
 
-    `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`, a group convolution with filters of
-    one pixel, and what `Dense` is on images.
+    `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`. It is a group convolution with
+    filters of one pixel, and the counterpart of `Dense` on images.
 
     In the basis of the irreducible representations the map falls into blocks,
     which multiply less: 2.67 times on p4, 4.57 times on p8, 5.33 times on p4m
@@ -34,14 +34,14 @@ class GroupDense(GroupLayer):
             per pixel.
         group: a group or its name, see `keras_equiattn.groups.get`.
         basis: how the map is computed, which changes the results by rounding
-            alone: "regular" as one matrix, "irreps" in blocks, None as what
-            takes less time, see `ops.group_linear`.
+            alone: "regular" as one matrix, "irreps" in blocks, None in the way
+            that takes less time, see `ops.group_linear`.
         activation: applied to the output; None is the identity.
         use_bias: whether to add a bias, one value per filter.
-        kernel_initializer: of the kernel; those that scale with the fan-in see
-            `order * channels`.
-        bias_initializer: of the bias.
-        kernel_regularizer: of the kernel.
+        kernel_initializer: the initializer of the kernel; one that scales with
+            the fan-in sees `order * channels`.
+        bias_initializer: the initializer of the bias.
+        kernel_regularizer: the regularizer of the kernel.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -55,7 +55,7 @@ class GroupDense(GroupLayer):
         width may be None. With `"z2"` also images of rank 4, which give rank 4.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         `L_g` of the input gives `L_g` of the output (`ops.group_action`) for

@@ -42,7 +42,7 @@ class GroupDepthwiseConv2D(BaseGroupConv2D):
         channel lies beside each other.
 
     Symmetry:
-        As `GroupConv2D`.
+        See `GroupConv2D`.
 
     Variables:
         `kernel (rows, columns, order, channels, depth_multiplier)`,
@@ -103,8 +103,9 @@ class GroupSeparableConv2D(BaseGroupConv2D):
         kernel_size: rows and columns of the filters of each channel, an
             integer or a pair. Groups with quarter turns need square filters.
         depth_multiplier: number of filters for each channel.
-        pointwise_initializer, pointwise_regularizer, pointwise_constraint: of
-            the linear map; those named `kernel_...` are of the filters.
+        pointwise_initializer, pointwise_regularizer, pointwise_constraint:
+            options of the linear map; those named `kernel_...` are options of
+            the filters.
         **kwargs: all other arguments of `GroupConv2D`.
 
     Call arguments:
@@ -121,7 +122,7 @@ class GroupSeparableConv2D(BaseGroupConv2D):
         "channels_first": `(batch, filters, new_height, new_width, order)`.
 
     Symmetry:
-        As `GroupConv2D`.
+        See `GroupConv2D`.
 
     Variables:
         `kernel (rows, columns, order, channels, depth_multiplier)`,

@@ -32,7 +32,7 @@ class GroupDropout(keras.layers.Dropout):
         "channels_first": `(batch, channels, height, width, order)`.
 
     Output shape:
-        As the input.
+        The shape of the input.
 
     Symmetry:
         Equivariant to the bit in inference. In training the same values are

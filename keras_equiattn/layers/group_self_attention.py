@@ -23,12 +23,13 @@ from keras_equiattn.ops.papers.position_encoding import window_offsets
 
 
 class BaseGroupSelfAttention2D(WindowLayer):
-    """What `LiftingSelfAttention2D` and `GroupSelfAttention2D` share.
+    """The base of `LiftingSelfAttention2D` and `GroupSelfAttention2D`.
 
     Subclasses say how many channels of the queries meet positions.
     """
 
-    # Of which `_encoded` gives a channel to rows and one to columns.
+    # The least channels of a key: `_encoded` gives one to rows and one to
+    # columns.
     least_key_dim = 2
 
     def __init__(
@@ -96,7 +97,7 @@ class BaseGroupSelfAttention2D(WindowLayer):
 
     @property
     def window(self) -> Window | None:
-        """What a pixel sees; None for the whole image."""
+        """The window that a pixel sees; None for the whole image."""
         if self.kernel_size is None:
             return None
         size = self.kernel_size, self.kernel_size
@@ -122,7 +123,7 @@ class BaseGroupSelfAttention2D(WindowLayer):
         self.built = True
 
     def _default_scale(self, channels: int) -> float:
-        """Of the scores, for an input with so many channels."""
+        """The factor of the scores, for an input with so many channels."""
         if self.window_shape == "square":
             return 1 / math.sqrt(channels)
         # He's initialisation makes queries and keys with a variance of two.
@@ -182,7 +183,7 @@ class BaseGroupSelfAttention2D(WindowLayer):
     def _scored(
         self, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What scores are made of: queries, keys and encodings."""
+        """The tensors that scores are made of: queries, keys and encodings."""
         return (*self._queries_and_keys(x), *self._encodings(x))
 
     def _output(
@@ -231,7 +232,7 @@ class BaseGroupSelfAttention2D(WindowLayer):
         return ops.reshape(y, (*ops.shape(y)[:-1], *heads)) + bias
 
     def _encodings(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of all distinct offsets, and of relative elements."""
+        """The encoding of all distinct offsets, and of relative elements."""
         dtype = self.positions.compute_dtype
         if self.kernel_size is None:
             height, width = ops.shape(x)[1:3]
@@ -291,18 +292,19 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             those of an offset, for all output elements together. Rounded to
             a multiple of 1 / 65536. Which ones are dropped depends on the
             seed, the backend and the device; both passes drop the same.
-        epsilon: of the encoding, see `RelativePositionEncoding`.
+        epsilon: the epsilon of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
             differentiated twice on every backend, and needs a known height
             and width, as attention maps do.
-        kernel_initializer: of the linear maps and the encoding.
-        bias_initializer: of their biases.
-        kernel_regularizer: of the kernels of the linear maps.
-        seed: of the dropout.
-        scale: of the scores. None is `1 / sqrt(channels)`, with the channels of
-            the input, for squares; and `1 / (4 sqrt(key_dim))` for discs, with
-            which scores start with a standard deviation of about a half.
+        kernel_initializer: the initializer of the linear maps and the encoding.
+        bias_initializer: the initializer of their biases.
+        kernel_regularizer: the regularizer of the kernels of the linear maps.
+        seed: the seed of the dropout.
+        scale: the factor of the scores. None is `1 / sqrt(channels)`, with the
+            channels of the input, for squares; and `1 / (4 sqrt(key_dim))` for
+            discs, with which scores start with a standard deviation of about a
+            half.
         window_shape: "square" or "disc", which covers the same after a turn by
             any angle, see `ops.Window`. None is "square" for groups that act on
             the grid, and "disc" for others. Without a window there is only
@@ -408,20 +410,21 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
             elements together. Rounded to a multiple of 1 / 65536. Which ones
             are dropped depends on the seed, the backend and the device; both
             passes drop the same.
-        epsilon: of the encoding, see `RelativePositionEncoding`.
+        epsilon: the epsilon of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
             differentiated twice on every backend, and needs a known height
             and width, as attention maps do.
-        kernel_initializer: of the linear maps and the encoding.
-        bias_initializer: of their biases.
-        kernel_regularizer: of the kernels of the linear maps.
-        embedding_initializer: of the embedding of relative elements; None is
-            the standard normal distribution.
-        seed: of the dropout.
-        scale: of the scores. None is `1 / sqrt(channels)`, with the channels of
-            the input, for squares; and `1 / (4 sqrt(key_dim))` for discs, with
-            which scores start with a standard deviation of about a half.
+        kernel_initializer: the initializer of the linear maps and the encoding.
+        bias_initializer: the initializer of their biases.
+        kernel_regularizer: the regularizer of the kernels of the linear maps.
+        embedding_initializer: the initializer of the embedding of relative
+            elements; None is the standard normal distribution.
+        seed: the seed of the dropout.
+        scale: the factor of the scores. None is `1 / sqrt(channels)`, with the
+            channels of the input, for squares; and `1 / (4 sqrt(key_dim))` for
+            discs, with which scores start with a standard deviation of about a
+            half.
         window_shape: "square" or "disc", which covers the same after a turn by
             any angle, see `ops.Window`. None is "square" for groups that act on
             the grid, and "disc" for others. Without a window there is only
@@ -449,7 +452,7 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         also images of rank 4, which give rank 4. Height and width may be None.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         `L_g` of the input gives `L_g` of the output (`ops.group_action`) for

@@ -44,16 +44,16 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
             the irreducible representations, which multiply less, None as what
             takes less time, see `ops.group_linear`.
         use_positions: whether scores know relative positions.
-        kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`.
-        bias_initializer: of their biases.
-        embedding_initializer: of the embedding.
-        kernel_regularizer: of the kernels of the linear maps.
-        filter_basis: what the embedding is made of: "pixel" has a number for
-            each offset, which is interpolated where a turn does not map offsets
-            to offsets; "steerable" has coefficients of circular harmonics,
-            which turn by every angle. None is "pixel" for groups that act on
-            the grid, and "steerable" for p8, p12 and p16.
+        kernel_initializer: the initializer of the linear maps; one that scales
+            with the fan-in sees `order * channels`.
+        bias_initializer: the initializer of their biases.
+        embedding_initializer: the initializer of the embedding.
+        kernel_regularizer: the regularizer of the kernels of the linear maps.
+        filter_basis: the basis of the embedding: "pixel" has a number for each
+            offset, which is interpolated where a turn does not map offsets to
+            offsets; "steerable" has coefficients of circular harmonics, which
+            turn by every angle. None is "pixel" for groups that act on the
+            grid, and "steerable" for p8, p12 and p16.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -74,7 +74,7 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         images of rank 4, which give rank 4.
 
     Output shape:
-        As the input.
+        The shape of the input.
 
     Symmetry:
         `L_g` of the input gives `L_g` of the output (`ops.group_action`) for

@@ -50,7 +50,7 @@ class SpatialPooling2D(GroupLayer):
         None where the strides are 1 or with `exact="call"`.
 
     Output shape:
-        As the input, with new height and width. There is no padding.
+        The shape of the input, with new height and width. There is no padding.
 
     Symmetry:
         Equivariant under the group to rounding ("max": to the bit) on every
@@ -150,7 +150,7 @@ class GlobalSpatialPooling2D(GroupLayer):
         None.
 
     Output shape:
-        As the input, with height and width 1.
+        The shape of the input, with height and width 1.
 
     Symmetry:
         `L_g` of the feature map permutes the poses of the output, to rounding,

@@ -27,14 +27,15 @@ class RelativePositionEncoding(keras.layers.Layer):
     under "float64".
 
     Args:
-        channels: of the encoding of a row, and of that of a column.
+        channels: the channels of the encoding of a row, and of that of a
+            column.
         hidden: units of the first dense layer of each network.
         group: a group or its name, see `keras_equiattn.groups.get`.
         epsilon: added to the variance in the normalisation. The default keeps
             the networks smooth. The authors have 1e-12: with biases of zero
             an encoding then depends on the sign of a coordinate alone.
-        kernel_initializer: of the dense kernels.
-        bias_initializer: of their biases.
+        kernel_initializer: the initializer of the dense kernels.
+        bias_initializer: the initializer of their biases.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:

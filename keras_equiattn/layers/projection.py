@@ -1,4 +1,4 @@
-"""From feature maps on a group to images: of numbers, vectors and angles."""
+"""Projections of feature maps to images of numbers, vectors and angles."""
 
 from typing import Any
 
@@ -26,7 +26,8 @@ class GroupProjection(GroupLayer):
 
     Args:
         mode: "mean", "max" or "learned".
-        kernel_initializer, kernel_regularizer, kernel_constraint: of `w`.
+        kernel_initializer, kernel_regularizer, kernel_constraint: options of
+            `w`.
         group: a group or its name.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
@@ -151,9 +152,9 @@ class GroupToVector2D(GroupLayer):
 
     Output shape:
         "channels_last": `(batch, height, width, channels)`;
-        "channels_first": `(batch, channels, height, width)`. Of two channels
-        the first is the component along the rows, which point down, and the
-        second that along the columns, to the right.
+        "channels_first": `(batch, channels, height, width)`. The first of two
+        channels is the component along the rows, which point down, and the
+        second is the component along the columns, to the right.
 
     Symmetry:
         For an image turned by `g` the vectors move with their pixels and turn

@@ -42,7 +42,7 @@ class SpatialUpSampling2D(GroupLayer):
         `(batch, channels, height, width, order)`. Height and width may be None.
 
     Output shape:
-        As the input, with `size` times the height and width.
+        The shape of the input, with `size` times the height and width.
 
     Symmetry:
         Equivariant under the group on every size, "nearest" to the bit and
@@ -124,7 +124,7 @@ class SpatialPadding2D(GroupLayer):
         `(batch, channels, height, width, order)`. Height and width may be None.
 
     Output shape:
-        As the input, with `2 * padding` more rows and columns.
+        The shape of the input, with `2 * padding` more rows and columns.
 
     Symmetry:
         Equivariant under the group to the bit, on every size.

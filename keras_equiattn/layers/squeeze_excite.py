@@ -25,8 +25,10 @@ class SqueezeExcite(AttentionLayer):
         reduction_ratio: there are `max(1, channels // reduction_ratio)` hidden
             units.
         group: a group or its name, see `keras_equiattn.groups.get`.
-        kernel_initializer, bias_initializer: of both kernels and both biases.
-        kernel_regularizer, bias_regularizer: of both kernels and both biases.
+        kernel_initializer, bias_initializer: initializers of both kernels and
+            both biases.
+        kernel_regularizer, bias_regularizer: regularizers of both kernels and
+            both biases.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -44,7 +46,7 @@ class SqueezeExcite(AttentionLayer):
         and width may be None.
 
     Output shape:
-        As the input.
+        The shape of the input.
 
     Symmetry:
         Equivariant under the group to rounding on every input

@@ -27,7 +27,7 @@ from keras_equiattn.ops.windows.api import window_attention
 
 
 class BaseWindowAttention2D(WindowLayer, FilterLayer):
-    """What the three layers of this module share; see there.
+    """The base of the three layers of this module; see there.
 
     Subclasses create their weights in `build_maps` and say in `attend` what
     attends to what.
@@ -151,11 +151,11 @@ class BaseWindowAttention2D(WindowLayer, FilterLayer):
 
     @property
     def _scale(self) -> float:
-        """Of the scores: one over the channels of a head unless given."""
+        """The factor of scores: one over the channels of a head by default."""
         return self.scale or self.num_heads / self.filters
 
     def _window_options(self) -> dict[str, Any]:
-        """Of a weight that belongs to the window."""
+        """The options of a weight that belongs to the window."""
         return {
             "initializer": fresh(self.window_initializer),
             "regularizer": self.window_regularizer,
@@ -209,29 +209,29 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
         group: a group or its name, see `keras_equiattn.groups.get`.
-        border: what a window sees outside of the image. "zeros": neighbours
-            whose linear maps are zero, and which take part in the softmax;
-            "mask": nothing, the softmax leaves them out; "reflect": the
-            mirror image.
-        scale: of the scores; None is one over the channels of a head.
+        border: how neighbours outside of the image count. "zeros": their linear
+            maps are zero, and they take part in the softmax; "mask": the
+            softmax leaves them out; "reflect": the mirror image lies there.
+        scale: the factor of the scores; None is one over the channels of a
+            head.
         dilation_rate: distance of adjacent neighbours, an integer or a pair.
         recompute: the forward pass keeps queries, keys, values, attention
             weights and the result for the backward pass, but no neighbours
             with their channels. False keeps more, and can be differentiated
             twice on every backend.
-        kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`. One with a seed gives maps of the
-            same shape the same values.
-        bias_initializer: of their biases.
-        window_initializer: of the embeddings; None is
-            the standard normal distribution.
+        kernel_initializer: the initializer of the linear maps; one that scales
+            with the fan-in sees `order * channels`. An initializer with a seed
+            gives maps of the same shape the same values.
+        bias_initializer: the initializer of their biases.
+        window_initializer: the initializer of the embeddings; None is the
+            standard normal distribution.
         kernel_regularizer, window_regularizer: regularisers of the two kinds.
-        filter_basis: what embeddings are made of: "pixel" has one for each row
+        filter_basis: the basis of the embeddings: "pixel" has one for each row
             and one for each column of the window, which are interpolated for
             turns by less than 90 degrees; "steerable" has coefficients of
-            filters that turn by any angle, see `ops.steerable_basis`, and
-            needs a square window. None is "pixel" for groups that act on the
-            grid, and "steerable" for others.
+            filters that turn by any angle, see `ops.steerable_basis`, and needs
+            a square window. None is "pixel" for groups that act on the grid,
+            and "steerable" for others.
         window_shape: "square" or "disc", which covers the same after a turn by
             any angle, see `ops.Window`. None is "square" for groups that act on
             the grid, and "disc" for others.
@@ -256,7 +256,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         None.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
@@ -329,7 +329,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         )
 
     def _positions(self) -> AffineMap:
-        """What is added to the keys."""
+        """The affine map that adds the positions to the keys."""
         if self.filter_basis == "steerable":
             embedding = self.filters_of(self.embedding, self.kernel_size[0])
             return added_to_neighbours(embedding, self.group, self.filter_basis)
@@ -342,7 +342,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
 
 
 class BaseAffineSelfConv2D(BaseWindowAttention2D):
-    """What `SimpleAffineSelfConv2D` and `AffineSelfConv2D` share; see there."""
+    """The base of `SimpleAffineSelfConv2D` and `AffineSelfConv2D`."""
 
     def _initial_spread(self) -> float:
         if self.filter_basis == "pixel":
@@ -395,27 +395,27 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
         group: a group or its name, see `keras_equiattn.groups.get`.
-        border: what a window sees outside of the image. "zeros": neighbours
-            whose linear maps are zero, and which take part in the softmax;
-            "mask": nothing, the softmax leaves them out; "reflect": the
-            mirror image.
-        scale: of the scores; None is one over the channels of a head.
+        border: how neighbours outside of the image count. "zeros": their linear
+            maps are zero, and they take part in the softmax; "mask": the
+            softmax leaves them out; "reflect": the mirror image lies there.
+        scale: the factor of the scores; None is one over the channels of a
+            head.
         dilation_rate: distance of adjacent neighbours, an integer or a pair.
         recompute: the forward pass keeps queries, keys, values, attention
             weights and the result for the backward pass, but no neighbours
             with their channels. False keeps more, and can be differentiated
             twice on every backend.
-        kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`. One with a seed gives maps of the
-            same shape the same values.
-        bias_initializer: of their biases.
-        window_initializer: of `psi` and `beta`; None is the standard normal
-            distribution for the basis "pixel", and for "steerable" the normal
-            distribution with the standard deviation `1 / (2 sqrt(order))`, with
-            which scores start below about one.
+        kernel_initializer: the initializer of the linear maps; one that scales
+            with the fan-in sees `order * channels`. An initializer with a seed
+            gives maps of the same shape the same values.
+        bias_initializer: the initializer of their biases.
+        window_initializer: the initializer of `psi` and `beta`; None is the
+            standard normal distribution for the basis "pixel", and for
+            "steerable" the normal distribution with the standard deviation `1 /
+            (2 sqrt(order))`, with which scores start below about one.
         kernel_regularizer, window_regularizer: regularisers of the two kinds.
-        filter_basis: what `psi` and `beta` are made of: "pixel" has a number
-            for each offset, which is interpolated for turns by less than 90
+        filter_basis: the basis of `psi` and `beta`: "pixel" has a number for
+            each offset, which is interpolated for turns by less than 90
             degrees; "steerable" has coefficients of filters that turn by any
             angle, see `ops.steerable_basis`, and needs a square window. None is
             "pixel" for groups that act on the grid, and "steerable" for others.
@@ -443,7 +443,7 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         None.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         `L_g` of the input gives `L_g` of the output (`ops.group_action`) for
@@ -518,31 +518,31 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
         group: a group or its name, see `keras_equiattn.groups.get`.
-        border: what a window sees outside of the image. "zeros": neighbours
-            whose linear maps are zero, and which take part in the softmax;
-            "mask": nothing, the softmax leaves them out; "reflect": the
-            mirror image.
-        scale: of the scores; None is one over the channels of a head.
+        border: how neighbours outside of the image count. "zeros": their linear
+            maps are zero, and they take part in the softmax; "mask": the
+            softmax leaves them out; "reflect": the mirror image lies there.
+        scale: the factor of the scores; None is one over the channels of a
+            head.
         dilation_rate: distance of adjacent neighbours, an integer or a pair.
         recompute: the forward pass keeps queries, keys, values, attention
             weights and the result for the backward pass, but no neighbours
             with their channels. False keeps more, and can be differentiated
             twice on every backend.
-        kernel_initializer: of the linear maps; those that scale with the
-            fan-in see `order * channels`. One with a seed gives maps of the
-            same shape the same values.
-        bias_initializer: of their biases.
-        window_initializer: of all `psi` and `beta`; None is the standard normal
-            distribution for the basis "pixel", and for "steerable" the normal
-            distribution with the standard deviation `1 / (2 sqrt(order))`, with
-            which scores start below about one.
+        kernel_initializer: the initializer of the linear maps; one that scales
+            with the fan-in sees `order * channels`. An initializer with a seed
+            gives maps of the same shape the same values.
+        bias_initializer: the initializer of their biases.
+        window_initializer: the initializer of all `psi` and `beta`; None is the
+            standard normal distribution for the basis "pixel", and for
+            "steerable" the normal distribution with the standard deviation `1 /
+            (2 sqrt(order))`, with which scores start below about one.
         kernel_regularizer, window_regularizer: regularisers of the two kinds.
-        filter_basis: what `psi` and `beta` of keys and values are made of:
-            "pixel" has a number for each offset, which is interpolated for
-            turns by less than 90 degrees; "steerable" has coefficients of
-            filters that turn by any angle, see `ops.steerable_basis`, and needs
-            a square window. None is "pixel" for groups that act on the grid,
-            and "steerable" for others.
+        filter_basis: the basis of `psi` and `beta` of keys and values: "pixel"
+            has a number for each offset, which is interpolated for turns by
+            less than 90 degrees; "steerable" has coefficients of filters that
+            turn by any angle, see `ops.steerable_basis`, and needs a square
+            window. None is "pixel" for groups that act on the grid, and
+            "steerable" for others.
         window_shape: "square" or "disc", which covers the same after a turn by
             any angle, see `ops.Window`. None is "square" for groups that act on
             the grid, and "disc" for others.
@@ -567,7 +567,7 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         None.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         `L_g` of the input gives `L_g` of the output (`ops.group_action`) for

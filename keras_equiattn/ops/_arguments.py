@@ -73,7 +73,7 @@ def checked(**parts: str) -> Callable[[Function], Function]:
 def _check_of(
     name: str, parameter: inspect.Parameter, parts: dict[str, str]
 ) -> Callable[[Any, _Sizes], None] | None:
-    """What checks one argument; None where nothing is to be checked."""
+    """Returns the check of one argument, or None if it has none."""
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         return None
     annotation = parameter.annotation
@@ -158,12 +158,12 @@ def _check_tensor(
     """Checks rank, sizes and kind of a tensor, and notes its sizes.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         axes: names of its axes, `*` before those that may be missing.
         floats: whether it must hold floating point numbers.
         optional: whether it may be None.
-        value: what was passed.
-        sizes: of all axes that are known so far.
+        value: the value that was passed.
+        sizes: the sizes of all axes that are known so far.
     """
     if value is None and optional:
         return

@@ -1,7 +1,8 @@
 """Self-attention where everyone may see everyone: scores as one product.
 
-Of a whole image, of windows that do not overlap (as in Swin transformers), and
-of an image to a reduced one (as in pyramid vision transformers).
+Queries see a whole image, the window that they lie in where windows do not
+overlap (as in Swin transformers), or a reduced image (as in pyramid vision
+transformers).
 """
 
 from collections.abc import Callable
@@ -33,12 +34,12 @@ def dense_attention(
     """Attention of each query to all keys; it holds all of the weights.
 
     Args:
-        query: scaled.
-        keys, values: of what is seen.
+        query: the queries, scaled.
+        keys, values: the keys and values of the pixels that are seen.
         num_heads: number of heads, contiguous blocks of channels.
         bias: added to the scores; None for none.
         visible: `(..., queries, seen)`, which keys a query sees; None for all.
-        dropout: of the weights.
+        dropout: the dropout that is applied to the weights.
 
     Returns:
         The weighted sums, and the weights before dropout.
@@ -100,8 +101,8 @@ def neighbours_in_image(
 ) -> np.ndarray:
     """`(down, along, pixels, pixels)`: who may see whom in windows.
 
-    Of an image that is rolled by the shift: pixels that the seam separates
-    share a window, but are far apart in the image.
+    The image was rolled by the shift: pixels that the seam separates share a
+    window, but are far apart in the image.
     """
     regions: np.ndarray = np.zeros(size, int)
     for axis in (0, 1):
@@ -148,7 +149,7 @@ def partitioned_attention(
         num_heads: number of heads, contiguous blocks of channels.
         bias: added to the scores.
         seen: who may see whom, see `neighbours_in_image`; None for all.
-        dropout: of the weights.
+        dropout: the dropout that is applied to the weights.
 
     Returns:
         The weighted sums, and the weights before dropout.
@@ -181,7 +182,7 @@ def in_whole_image(
     rows, columns = window
     batch, down, along, heads, pixels, _ = ops.shape(weights)
     weights = ops.reshape(weights, (batch, down * along, heads, pixels, pixels))
-    # What a window sees lies in that window.
+    # Pixels of a window see that window alone.
     same = ops.eye(down * along, dtype=weights.dtype)
     weights = ops.einsum("zwnpq,wv->zwpnvq", weights, same)
     windows, places = (down, along), (rows, columns)
@@ -217,7 +218,7 @@ def enlarge_space(
     window: tuple[int, int],
     size: tuple[int | Tensor, int | Tensor],
 ) -> Float[Tensor, "batch height width channels"]:
-    """Each pixel over all of its window, as far as the image reaches."""
+    """Repeats each pixel over its window, as far as the image reaches."""
     rows, columns = window
     height, width = size
     x = ops.repeat(ops.repeat(x, rows, axis=1), columns, axis=2)

@@ -86,8 +86,8 @@ def require_exact(
     """Raises `ValueError` unless `is_exact`; the message says what would be.
 
     Args:
-        name: what to call the operation in the message.
-        group, size, window, strides, dilation, padding: as in `is_exact`.
+        name: the name of the operation in the message.
+        group, size, window, strides, dilation, padding: see `is_exact`.
         allow_unknown: whether an unknown size passes if some size is exact.
     """
     group = groups.get(group)
@@ -118,7 +118,8 @@ def _is_exact(
         return False
     if group.quarter_turns and height[1:] != width[1:]:
         return False
-    # What is reversed: "z2" has no mirror, "z2m" mirrors columns only.
+    # The axes that an element reverses: "z2" has no mirror, "z2m" mirrors
+    # columns only.
     reversed_ = {"z2": (), "z2m": (width,)}.get(group.name, axes)
     return all(_reversible(axis, padding, allow_unknown) for axis in reversed_)
 
@@ -135,7 +136,7 @@ def _reversible(axis: _Axis, padding: str, allow_unknown: bool) -> bool:
     if axis.size is None and axis.strides > 1:
         return allow_unknown  # with strides above 1 some size is exact
     if padding == "same":
-        # Of windows with gaps between them, the last may end too early.
+        # The last window may end too early if windows have gaps between them.
         gaps = same_padding(*axis)
         return gaps >= 0 and gaps % 2 == 0
     if axis.strides == 1 or axis.size is None:
@@ -149,7 +150,7 @@ def _advice(
     padding: str,
     allow_unknown: bool,
 ) -> str:
-    """What would be exact instead."""
+    """Returns the advice of the message: what would be exact instead."""
     height, width = axes
     if group.quarter_turns and height[1:] != width[1:]:
         return (

@@ -1,4 +1,4 @@
-"""Where windows lie: those of convolutions, and those that pixels look at."""
+"""Where windows lie: the windows of convolutions, and those of attention."""
 
 import dataclasses
 import functools
@@ -57,8 +57,10 @@ def same_padding(
     the image does; then nothing is added.
 
     Args:
-        size: of the image along the axis; only needed for strides above 1.
-        window, strides, dilation: of the windows.
+        size: the size of the image along the axis; only needed for strides
+            above 1.
+        window, strides, dilation: the size, strides and dilation of the
+            windows.
     """
     extent = effective_window(window, dilation)
     if strides == 1:
@@ -115,7 +117,7 @@ class FilterWindow:
     def views(
         self, image: Float[Tensor, "*outer height width"]
     ) -> list[Float[Tensor, "*outer new_height new_width"]]:
-        """What each entry of the filter sees of a padded image.
+        """Returns the pixels of a padded image under each entry of the filter.
 
         One view for each entry, row by row: at each output position it has
         the pixel under that entry.
@@ -188,12 +190,13 @@ class Window:
 
     Attributes:
         size: rows and columns, odd.
-        strides: of the queries: query `i` sits on pixel `strides * i`.
+        strides: the distances of the queries; query `i` sits on the pixel
+            `strides * i`.
         dilation_rate: distance of adjacent neighbours.
-        border: what lies outside of the image. "zeros": keys and values are
-            zero there (before a bias); "mask": what lies outside is left out
-            of the softmax; "reflect": the image goes on as its mirror image,
-            without its border line twice.
+        border: how neighbours outside of the image count. "zeros": keys and
+            values are zero there (before a bias); "mask": the softmax leaves
+            them out; "reflect": the image goes on as its mirror image, without
+            its border line twice.
         shape: "square": all neighbours count alike; "disc": the softmax weighs
             them by their distance from the centre. With `n` rows, the weight is
             one up to `n / 2 - 2` pixels (before dilation), falls as a squared
@@ -293,7 +296,7 @@ class Window:
             axis: 0 for rows above and below, 1 for columns on both sides.
 
         Returns:
-            As many rows (or columns) as whole strides have.
+            The image with as many rows (or columns) as whole strides have.
         """
         stride, size = self.strides[axis], ops.shape(x)[axis + 1]
         before = after = self._margin[axis]
@@ -326,7 +329,7 @@ class Window:
         frames: Float[Tensor, "frames batch rows columns order channels"],
         size: tuple[Any, Any],
     ) -> Float[Tensor, "batch height width order channels"]:
-        """The transpose of `frames`: what a gradient of frames is of images.
+        """The transpose of `frames`, which takes gradients back to images.
 
         Args:
             frames: a gradient with respect to the frames.
@@ -370,7 +373,7 @@ class Window:
             zeros = ops.zeros(image, x.dtype)
             return backend.vjp(mirrored, (zeros,), x)[1][0]
         if stride > 1:
-            # Of the last pixels, those that no query sees.
+            # Adds the last pixels, which no query sees.
             pads = [(0, 0)] * 5
             pads[axis + 1] = (0, stride - 1)
             x = ops.pad(x, pads)
@@ -381,7 +384,7 @@ class Window:
         """`(neighbours, rows, columns)`: whether a neighbour is in the image.
 
         Args:
-            size: of the image.
+            size: the size of the image.
         """
         axes = []
         for n, stride, offset in zip(

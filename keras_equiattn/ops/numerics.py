@@ -1,4 +1,9 @@
-"""Precision that is the same on every backend."""
+"""Numerics that are the same on every backend.
+
+The module has conversions between precisions; sums, means, softmaxes and layer
+normalisation in single precision at least; and the arithmetic of sizes that may
+be known only at run time.
+"""
 
 import math
 from typing import Any
@@ -25,7 +30,7 @@ def is_half(x: Shaped[Tensor, "..."]) -> bool:
 
 
 def dtype_of_sums(x: Shaped[Tensor, "..."]) -> str:
-    """What numbers like these are added up in: single precision at least."""
+    """The dtype in which to add up numbers like `x`: float32 at least."""
     dtype = str(keras.backend.standardize_dtype(x.dtype))
     return "float32" if is_half(x) or dtype == "bool" else dtype
 
@@ -57,12 +62,12 @@ def mean(
 ) -> Float[Tensor, "..."]:
     """The mean, summed in float32 for half precision, in float64 for float64.
 
-    Not `ops.mean`: under PyTorch it would pass float64 through float32.
+    It is not `ops.mean`, which under PyTorch takes float64 through float32.
 
     Args:
         x: any tensor.
         axis: one axis or several, which the mean does not have.
-        dtype: of the mean; None is that of `x`.
+        dtype: the dtype of the mean; None is that of `x`.
     """
     axes = (axis,) if isinstance(axis, int) else axis
     sizes = [ops.shape(x)[each] for each in axes]
@@ -73,7 +78,7 @@ def mean(
 def divided(x: Float[Tensor, "*axes"], *sizes: Any) -> Float[Tensor, "*axes"]:
     """`x` over the product of sizes, which may be known only at run time.
 
-    What is known stays a number, which no device has to be sent.
+    Sizes that are known stay numbers, which need not be sent to a device.
     """
     if all(isinstance(size, int) for size in sizes):
         return x / math.prod(sizes)
@@ -161,7 +166,7 @@ def softmax(
 def softmax_in_full_precision(
     x: Float[Tensor, "*outer seen"],
 ) -> Float[Tensor, "*outer seen"]:
-    """Over the last axis, computed in float32 for half precision.
+    """The softmax over the last axis, in float32 for half precision.
 
     The result has the dtype of `x`.
     """

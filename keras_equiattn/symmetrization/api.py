@@ -47,22 +47,22 @@ def symmetrize(
             a tensor. A function cannot be saved.
         group: a group that acts on the grid (z2m, p2, p4 or their kind with
             mirrors), or its name.
-        output: what the model returns. "invariant": numbers for the image,
-            which do not turn; "image": an image that turns with the input, such
-            as scores of each pixel; "vector": fields of vectors, with two
-            channels for each one, see `layers.GroupToVector2D`.
+        output: the kind of outputs of the model. "invariant": numbers for the
+            image, which do not turn; "image": an image that turns with the
+            input, such as scores of each pixel; "vector": fields of vectors,
+            with two channels for each one, see `layers.GroupToVector2D`.
         average: "logits": the mean of what the model returns; "probabilities":
             the logarithm of the mean of the softmax, for a model that returns
             logits along the channels; "canonical": the output for the chosen
             pose.
-        canonicalizer: what chooses the pose, for "canonical" alone: a model
-            from images to scores `(batch, order)` that is equivariant, which
+        canonicalizer: the model that chooses the pose, for "canonical" alone.
+            It takes images to scores `(batch, order)` and is equivariant, which
             means that for an image turned by `g` the score of `h` is the one
-            that `g^-1 h` had. The mean over pixels and channels of a feature
-            map on the group is one. None is a network of three convolutions
-            that sees the image at no more than 24 x 24 pixels. For images with
-            three channels it takes at most 4 million multiply-adds for p4 and
-            14 million for p4m, and has 5,800 and 11,000 weights.
+            that `g^-1 h` had. Such scores are the mean over pixels and channels
+            of a feature map on the group. None is a network of three
+            convolutions that sees the image at no more than 24 x 24 pixels. For
+            images with three channels it takes at most 4 million multiply-adds
+            for p4 and 14 million for p4m, and has 5,800 and 11,000 weights.
         prior: for "canonical" alone, how much the loss counts in training that
             training images are not left as they are. Above zero, `fit` on
             upright images teaches the canonicalizer which way is up. Zero is
@@ -71,9 +71,10 @@ def symmetrize(
             Needed where the model does not say it.
         batch_poses: how many poses the model sees at a time, as one batch. None
             is all of them. Fewer take less memory. Not for "canonical".
-        data_format: of the images, "channels_last", "channels_first" or None
-            (what `keras.config.image_data_format()` says).
-        name: of the new model.
+        data_format: the data format of the images, "channels_last",
+            "channels_first" or None (what `keras.config.image_data_format()`
+            says).
+        name: the name of the new model.
 
     Returns:
         A functional model with the same inputs and outputs. Its layer

@@ -1,4 +1,4 @@
-"""What the layers of this package share: a model, and turns around it."""
+"""The base of the layers of this package: a model, and turns around it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +23,11 @@ class Symmetrized(keras.layers.Layer):
     Args:
         model: a Keras model or layer, or a function of a tensor.
         group: a group that acts on the grid, or its name.
-        output: what the model returns: "invariant", "image" or "vector".
-        data_format: of the images, "channels_last", "channels_first" or None
-            (what `keras.config.image_data_format()` says).
+        output: the kind of outputs of the model: "invariant", "image" or
+            "vector".
+        data_format: the data format of the images, "channels_last",
+            "channels_first" or None (what `keras.config.image_data_format()`
+            says).
         **kwargs: `name`, `dtype`, `trainable`.
     """
 
@@ -81,7 +83,7 @@ class Symmetrized(keras.layers.Layer):
 
     @property
     def inner(self) -> list[Any]:
-        """What the layer calls."""
+        """The models that the layer calls."""
         return [self.model]
 
     @property
@@ -148,8 +150,8 @@ def options_of(model: Any, training: bool | None) -> dict[str, Any]:
     """The keyword `training` for models that take it.
 
     Args:
-        model: what is called.
-        training: of the layer that calls it.
+        model: the model that is called.
+        training: the argument of the layer that calls it.
     """
     takes = getattr(model, "_call_has_training_arg", False)
     return {"training": training} if takes else {}

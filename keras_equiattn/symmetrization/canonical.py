@@ -59,8 +59,8 @@ class Canonicalization(Symmetrized):
     upright sees upright images ever after.
 
     Args:
-        model: what is applied to the chosen pose.
-        group, output, canonicalizer, prior, data_format: of `symmetrize`.
+        model: the model that is applied to the chosen pose.
+        group, output, canonicalizer, prior, data_format: see `symmetrize`.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -69,10 +69,10 @@ class Canonicalization(Symmetrized):
             it. The prior is part of the loss if it is True.
 
     Input shape:
-        That of the model, rank 4.
+        The shape that the model takes, of rank 4.
 
     Output shape:
-        That of the model.
+        The output shape of the model.
 
     Symmetry:
         The output is invariant, or turns with the input, for every element of
@@ -80,7 +80,7 @@ class Canonicalization(Symmetrized):
         lead to different images differ by more than rounding.
 
     Variables:
-        Those of the model and of the canonicalizer.
+        The variables of the model and of the canonicalizer.
 
     Example:
         >>> pool = keras.layers.GlobalAveragePooling2D()
@@ -175,7 +175,7 @@ class Canonicalization(Symmetrized):
     def scores(
         self, x: Float[Tensor, "batch _ _ _"], training: bool | None = None
     ) -> Float[Tensor, "batch order"]:
-        """What the canonicalizer thinks of each pose, at least in float32.
+        """The score of each pose by the canonicalizer, in float32 at least.
 
         Args:
             x: images.
@@ -194,7 +194,7 @@ class Canonicalization(Symmetrized):
         """Finds the pose of each image.
 
         Args:
-            images: as in the call.
+            images: the images, as in the call.
 
         Returns:
             The index of a group element for each image: 0 if the image stays
@@ -248,7 +248,7 @@ class Canonicalization(Symmetrized):
 def _one_of(
     indices: Shaped[Tensor, " batch"], order: int
 ) -> Float[Tensor, "batch order"]:
-    """One at an index, zero elsewhere."""
+    """Vectors that are one at an index and zero elsewhere."""
     return ops.one_hot(indices, order, dtype="float32")
 
 

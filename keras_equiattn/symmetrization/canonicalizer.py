@@ -32,7 +32,7 @@ def canonicalizer_network(
             An image of unknown size is not brought down.
         group: a group that acts on the grid, or its name.
         data_format: "channels_last" or "channels_first".
-        dtype: of the layers.
+        dtype: the dtype policy of the layers.
 
     Returns:
         A functional model from images to scores `(batch, order)`.

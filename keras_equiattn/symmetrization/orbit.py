@@ -22,8 +22,8 @@ class OrbitAverage(Symmetrized):
     """The layer of `symmetrize` for averages, with the same arguments.
 
     Args:
-        model: what is applied to every pose.
-        group, output, average, batch_poses, data_format: of `symmetrize`.
+        model: the model that is applied to every pose.
+        group, output, average, batch_poses, data_format: see `symmetrize`.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -31,10 +31,10 @@ class OrbitAverage(Symmetrized):
         training: passed on to the model, if it takes that.
 
     Input shape:
-        That of the model, rank 4.
+        The shape that the model takes, of rank 4.
 
     Output shape:
-        That of the model.
+        The output shape of the model.
 
     Symmetry:
         See `symmetrize`.

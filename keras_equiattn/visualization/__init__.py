@@ -1,4 +1,4 @@
-"""What a network attends to: the maps of its layers, and pictures of them.
+"""Attention of a network: the maps of its layers, and pictures of them.
 
     maps = attention_maps(model, images)
     figure = plot_attention_maps(model, images[0])

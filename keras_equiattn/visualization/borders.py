@@ -24,9 +24,9 @@ def inside(
 ) -> Inside:
     """Which positions of a site see nothing beyond the border of the image.
 
-    That is, none of the convolutions, windows and poolings on the way, and
-    none of the layer itself, has a pixel of padding in sight. Statistics of
-    the whole image, such as a mean over all pixels, count for nothing.
+    At such a position, no convolution, window or pooling on the way, and none
+    of the layer itself, has a pixel of padding in sight. Statistics of the
+    whole image, such as a mean over all pixels, count for nothing.
 
     Args:
         model: whose graph holds the first site.
@@ -49,7 +49,7 @@ def inside(
 
 
 def _trace(model: Any, start: Inside) -> dict[int, Inside | None]:
-    """What is inside of each tensor of a graph; None without rows and columns.
+    """The positions inside of each tensor; None without rows and columns.
 
     The keys are the identities of the tensors.
     """
@@ -68,13 +68,13 @@ def _trace(model: Any, start: Inside) -> dict[int, Inside | None]:
 
 
 def _known(tensors: list[Any], found: dict[int, Inside | None]) -> list[Inside]:
-    """Of those tensors that have rows and columns."""
+    """The positions inside of those tensors that have rows and columns."""
     values = (found[id(tensor)] for tensor in tensors)
     return [value for value in values if value is not None]
 
 
 def _merged(operation: Any, values: list[Inside]) -> Inside:
-    """What is inside in all of several maps of one size."""
+    """The positions that are inside in all of several maps of one size."""
     if len({(len(rows), len(columns)) for rows, columns in values}) != 1:
         raise ValueError(_unknown(operation))
     rows, columns = zip(*values, strict=True)
@@ -82,7 +82,7 @@ def _merged(operation: Any, values: list[Inside]) -> Inside:
 
 
 def _after(operation: Any, x: Inside) -> Inside:
-    """What is inside of the output of an operation."""
+    """The positions inside of the output of an operation."""
     if has_graph(operation):
         found = _trace(operation, x)
         return _merged(operation, _known(operation.outputs, found))
@@ -111,7 +111,7 @@ def _after(operation: Any, x: Inside) -> Inside:
 
 
 def _of_map(operation: Any, x: Inside) -> Inside:
-    """What is inside of the effective map of a layer with this input."""
+    """The positions inside of the effective map of a layer with this input."""
     if isinstance(operation, BaseAttentiveConv2D):  # it is of the responses
         x = _slid(operation, x)
     size = getattr(operation, "attention_kernel_size", 1)
@@ -122,7 +122,7 @@ def _of_map(operation: Any, x: Inside) -> Inside:
 
 
 def _slid(operation: Any, x: Inside) -> Inside:
-    """What is inside after an operation with a window, or with none."""
+    """The positions inside after an operation with a window, or with none."""
     size = getattr(operation, "kernel_size", None)
     size = size or getattr(operation, "pool_size", None)
     if size is None:
@@ -150,7 +150,7 @@ def _slid(operation: Any, x: Inside) -> Inside:
 def _around(
     n: np.ndarray, window: int, stride: int, dilation: int
 ) -> np.ndarray:
-    """For windows centred on every position, or on one of each `stride`."""
+    """The positions inside of windows centred on each `stride`-th position."""
     reach = window // 2 * dilation
     padded = np.pad(n, reach)
     return np.array(

@@ -11,7 +11,7 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.visualization.sites import Site
 
-# Of the frame around a pixel.
+# The colour of the frame around a pixel.
 MARK = "tab:orange"
 
 
@@ -41,7 +41,7 @@ def one_image(image: Any) -> np.ndarray:
 
 
 def element_name(group: str | groups.Group, element: int) -> str:
-    """What an element does, in words: "90°", "mirror", "mirror, 90°".
+    """The action of an element in words: "90°", "mirror", "mirror, 90°".
 
     Args:
         group: a group or its name.
@@ -92,8 +92,8 @@ class Place:
         pixel: row and column in the image.
         query: row and column of the pixel in the map of the layer.
         own: left, right, bottom and top of the pixel in the image.
-        window: of its window, or of the whole map.
-        whole: whether it is the whole map.
+        window: left, right, bottom and top of its window, or of the whole map.
+        whole: whether the window is the whole map.
     """
 
     pixel: tuple[int, int]

@@ -29,7 +29,7 @@ def evidence(
         model: see `attention_maps`; its last axis is over classes.
         images: a batch.
         chain: the layer, see `borders.inside`.
-        class_index: of the class.
+        class_index: the index of the class.
 
     Returns:
         `(batch, height, width)`, of the output of the layer.

@@ -75,7 +75,7 @@ class Field:
 
 
 def _instead(*maps: Maps) -> str:
-    """What draws maps of windows, if that is what there is."""
+    """The hint at the function that draws windows, if the maps are of them."""
     if not any({"window", "image"} & set(found) for found in maps):
         return ""
     return " `plot_window_attention` draws what a pixel attends to."

@@ -25,7 +25,7 @@ Limits = tuple[float, float]
 
 # About as many positions with arrows along the shorter side.
 ARROWS = 5
-# Of the arrows of rotations and of mirrored elements.
+# The colours of the arrows of rotations and of mirrored elements.
 COLORS = ("tab:orange", "deepskyblue")
 # Turns the arrows of mirrored elements away from those of the others.
 TILT = np.pi / 12
@@ -37,7 +37,7 @@ def attention_maps(
     query: tuple[int, int] | None = None,
     layers: str | Iterable[str] | None = None,
 ) -> dict[str, Maps]:
-    """What every attentive layer of a model returns for a batch of images.
+    """Returns the maps of every attentive layer of a model for some images.
 
     The model runs once, in inference mode, compiled as `predict` compiles it;
     on the way each of these layers is called with
@@ -143,11 +143,11 @@ def plot_attention_maps(
         arrows: whether to draw the arrows: at a coarse grid of positions one
             for each `h`, in the direction into which `h` turns "up", its length
             from zero for the least value to half the spacing for the largest.
-            Those of mirrored elements are tilted away, the other way round.
-            None draws them where the group holds rotations.
+            The arrows of mirrored elements are tilted away, the other way
+            round. None draws them where the group holds rotations.
         colormap: matplotlib's name of the colours.
-        opacity: of the map over the image, 1 hides the image.
-        size: of one panel, in inches.
+        opacity: the opacity of the map over the image; 1 hides the image.
+        size: the size of one panel, in inches.
 
     Returns:
         A `matplotlib.figure.Figure` that belongs to no window and no pyplot.
@@ -198,13 +198,13 @@ def plot_attention_maps(
 
 @dataclasses.dataclass
 class _Poses:
-    """An image in several poses, and what a layer attends to in each.
+    """An image in several poses, and the attention of a layer in each.
 
     Attributes:
-        group: of the layer.
+        group: the group of the layer.
         elements: the group elements that act on the image.
         images: `(element, height, width, channels)`, for the picture.
-        field: of the layer, its batch axis over the elements.
+        field: the attention of the layer, with the elements on its batch axis.
     """
 
     group: groups.Group
@@ -243,10 +243,10 @@ class _Poses:
 
 @dataclasses.dataclass
 class _Columns:
-    """What the panels of a row show.
+    """The panels of a row.
 
     Attributes:
-        titles: of all panels.
+        titles: the titles of all panels.
         shown: the group elements `h` of the last ones.
         arrows: whether the panel after the image is of arrows.
     """
@@ -377,7 +377,7 @@ def _draw_arrows(
     low, high = ends
     share = (values[np.ix_(rows, columns)] - low) / (high - low)
     tilt = TILT if group.mirrors else 0.0
-    # As offsets (row, column), on which the matrices act.
+    # The direction is an offset (row, column), on which the matrices act.
     up = np.array([-math.cos(tilt), math.sin(tilt)])
     gaps = [axis[1] - axis[0] for axis in (y[:, 0], x[0]) if len(axis) > 1]
     reach = min(gaps, default=pitch.min()) / 2

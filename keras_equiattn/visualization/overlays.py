@@ -1,4 +1,4 @@
-"""What matters in an image, as one map of the size of the image."""
+"""Attention or evidence in an image, as one map of the size of the image."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from keras_equiattn.visualization.sites import Site
 from keras_equiattn.visualization.sites import Sites
 
 BORDERS = ("mask", "keep")
-# Of attention, and of evidence for and against a class.
+# The colours of attention, and of evidence for and against a class.
 COLORMAPS = ("viridis", "RdBu_r")
 
 
@@ -95,7 +95,7 @@ def plot_overlays(
     opacity: float = 0.6,
     size: float = 2.0,
 ) -> Any:
-    """Draws images, and beside each what matters in it.
+    """Draws images, and beside each the attention or evidence in it.
 
     The overlay lies on the image in shades of grey. All overlays share one
     scale of colours. Attention covers the image with the given opacity.
@@ -109,10 +109,10 @@ def plot_overlays(
         layer: see `attention_overlays`.
         class_index: see `attention_overlays`.
         border: see `attention_overlays`.
-        titles: what to write above each image.
+        titles: the text above each image.
         columns: pairs of panels in a row.
-        opacity: of the colours over the image, from 0 to 1.
-        size: of a panel, in inches.
+        opacity: the opacity of the colours over the image, from 0 to 1.
+        size: the size of a panel, in inches.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -203,8 +203,7 @@ class _Overlays:
         layer: name of the layer that they are of.
         images: `(batch, height, width, channels)`.
         values: `(batch, height, width)`, NaN where there are none.
-        class_index: of the class that they are evidence for; None for
-            attention.
+        class_index: the class that they are evidence for; None for attention.
     """
 
     layer: str
@@ -264,7 +263,7 @@ class _Overlays:
         return self.class_index is not None
 
     def label(self) -> str:
-        """What the colours stand for."""
+        """The meaning of the colours."""
         return "evidence" if self.of_class else "attention"
 
     def scale(self) -> tuple[float, float, str]:
@@ -337,7 +336,7 @@ def _spread(
 
 
 def _interpolation(size: int, pitch: float, kept: np.ndarray) -> np.ndarray:
-    """`(size, count)`: what each position of a map has in each pixel.
+    """`(size, count)`: the share of each position of a map in each pixel.
 
     A pixel takes from the two kept positions around its centre. Beyond the
     centre of the last one it takes that alone, and beyond its edge it is NaN.

@@ -8,7 +8,7 @@ import keras
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.visualization import drawing
 
-# Of the rates of attention and of convolution.
+# The colours of the rates of attention and of convolution.
 COLORS = ("tab:orange", "tab:blue")
 
 
@@ -56,11 +56,12 @@ def plot_path_rates(
 ) -> Any:
     """Draws the learned rates of the layers of ACmix, first to last.
 
-    Their absolute values: the sign of a path is that of its last weights.
+    The picture shows absolute values: the sign of a path is that of its last
+    weights.
 
     Args:
         model: see `path_rates`.
-        size: of the figure, in inches.
+        size: the size of the figure, in inches.
 
     Returns:
         A `matplotlib.figure.Figure`.

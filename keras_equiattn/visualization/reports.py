@@ -7,7 +7,7 @@ import numpy as np
 from keras_equiattn.report import EquivarianceReport
 from keras_equiattn.visualization import drawing
 
-# Of layers that are equivariant, and of those that are not.
+# The colours of layers that are equivariant, and of those that are not.
 COLORS = ("tab:green", "tab:red")
 # Errors of exactly zero, and infinite ones, are drawn at the ends.
 ENDS = (1e-9, 10.0)
@@ -19,8 +19,8 @@ def plot_equivariance_report(
     """Draws the error of every layer, the first layer at the top.
 
     Args:
-        report: of `equivariance_report`.
-        size: of the figure, in inches; None leaves room for all names.
+        report: the result of `equivariance_report`.
+        size: the size of the figure, in inches; None leaves room for all names.
 
     Returns:
         A `matplotlib.figure.Figure`.

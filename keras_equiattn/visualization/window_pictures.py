@@ -1,4 +1,4 @@
-"""What one pixel attends to, and pictures of it."""
+"""The attention of one pixel, and pictures of it."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def pixel_attention(
     pixel: tuple[int, int],
     layer: str | None = None,
 ) -> np.ndarray:
-    """What one pixel of an image attends to in a layer.
+    """The weights with which one pixel of an image attends in a layer.
 
     Args:
         model: see `attention_maps`.
@@ -93,9 +93,9 @@ def plot_window_attention(
         key_element: the group element of the input whose weights are shown,
             for layers that weigh each of them; None adds them up.
         zoom: shows the surroundings of the window; False the whole image.
-        colormap: of matplotlib, for the weights.
-        opacity: of the weights over the image, from 0 to 1.
-        size: of a panel, in inches.
+        colormap: matplotlib's name of the colours of the weights.
+        opacity: the opacity of the weights over the image, from 0 to 1.
+        size: the size of a panel, in inches.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -176,12 +176,12 @@ def plot_window_attention(
 
 @dataclasses.dataclass
 class _PixelAttention:
-    """What a pixel attends to in a layer.
+    """The attention of a pixel in a layer.
 
     Attributes:
         layer: name of the layer.
-        group: of the layer.
-        place: of the pixel and its window.
+        group: the group of the layer.
+        place: the place of the pixel and its window.
         pixels: the image, channels last.
         weights: see `pixel_attention`.
     """
@@ -229,7 +229,7 @@ class _PixelAttention:
         return cls(layer, site.operation.group, place, pixels, weights)
 
     def of_key_element(self, element: int | None) -> np.ndarray:
-        """Of one group element of the input; None is the sum."""
+        """The weights for one group element of the input; None is the sum."""
         count = self.weights.shape[2]
         if element is None:
             return self.weights.sum(axis=2)

@@ -16,7 +16,7 @@ from keras_equiattn.applications.data.sources.catalogue import INFOS
 
 
 class Source(Protocol):
-    """What every source of datasets by name has."""
+    """The methods that every source of datasets by name has."""
 
     def prepare(self, name: str, data_dir: Path) -> str:
         """Puts a dataset on disk, and says where it is."""
@@ -88,7 +88,7 @@ def read_arrays(
     """Reads one part of a dataset that is no folder of images.
 
     Args:
-        source: What `resolve` returned.
+        source: The result of `resolve`.
         data_dir: Folder of the prepared datasets. The embedded digits and .npz
             files do not use it.
         part: `"train"` (the whole training pool), `"validation"` (of a

@@ -50,7 +50,7 @@ def image_folder(source: DatasetInfo | Path, data_dir: Path) -> Path:
     """Returns the folder of a dataset, whose classes are checked.
 
     Args:
-        source: What `access.resolve` returned.
+        source: The result of `access.resolve`.
         data_dir: Folder of the prepared datasets, unless `source` is a path.
 
     Raises:
@@ -106,7 +106,7 @@ def folder_classes(folder: Path) -> list[str]:
 
 
 def folder_info(folder: Path) -> DatasetInfo:
-    """Returns the facts about a folder: those of ImageNet, with its classes."""
+    """Returns the facts about a folder: ImageNet's, with its own classes."""
     return replace(
         INFOS["imagenet_folder"],
         name=folder.name,

@@ -23,7 +23,7 @@ from keras_equiattn.applications.data.sources.pixels import read_only
 
 FORMAT = "keras-equiattn dataset 1"
 MOST_CLASSES = 2**20
-# What `np.load` and `zipfile` raise for files that are damaged.
+# Errors of `np.load` and `zipfile` for files that are damaged.
 DAMAGED = (
     EOFError,
     NotImplementedError,
@@ -41,7 +41,7 @@ def read(path: Path, part: str, facts: DatasetInfo) -> Arrays:
     Args:
         path: The file.
         part: "train", "validation" or "test".
-        facts: What the images and labels must be.
+        facts: The facts that the images and labels must agree with.
 
     Raises:
         ValueError: The part is missing or damaged, or its images or labels are

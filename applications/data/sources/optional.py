@@ -14,7 +14,7 @@ def optional_import(module: str, extra: str, hint: str = "") -> ModuleType:
     Args:
         module: Name of the module.
         extra: The extra of this library that installs it.
-        hint: What the message of the error says last.
+        hint: The end of the message of the error.
 
     Raises:
         ImportError: The module cannot be imported.

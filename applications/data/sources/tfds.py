@@ -10,7 +10,7 @@ from keras_equiattn.applications.data.sources.optional import import_tensorflow
 from keras_equiattn.applications.data.sources.optional import optional_import
 from keras_equiattn.applications.data.sources.pixels import read_only
 
-# What tensorflow_datasets calls our datasets.
+# The names of our datasets in tensorflow_datasets.
 NAMES = {
     "rot_mnist": "mnist",
     "cifar10": "cifar10",

@@ -10,10 +10,10 @@ import keras
 from keras_equiattn import layers
 from keras_equiattn.groups import Group
 
-# What the `attention` of a network can be.
+# The values of the argument `attention` of a network.
 ATTENTION = (None, "full", "channel", "spatial", "input", "co")
-# The scale of kernels in residual and dense networks: it keeps the variance of
-# what a ReLU follows.
+# The scale of kernels in residual and dense networks: it keeps the variance
+# where a ReLU follows.
 HE_SCALE = math.sqrt(2)
 
 
@@ -63,7 +63,7 @@ def two_units(x: Any, first: bool = False, **options: Any) -> AttentionSettings:
     hidden units as channels.
 
     Args:
-        x: what the layer receives; channels are its last axis.
+        x: the input of the layer; channels are its last axis.
         first: whether the layer is the first one.
         **options: other fields of `AttentionSettings`.
     """
@@ -194,8 +194,8 @@ def batch_norm_relu(x: Any, names: str) -> Any:
 
     Args:
         x: images or feature maps; channels are the last axis.
-        names: what the layers are called: `"block1_{}"` gives `block1_bn` and
-            `block1_relu`.
+        names: the pattern of the names of the layers: `"block1_{}"` gives
+            `block1_bn` and `block1_relu`.
     """
     x = batch_norm(x, names.format("bn"))
     return keras.layers.ReLU(name=names.format("relu"))(x)

@@ -1,4 +1,4 @@
-"""What networks start and end with: images, their scaling, classifiers."""
+"""The ends of networks: images, their scaling, classifiers."""
 
 from collections.abc import Sequence
 from typing import Any

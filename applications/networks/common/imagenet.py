@@ -1,4 +1,4 @@
-"""What networks for ImageNet share: arguments, first and last layers."""
+"""The arguments, first and last layers that networks for ImageNet share."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.applications.networks.common import pretrained
 from keras_equiattn.applications.registry import Variants
 
-# What a network can end with instead of a classifier.
+# The ends of a network instead of a classifier.
 POOLING = (None, "avg", "max")
-# How residual and self-attention networks begin.
+# The beginnings of residual and self-attention networks.
 STEMS = ("imagenet", "cifar")
 # PyTorch's default, which is what the authors have.
 BATCH_NORM_EPSILON = 1e-5
@@ -22,15 +22,15 @@ BATCH_NORM_EPSILON = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """The arguments that all networks for ImageNet have: what is around them.
+    """The arguments that all networks for ImageNet have around their stages.
 
     Attributes:
         include_top: whether the network ends with a classifier.
         weights: None (random) or the path of a weights file.
         input_shape: `(height, width, channels)`; height and width may be None
             where the network takes images of any size.
-        pooling: what a network without classifier ends with: None for feature
-            maps, "avg" or "max" for their mean or maximum over space.
+        pooling: the end of a network without classifier: None for feature maps,
+            "avg" or "max" for their mean or maximum over space.
         classes: number of classes.
         classifier_activation: activation of the classifier; None for logits.
         name: name of the model; None for the title of the network.
@@ -69,8 +69,8 @@ class Frame:
         """Returns the model of a network.
 
         Args:
-            title: what messages call the network. In lower case it is the name
-                of a model that was not given one.
+            title: the name of the network in messages. In lower case it is the
+                name of a model that was not given one.
             stages: a function from normalised images `(batch, height, width,
                 channels)` to the feature maps of the stages, a list, and to
                 the vector `(batch, channels)` that the classifier takes. That

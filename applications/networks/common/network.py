@@ -1,4 +1,4 @@
-"""What group equivariant networks are built with."""
+"""The tools that build group equivariant networks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ from keras_equiattn.applications.networks.common.convolution import haar
 from keras_equiattn.applications.registry import Variants
 from keras_equiattn.groups import Group
 
-# What the `downsampling` of a network can be.
+# The values of the argument `downsampling` of a network.
 DOWNSAMPLING = ("exact", "strided")
 
 
@@ -30,9 +30,10 @@ def variants(name: str, settings: str) -> Variants:
     """Returns the variants of a network that takes `group` and `attention`.
 
     Args:
-        name: what the variants are called, with `{}` in place of the group.
-        settings: "group" or "group_attention" of each, separated by spaces:
-            "p4m_input" of `"net_{}"` is `net_p4m_input`.
+        name: the pattern of the names of the variants, with `{}` in place of
+            the group.
+        settings: "group" or "group_attention" for each variant, separated by
+            spaces: "p4m_input" of `"net_{}"` is `net_p4m_input`.
     """
     found = {}
     for setting in settings.split():
@@ -52,7 +53,7 @@ class Network:
         group, attention, input_shape, classes: arguments of the constructor.
         classifier_activation, normalization: arguments of the constructor.
         downsampling, weights: arguments of the constructor.
-        filters: the same, but a number where the constructor was given None.
+        filters: the argument of the constructor, but a number where it is None.
         planar: makes the initialiser of the kernels of the group `z2`.
         scale: half-width of the uniform distribution from which all other
             kernels start, times `sqrt(channels) * kernel_size`.
@@ -195,7 +196,7 @@ class Network:
 
     @property
     def suffix(self) -> str:
-        """What comes after the group in the name of the model."""
+        """The end of the name of the model, after the group."""
         parts = (self.attention, None if self.exact else self.downsampling)
         return "".join(f"_{part}" for part in parts if part)
 

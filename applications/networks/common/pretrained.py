@@ -1,4 +1,4 @@
-"""Weights that a network starts from: those that are shipped, and files."""
+"""Weights that a network starts from: shipped ones, and files."""
 
 import dataclasses
 import os
@@ -61,8 +61,8 @@ def check_weights(
 
     Args:
         weights: None, the name of shipped weights or a path.
-        shipped: what is shipped for this network, by name.
-        network: what messages call the network.
+        shipped: the weights that are shipped for this network, by name.
+        network: the name of the network in messages.
         input_shape: image shape asked for, `(height, width, channels)`.
         classes: number of classes asked for.
 

@@ -42,13 +42,14 @@ def check(
     """Raises `ValueError` unless images can go through a network.
 
     Args:
-        network: what to call it in the message.
+        network: the name of the network in the message.
         input_shape: shape of the images.
         group: the group of the network.
-        windows: those of the network, first to last; what changes no size and
-            is always exact may be left out.
+        windows: the windows of the network, first to last; layers that change
+            no size and are always exact may be left out.
         exact: whether downsampling must be exact.
-        choices: how the network calls it if so, and if not.
+        choices: the arguments by which the network chooses exact downsampling,
+            or not.
     """
     size = input_shape[:2]
     if _passes(size, group, windows, exact):

@@ -1,4 +1,4 @@
-"""What the transformers share: arguments, blocks, patches, dense layers."""
+"""The parts of all transformers: arguments, blocks, patches, dense layers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn.applications.networks.common import ends
 
-# What `mixer` of a transformer can be.
+# The values of the argument `mixer` of a transformer.
 MIXERS = ("acmix", "attention")
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """What transformers of all kinds are made of.
+    """The settings of transformers of all kinds.
 
     Attributes:
         mixer: one of `MIXERS`.
@@ -55,7 +55,7 @@ def known_shape(
     """Returns the image shape of a network for images of one known size.
 
     Args:
-        title: what messages call the network.
+        title: the name of the network in messages.
         input_shape: the shape asked for, `(height, width, channels)`.
         reason: why the size must be known.
 
@@ -88,7 +88,7 @@ def block(
         expansion: channels within the MLP over those outside.
         epsilon: epsilon of the layer normalisations.
         drop_path: rate at which mixer and MLP are left out for an image.
-        name: what the names of the layers begin with.
+        name: the beginning of the names of the layers.
     """
     y = mix(norm(x, epsilon, f"{name}_norm1"))
     y = stochastic_depth(y, drop_path, f"{name}_path1")

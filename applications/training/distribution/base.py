@@ -1,4 +1,4 @@
-"""What training on several devices is, for any backend, and what all share."""
+"""The base of training on several devices, for any backend."""
 
 import contextlib
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class ProcessLostError(RuntimeError):
 
 
 class Distribution:
-    """One device: what other distributions change, they override.
+    """Training on one device; other distributions override its methods.
 
     Attributes:
         index: number of this process. The first one keeps the files of a run.
@@ -44,7 +44,7 @@ class Distribution:
 
     @property
     def shard(self) -> datasets.Shard | None:
-        """What this process reads of each batch."""
+        """The part of each batch that this process reads."""
         if self.count * self.devices == 1:
             return None
         return datasets.Shard(self.index, self.count, self.devices)
@@ -58,7 +58,7 @@ class Distribution:
         """Tells where an error only means that another process has ended.
 
         Raises:
-            ProcessLostError: In place of such an error.
+            ProcessLostError: This error is raised in place of such an error.
         """
         try:
             yield
@@ -104,7 +104,7 @@ class Distribution:
         self.has_left = True
 
     def _part(self) -> None:
-        """What the backend does where processes part."""
+        """Ends the work with other processes, where the backend has to."""
 
     def _tells_of_others(self, error: Exception) -> bool:
         """Whether an error means that another process has ended."""
@@ -123,9 +123,9 @@ class OwnRandomNumbers(keras.callbacks.Callback):
     """Gives each device random numbers of its own, anew for each epoch.
 
     Args:
-        seed: of the run.
-        devices: number of all devices.
-        assign: sets a generator's state from one row for each device.
+        seed: The seed of the run.
+        devices: The number of all devices.
+        assign: Sets a generator's state from one row for each device.
     """
 
     def __init__(

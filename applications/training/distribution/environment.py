@@ -9,7 +9,7 @@ import keras
 
 from keras_equiattn.applications.training.options import OptionsError
 
-# What tells a process who the others are, on each backend.
+# The variables that tell a process who the others are, on each backend.
 VARIABLES = {
     "torch": ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     "jax": (

@@ -45,7 +45,7 @@ class TorchDistribution(Distribution):
         moving = [v.value for v in model.non_trainable_weights]
 
         def train_step(batch: Any) -> dict[str, Tensor]:
-            # As Keras' own step, but for the call of the network.
+            # The step is Keras' own, except for the call of the network.
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
             model.zero_grad()
             outputs = parallel(x, training=True)
@@ -70,7 +70,7 @@ class TorchDistribution(Distribution):
         import torch
 
         def assign(state: Any, rows: NDArray[np.int64]) -> None:
-            if state is None:  # what dropout without a generator draws from
+            if state is None:  # dropout that has no generator of its own
                 torch.manual_seed(int(rows[self.index, 0]))
             else:
                 state.assign(rows[self.index])

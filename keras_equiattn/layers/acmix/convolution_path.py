@@ -20,7 +20,7 @@ from keras_equiattn.ops.papers.acmix import split_maps
 
 RATES = ("learned", "fixed")
 SHIFT_KERNELS = ("learned", "fixed", "random")
-# What a rate starts at when both are learned.
+# The initial value of a rate when both are learned.
 INITIAL_RATE = 0.5
 
 
@@ -157,7 +157,7 @@ class ConvolutionPath:
 
         Args:
             linear_maps: kernels and biases of queries, keys and values.
-            dtype: of the convolution.
+            dtype: the dtype of the convolution.
         """
         kernels, biases = zip(*linear_maps, strict=True)
         bias = None
@@ -186,7 +186,7 @@ class ConvolutionPath:
         return _shifts((*self.kernel_size, None, self.size), dtype)
 
     def rates_of_paths(self) -> tuple[Any, Any]:
-        """What attention and convolution are multiplied by, if learned."""
+        """The factors of attention and convolution, if they are learned."""
         return (
             ops.convert_to_tensor(self.attention_rate),
             ops.convert_to_tensor(self.convolution_rate),
@@ -215,7 +215,7 @@ def full(x: Any) -> Tensor:
 
 
 def _shifts(shape: Shape, dtype: Any = None) -> Tensor:
-    """Each of the kernels as the shift of its own."""
+    """Shift kernels, with the shift of its own for each of the kernels."""
     rows, columns, _, filters = shape
     start = shifts(int(rows or 0), int(columns or 0))[..., None]
     return ops.tile(ops.convert_to_tensor(start, dtype), (1, 1, 1, filters))

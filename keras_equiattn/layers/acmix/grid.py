@@ -27,7 +27,7 @@ BORDERS = ("reflect", "mask")
 
 
 class BaseACmix2D(TwoPaths, WindowLayer, FilterLayer):
-    """What `ACmix2D` and `FoldedACmix2D` share; see there."""
+    """The base of `ACmix2D` and `FoldedACmix2D`; see there."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class BaseACmix2D(TwoPaths, WindowLayer, FilterLayer):
     def _both_paths(
         self, x: Tensor, return_weights: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """What both paths add up to, and the weights of attention."""
+        """The sum of both paths, and the weights of attention."""
         attention = weights = None
         if self.attends:
             attention, weights = self._attend(x, return_weights)
@@ -197,10 +197,10 @@ class ACmix2D(BaseACmix2D):
     `shift(h^-1 .)`; the linear maps are convolutions on the group. The first
     path is equivariant because `P` is linear: the term `P(h^-1 x) - P(h^-1 (x +
     d))` depends on `h^-1 d` alone, divided by the size along each axis, which
-    turns with the image. The second is a group convolution: what the shift
-    kernels of element `h` do to `f(., h)` is the correlation with the kernel
-    `K(d, r) = sum_m k_m(d) W_m(r)` on the group, with the kernels `k` of mixing
-    and shifts and `W` of the linear maps.
+    turns with the image. The second is a group convolution: the shift kernels
+    of element `h` act on `f(., h)` as the correlation with the kernel `K(d, r)
+    = sum_m k_m(d) W_m(r)` on the group, with the kernels `k` of mixing and
+    shifts and `W` of the linear maps.
 
     All of the second path is linear, so the layer computes it as that one
     convolution, whose kernel it puts together from its weights in each call.
@@ -226,19 +226,20 @@ class ACmix2D(BaseACmix2D):
         kernel_groups: how many kernels a channel of a head has, a divisor of
             `num_heads`; None is `num_heads`. With fewer, output `c N + j`
             takes the kernel `j mod kernel_groups`.
-        border: what attention sees outside of the image. "reflect": the mirror
-            image; "mask": nothing, the softmax leaves it out. The convolution
-            sees zeros for the linear maps there.
+        border: how neighbours outside of the image count in attention.
+            "reflect": the mirror image lies there; "mask": the softmax leaves
+            them out. The convolution sees zeros for the linear maps there.
         activation: applied to the output; None is the identity.
         use_bias: whether queries, keys and values have biases.
-        kernel_initializer: of the kernels of queries, keys, values and
-            positions; None is uniform within one over the square root of the
-            fan-in, which for the first three is `order * channels`.
-        mixing_initializer: of the mixing, and of shift kernels that are
-            "random"; None is uniform within one over the square root of the
-            inputs.
-        bias_initializer: of the biases.
-        kernel_regularizer: of the kernels of queries, keys and values.
+        kernel_initializer: the initializer of the kernels of queries, keys,
+            values and positions; None is uniform within one over the square
+            root of the fan-in, which for the first three is `order * channels`.
+        mixing_initializer: the initializer of the mixing, and of shift kernels
+            that are "random"; None is uniform within one over the square root
+            of the inputs.
+        bias_initializer: the initializer of the biases.
+        kernel_regularizer: the regularizer of the kernels of queries, keys and
+            values.
         exact: refuse sizes on which strides would not be exactly equivariant.
             False accepts them; "call" accepts sizes that are unknown at build,
             and refuses inexact ones when the layer is called.
@@ -246,15 +247,16 @@ class ACmix2D(BaseACmix2D):
             weights and the result for the backward pass, but no neighbours
             with their channels. False keeps more, and can be differentiated
             twice on every backend.
-        filter_basis: what the shift kernels are made of: "pixel" has a number
-            for each offset, which is interpolated for turns by less than 90
+        filter_basis: the basis of the shift kernels: "pixel" has a number for
+            each offset, which is interpolated for turns by less than 90
             degrees; "steerable" has coefficients of filters that turn by any
             angle, see `ops.steerable_basis`, and needs a square `kernel_size`.
             None is "pixel" for groups that act on the grid, and "steerable" for
             others.
-        window_shape: of attention, "square" or "disc", which covers the same
-            after a turn by any angle, see `ops.Window`. None is "square" for
-            groups that act on the grid, and "disc" for others.
+        window_shape: the shape of the window of attention: "square", or "disc",
+            which covers the same after a turn by any angle, see `ops.Window`.
+            None is "square" for groups that act on the grid, and "disc" for
+            others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -277,7 +279,7 @@ class ACmix2D(BaseACmix2D):
         `exact=False`.
 
     Output shape:
-        As the input, with `filters` channels and, with strides,
+        The shape of the input, with `filters` channels and, with strides,
         `ceil(height / strides)` rows; columns likewise.
 
     Symmetry:
@@ -442,12 +444,12 @@ class ACmix2D(BaseACmix2D):
 class FoldedACmix2D(BaseACmix2D):
     """`ACmix2D` whose path of convolution is one convolution: for inference.
 
-    What `ACmix2D.folded` returns::
+    `ACmix2D.folded` returns this layer, which computes::
 
         attention(x) + sum_d K(d) x(x + d) + sum_d inside(x + d) b(d)
 
-    with a kernel `K` on the group and, for what the biases of the linear maps
-    add, `b` wherever `x + d` is a pixel of the image. Rates are folded in.
+    with a kernel `K` on the group and the sums of the biases of the linear
+    maps, `b`, wherever `x + d` is a pixel of the image. Rates are folded in.
 
     Args:
         filters, kernel_size, attention_kernel_size, num_heads: see `ACmix2D`.
@@ -457,16 +459,16 @@ class FoldedACmix2D(BaseACmix2D):
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
-        inputs, return_attention_maps, query: as for `ACmix2D`.
+        inputs, return_attention_maps, query: see `ACmix2D`.
 
     Input shape:
-        As for `ACmix2D`.
+        See `ACmix2D`.
 
     Output shape:
-        As for `ACmix2D`.
+        See `ACmix2D`.
 
     Symmetry:
-        As for `ACmix2D`.
+        See `ACmix2D`.
 
     Variables:
         With attention `query_kernel`, `key_kernel`, `value_kernel (order,
@@ -476,7 +478,7 @@ class FoldedACmix2D(BaseACmix2D):
         columns, filters)`.
 
     Raises:
-        ValueError: as for `ACmix2D`.
+        ValueError: see `ACmix2D`.
 
     Example:
         >>> layer = ACmix2D(8)

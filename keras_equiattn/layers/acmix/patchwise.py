@@ -23,7 +23,7 @@ from keras_equiattn.ops.papers.patchwise import patch_moments
 from keras_equiattn.ops.papers.patchwise import patch_weights
 from keras_equiattn.ops.papers.patchwise import shared_window_sum
 
-# Of both batch normalisations, PyTorch's defaults.
+# The defaults of PyTorch, for both batch normalisations.
 MOMENTUM = 0.9
 EPSILON = 1e-5
 
@@ -69,19 +69,20 @@ class PatchwiseACmix2D(TwoPaths):
             and each that the strides meet.
         dilation_rate: distance of adjacent neighbours in both paths, an
             integer or a pair. Not above 1 together with strides above 1.
-        paths, rates, shift_kernels: as for `ACmix2D`. With `paths="attention"`
-            it is the attention of SAN.
+        paths, rates, shift_kernels: see `ACmix2D`. With `paths="attention"` the
+            layer is the attention of SAN.
         kernel_groups: how many kernels a channel of the queries has, a divisor
             of `filters / key_filters`, which None stands for.
         activation: applied to the output; None is the identity.
         use_bias: whether queries, keys and values have biases.
-        kernel_initializer: of all other kernels; None is uniform within one
-            over the square root of the fan-in.
-        mixing_initializer: of the mixing, and of shift kernels that are
-            "random"; None is uniform within one over the square root of the
-            inputs.
-        bias_initializer: of the biases.
-        kernel_regularizer: of the kernels of queries, keys and values.
+        kernel_initializer: the initializer of all other kernels; None is
+            uniform within one over the square root of the fan-in.
+        mixing_initializer: the initializer of the mixing, and of shift kernels
+            that are "random"; None is uniform within one over the square root
+            of the inputs.
+        bias_initializer: the initializer of the biases.
+        kernel_regularizer: the regularizer of the kernels of queries, keys and
+            values.
         recompute: the backward pass computes the features of all windows
             anew. False keeps them, and can be differentiated twice on every
             backend.
@@ -105,7 +106,7 @@ class PatchwiseACmix2D(TwoPaths):
         may be None.
 
     Output shape:
-        As the input, with `filters` channels and, with strides,
+        The shape of the input, with `filters` channels and, with strides,
         `ceil(height / strides)` rows; columns likewise.
 
     Symmetry:
@@ -141,9 +142,9 @@ class PatchwiseACmix2D(TwoPaths):
           self-attention with concatenation, and the authors' code,
           https://github.com/hszhao/SAN.
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), appendix C,
-          which says how values are split. They published no code for it: that
-          the attention is patchwise, without positions, and that strides and
-          dilation act on both paths is ours.
+          which says how values are split. They published no code for it. Three
+          choices are ours: attention is patchwise, it has no positions, and
+          strides and dilation act on both paths.
     """
 
     has_group_argument = False
@@ -185,7 +186,7 @@ class PatchwiseACmix2D(TwoPaths):
             dilation_rate,
             border="reflect",
         )
-        blocks = self.filters // self.key_filters  # of the values
+        blocks = self.filters // self.key_filters  # blocks of the values
         self.hold_convolution_path(
             size=self.key_filters,
             maps=2 + blocks,
@@ -358,10 +359,10 @@ class BatchNorm(keras.layers.Layer):
         moments: Callable[[], tuple[Tensor, Tensor]],
         training: bool | None,
     ) -> tuple[Tensor, Tensor]:
-        """What to multiply by, then to add.
+        """The factor and the offset of the normalisation.
 
         Args:
-            moments: returns mean and variance of the batch.
+            moments: a function that returns mean and variance of the batch.
             training: whether these are taken, and remembered.
         """
         # As in Keras, a frozen layer goes on with what it has learned.

@@ -18,7 +18,8 @@ from keras_equiattn.ops.dense import enlarge_space
 from keras_equiattn.ops.dense import reduce_space
 from keras_equiattn.ops.numerics import layer_norm
 
-# Of the norm of the reduced image: PyTorch's default, which the authors have.
+# The epsilon of the norm of the reduced image is PyTorch's default, which the
+# authors have.
 EPSILON = 1e-5
 
 
@@ -60,18 +61,18 @@ class SpatialReductionACmix2D(TransformerACmix):
             ones reach beyond it and see zeros there.
         kernel_size: rows and columns of the convolution, odd, an integer or a
             pair.
-        paths, rates, shift_kernels, kernel_groups: as for `ACmix2D`. With
-            `paths="attention"` it is the attention of PVT.
+        paths, rates, shift_kernels, kernel_groups: see `ACmix2D`. With
+            `paths="attention"` the layer is the attention of PVT.
         attention_dropout: rate at which attention weights are dropped.
-        dropout: rate of a dropout on the output.
-        kernel_initializer: of linear maps; None is normal with deviation 0.02,
-            truncated at two deviations.
-        mixing_initializer: of the mixing, of the reduction, and of shift
-            kernels that are "random"; None is uniform within one over the
-            square root of the inputs.
-        bias_initializer: of the biases.
-        kernel_regularizer: of the kernels of queries, keys, values, output and
-            reduction.
+        dropout: the rate of a dropout on the output.
+        kernel_initializer: the initializer of linear maps; None is normal with
+            deviation 0.02, truncated at two deviations.
+        mixing_initializer: the initializer of the mixing, of the reduction, and
+            of shift kernels that are "random"; None is uniform within one over
+            the square root of the inputs.
+        bias_initializer: the initializer of the biases.
+        kernel_regularizer: the regularizer of the kernels of queries, keys,
+            values, output and reduction.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -97,7 +98,7 @@ class SpatialReductionACmix2D(TransformerACmix):
         may be None.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         An image that is rolled by multiples of the reduction, which divides
@@ -262,7 +263,7 @@ class SpatialReductionACmix2D(TransformerACmix):
             -(-n // r)
             for n, r in zip((height, width), self.reduction, strict=True)
         )
-        # What tokens get is left out.
+        # The weights of tokens are left out.
         weights = weights[..., : down * along]
         weights = ops.transpose(weights, (0, 2, 1, 3))
         batch, _, heads, _ = ops.shape(weights)
@@ -350,7 +351,7 @@ class SpatialReductionACmix2D(TransformerACmix):
         return image, y[:, height * width :], weights
 
     def _side_by_side(self, x: Tensor, reduced: Tensor) -> Tensor:
-        """What the convolution sees: the image, and what it is reduced to."""
+        """The input of the convolution: the image, and its reduced image."""
         if not self.reduces or not self.convolves:
             return x
         nearest = enlarge_space(

@@ -1,4 +1,4 @@
-"""What the layers of ACmix for transformers share."""
+"""The base of the layers of ACmix for transformers."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ class TransformerACmix(TwoPaths):
 
     @property
     def scale(self) -> float:
-        """Of scores: one over the square root of the channels of a head."""
+        """The factor of the scores: one over the root of a head's channels."""
         return (self.filters // self.num_heads) ** -0.5
 
     def output_map(self, y: Tensor) -> Tensor:

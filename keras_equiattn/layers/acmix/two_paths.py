@@ -1,4 +1,4 @@
-"""What all layers of ACmix share: two paths, and what they add up to."""
+"""The base of all layers of ACmix: two paths, and their sum."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ class TwoPaths(AttentionLayer):
     kernel_size: tuple[int, int]
     # The `Window` that a pixel attends to; None for all of the image.
     window: Any = None
-    # Of layers that have no choice.
+    # The values of layers that have no choice.
     filter_basis: str = "pixel"
     window_shape: str = "square"
-    # Of both paths.
+    # The strides and the dilation of both paths.
     strides: tuple[int, int] = (1, 1)
     dilation_rate: tuple[int, int] = (1, 1)
 
@@ -78,7 +78,7 @@ class TwoPaths(AttentionLayer):
             kernel_size=self.kernel_size, paths=self.paths, **options
         )
         self.convolution_path = path
-        # As of every layer, its arguments are attributes.
+        # The arguments are attributes, as those of every layer.
         self.rates = path.rates
         self.shift_kernels = path.shift_kernels
         self.kernel_groups = path.kernel_groups
@@ -115,7 +115,7 @@ class TwoPaths(AttentionLayer):
         return path is not None and path.learns_rates
 
     def rates_of_paths(self) -> tuple[Any, Any]:
-        """What attention and convolution are multiplied by; None for one."""
+        """The factors of attention and convolution; None stands for one."""
         if not self.learns_rates:
             return None, None
         return self.convolution_path.rates_of_paths()

@@ -46,17 +46,18 @@ class WindowACmix2D(TransformerACmix):
             size, an integer from 0 on or a pair.
         kernel_size: rows and columns of the convolution, odd, an integer or a
             pair.
-        paths, rates, shift_kernels, kernel_groups: as for `ACmix2D`. With
-            `paths="attention"` it is the attention of Swin.
+        paths, rates, shift_kernels, kernel_groups: see `ACmix2D`. With
+            `paths="attention"` the layer is the attention of Swin.
         attention_dropout: rate at which attention weights are dropped.
-        dropout: rate of a dropout on the output.
-        kernel_initializer: of linear maps and position biases; None is normal
-            with deviation 0.02, truncated at two deviations.
-        mixing_initializer: of the mixing, and of shift kernels that are
-            "random"; None is uniform within one over the square root of the
-            inputs.
-        bias_initializer: of the biases.
-        kernel_regularizer: of the kernels of queries, keys, values and output.
+        dropout: the rate of a dropout on the output.
+        kernel_initializer: the initializer of linear maps and position biases;
+            None is normal with deviation 0.02, truncated at two deviations.
+        mixing_initializer: the initializer of the mixing, and of shift kernels
+            that are "random"; None is uniform within one over the square root
+            of the inputs.
+        bias_initializer: the initializer of the biases.
+        kernel_regularizer: the regularizer of the kernels of queries, keys,
+            values and output.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -76,7 +77,7 @@ class WindowACmix2D(TransformerACmix):
         "channels_first": `(batch, channels, height, width)`.
 
     Output shape:
-        As the input, with `filters` channels.
+        The shape of the input, with `filters` channels.
 
     Symmetry:
         None: not even translations, by which pixels change their windows.

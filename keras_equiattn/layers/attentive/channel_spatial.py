@@ -1,4 +1,4 @@
-"""What attention in two steps needs: over channels, then over space."""
+"""The base of attention in two steps: over channels, then over space."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,9 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops.responses.api import AttentionKernels
 
 ATTENTION = ("full", "channel", "spatial")
-# Of channel attention where the caller does not choose. A single unit behind
-# a ReLU is dead for about every second start, and learns nothing then.
+# The ratio and the least hidden units of channel attention where the caller
+# does not choose. A single unit behind a ReLU is dead for about every second
+# start, and learns nothing then.
 RATIO = 16
 HIDDEN_UNITS = 4
 
@@ -23,22 +24,22 @@ HIDDEN_UNITS = 4
 class ChannelSpatialAttention(AttentionLayer, FilterLayer):
     """Base of layers with channel attention, spatial attention or both.
 
-    Stands before the base of a convolution where there is one, which takes
+    It stands before the base of a convolution where there is one, which takes
     the other arguments.
 
     Args:
-        *args: of the next base.
+        *args: arguments of the next base.
         attention: "full" (channel, then spatial), "channel" or "spatial".
         attention_kernel_size: rows and columns of the spatial filters, odd.
-        attention_dilation_rate: of the spatial filters.
+        attention_dilation_rate: the dilation of the spatial filters.
         reduction_ratio: channel attention has `max(1, channels //
             reduction_ratio)` hidden units; None is a ratio of `RATIO` with at
             least `HIDDEN_UNITS`.
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
-        attention_regularizer: of the attention weights.
-        **kwargs: of the next base.
+        attention_regularizer: the regularizer of the attention weights.
+        **kwargs: arguments of the next base.
     """
 
     def __init__(

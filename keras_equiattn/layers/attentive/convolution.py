@@ -17,7 +17,7 @@ from keras_equiattn.ops.responses.api import response_attention
 
 
 class BaseAttentiveConv2D(ChannelSpatialAttention, BaseGroupConv2D):
-    """What `AttentiveLiftingConv2D` and `AttentiveGroupConv2D` share."""
+    """The base of `AttentiveLiftingConv2D` and `AttentiveGroupConv2D`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
         attention: "full" (channel, then spatial), "channel" or "spatial".
         attention_kernel_size: rows and columns of the spatial attention
             filters, odd.
-        attention_dilation_rate: of the spatial attention filters.
+        attention_dilation_rate: the dilation of the spatial attention filters.
         reduction_ratio: channel attention has `max(1, channels //
             reduction_ratio)` hidden units, as in the paper. None is a ratio
             of 16 with at least 4 units: a single one is often dead from the
@@ -109,7 +109,7 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
-        attention_regularizer: of the attention weights.
+        attention_regularizer: the regularizer of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time, at most. All chunks have the same size, and
             every size gives the same result. "auto" lets one step hold 256 MB,
@@ -118,9 +118,9 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             None holds all responses, which takes `order * channels` times the
             memory of the output, but is differentiable twice on every backend
             (the others are under JAX).
-        **kwargs: of `LiftingConv2D`: `strides`, `padding`, `data_format`,
-            `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
-            `group`, `exact` and so on.
+        **kwargs: arguments of `LiftingConv2D`: `strides`, `padding`,
+            `data_format`, `dilation_rate`, `activation`, `use_bias`,
+            `kernel_initializer`, `group`, `exact` and so on.
 
     Call arguments:
         inputs: images.
@@ -211,7 +211,7 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
         attention: "full" (channel, then spatial), "channel" or "spatial".
         attention_kernel_size: rows and columns of the spatial attention
             filters, odd.
-        attention_dilation_rate: of the spatial attention filters.
+        attention_dilation_rate: the dilation of the spatial attention filters.
         reduction_ratio: channel attention has `max(1, channels //
             reduction_ratio)` hidden units, as in the paper. None is a ratio
             of 16 with at least 4 units: a single one is often dead from the
@@ -219,7 +219,7 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
-        attention_regularizer: of the attention weights.
+        attention_regularizer: the regularizer of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time, at most. All chunks have the same size, and
             every size gives the same result. "auto" lets one step hold 256 MB,
@@ -228,9 +228,9 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             None holds all responses, which takes `order * channels` times the
             memory of the output, but is differentiable twice on every backend
             (the others are under JAX).
-        **kwargs: of `GroupConv2D`: `strides`, `padding`, `data_format`,
-            `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
-            `group`, `exact` and so on.
+        **kwargs: arguments of `GroupConv2D`: `strides`, `padding`,
+            `data_format`, `dilation_rate`, `activation`, `use_bias`,
+            `kernel_initializer`, `group`, `exact` and so on.
 
     Call arguments:
         inputs: feature maps on the group.

@@ -38,7 +38,7 @@ class InputAttention(ChannelSpatialAttention):
         attention: "full" (channel, then spatial), "channel" or "spatial".
         attention_kernel_size: rows and columns of the spatial attention
             filter, odd.
-        attention_dilation_rate: of the spatial attention filter.
+        attention_dilation_rate: the dilation of the spatial attention filter.
         reduction_ratio: channel attention has `max(1, channels //
             reduction_ratio)` hidden units, as in the paper. None is a ratio
             of 16 with at least 4 units: a single one is often dead from the
@@ -46,10 +46,10 @@ class InputAttention(ChannelSpatialAttention):
         channel_kernel_initializer, spatial_kernel_initializer: initialisers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
-        attention_regularizer: of all weights.
+        attention_regularizer: the regularizer of all weights.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
-        filter_basis: what filters are made of: "pixel" has a number for each
+        filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
             "steerable" has coefficients of circular harmonics, which turn by
             every angle. None is "pixel" for groups that act on the grid, and
@@ -74,7 +74,7 @@ class InputAttention(ChannelSpatialAttention):
         and width may be None.
 
     Output shape:
-        As the input.
+        The shape of the input.
 
     Symmetry:
         Equivariant under the group to rounding on every input
@@ -172,7 +172,7 @@ class InputAttention(ChannelSpatialAttention):
 
 
 class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
-    """What `CoAttentiveLiftingConv2D` and `CoAttentiveGroupConv2D` share."""
+    """The base of `CoAttentiveLiftingConv2D` and `CoAttentiveGroupConv2D`."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
         )
 
     def spatial_attention(self, x: Tensor) -> Tensor:
-        """As applied: `1 - a`, `(batch, height, width[, order])`."""
+        """Attention as applied: `1 - a`, `(batch, height, width[, order])`."""
         kernel = keras.ops.convert_to_tensor(self.attention_kernel)
         return co_attention(x, kernel, self.group)
 
@@ -242,11 +242,11 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
             per pixel.
         kernel_size: rows and columns of the filters, an integer or a pair.
             Groups with quarter turns need square filters.
-        attention_initializer, attention_regularizer: of the attention
-            weights.
-        **kwargs: of `LiftingConv2D`: `strides`, `padding`, `data_format`,
-            `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
-            `group`, `exact` and so on.
+        attention_initializer, attention_regularizer: the initializer and the
+            regularizer of the attention weights.
+        **kwargs: arguments of `LiftingConv2D`: `strides`, `padding`,
+            `data_format`, `dilation_rate`, `activation`, `use_bias`,
+            `kernel_initializer`, `group`, `exact` and so on.
 
     Call arguments:
         inputs: images.
@@ -311,11 +311,11 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
             per pixel.
         kernel_size: rows and columns of the filters, an integer or a pair.
             Groups with quarter turns need square filters.
-        attention_initializer, attention_regularizer: of the attention
-            weights.
-        **kwargs: of `GroupConv2D`: `strides`, `padding`, `data_format`,
-            `dilation_rate`, `activation`, `use_bias`, `kernel_initializer`,
-            `group`, `exact` and so on.
+        attention_initializer, attention_regularizer: the initializer and the
+            regularizer of the attention weights.
+        **kwargs: arguments of `GroupConv2D`: `strides`, `padding`,
+            `data_format`, `dilation_rate`, `activation`, `use_bias`,
+            `kernel_initializer`, `group`, `exact` and so on.
 
     Call arguments:
         inputs: feature maps on the group.

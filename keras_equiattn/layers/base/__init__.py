@@ -1,4 +1,4 @@
-"""What several layers are made of: base classes, and linear maps.
+"""The parts of several layers: base classes, and linear maps.
 
 `GroupLayer` brings every input to one layout and checks it, `AttentionLayer`
 adds maps of attention that a layer can return, `linear_maps` and `initializers`

@@ -1,4 +1,4 @@
-"""What layers with attention share: the maps that they can return."""
+"""The base of layers with attention: the maps that they can return."""
 
 import functools
 from typing import Any
@@ -85,7 +85,7 @@ class AttentionLayer(GroupLayer):
         query: tuple[int, int] | None = None,
         **options: Any,
     ) -> Any:
-        """What a call with these arguments returns, found by tracing it."""
+        """The specs of the results of a call, found by tracing it."""
         # Under JAX Keras also traces the numbers within a tuple or a list,
         # and a position must be known: so the trace does not see it.
         call = keras.Operation(name=self.name)
@@ -118,8 +118,9 @@ class AttentionLayer(GroupLayer):
         """The map of attention to a window, for all pixels or for one.
 
         Args:
-            weights: of the neighbours, as `window_softmax` returns them.
-            window: what they are in.
+            weights: the weights of the neighbours, as `window_softmax` returns
+                them.
+            window: the window of the weights.
             query: a pixel of the output; None is all.
         """
         if query is None:
@@ -135,7 +136,7 @@ class WindowLayer(AttentionLayer):
     Args:
         window_shape: "square", "disc" or None, which is "square" for groups
             that act on the grid, and "disc" for others.
-        **kwargs: of the other bases.
+        **kwargs: arguments of the other bases.
     """
 
     def __init__(self, window_shape: str | None = None, **kwargs: Any) -> None:

@@ -28,7 +28,7 @@ class FilterLayer(GroupLayer):
     Args:
         filter_basis: "pixel", "steerable" or None, which is "pixel" for groups
             that act on the grid, and "steerable" for others.
-        **kwargs: of `GroupLayer`.
+        **kwargs: arguments of `GroupLayer`.
     """
 
     # Whether filters are multiplied with each other, as `steerable_basis` asks.

@@ -1,4 +1,4 @@
-"""What all layers share: the group, the data format and exactness."""
+"""The base of all layers: the group, the data format and exactness."""
 
 from typing import Any
 
@@ -29,12 +29,12 @@ class GroupLayer(keras.layers.Layer):
         **kwargs: `name`, `dtype`, `trainable`.
     """
 
-    # What the layer takes: "image" (rank 4), "group" (rank 5; for "z2" also
-    # rank 4) or "any" of the two. But for "image", what comes in with rank 4
-    # is a feature map of order 1 inside and goes out with rank 4.
+    # The kind of inputs: "image" (rank 4), "group" (rank 5; for "z2" also rank
+    # 4) or "any" of the two. Except for "image", an input of rank 4 is a
+    # feature map of order 1 inside, and its output has rank 4.
     takes = "group"
-    # What the layer makes of it: None for the same kind, or "image" where it
-    # leaves no axis of the group.
+    # The kind of outputs: None for the kind of the input, or "image" where no
+    # axis of the group is left.
     gives: str | None = None
     # The layer that makes feature maps of images, for messages.
     lifted_by = "LiftingConv2D"
@@ -78,11 +78,11 @@ class GroupLayer(keras.layers.Layer):
         """A new weight that is a function of the offset.
 
         Args:
-            name: of the variable.
-            shape: of its values, `(..., rows, columns, ...)`.
-            initializer: what a weight of this shape starts as.
-            axis: of the rows.
-            **options: of `add_weight`.
+            name: the name of the variable.
+            shape: the shape of its values, `(..., rows, columns, ...)`.
+            initializer: the initializer of a weight of this shape.
+            axis: the axis of the rows.
+            **options: options of `add_weight`.
         """
         return self.add_weight(
             name=name, shape=shape, initializer=initializer, **options
@@ -94,7 +94,7 @@ class GroupLayer(keras.layers.Layer):
         Args:
             weight: the variable.
             size: rows and columns; only needed where they are not its axes.
-            axis: of the rows.
+            axis: the axis of the rows.
         """
         return ops.convert_to_tensor(weight)
 
@@ -120,7 +120,7 @@ class GroupLayer(keras.layers.Layer):
     def rematerialized_call(
         self, layer_call: Any, *arguments: Any, **options: Any
     ) -> Any:
-        """What `keras.RematScope` has called in place of `call`.
+        """The function that `keras.RematScope` calls in place of `call`.
 
         Within a graph TensorFlow rematerialises no function with keywords, so
         options such as `training` are bound before it sees the function.
@@ -142,13 +142,14 @@ class GroupLayer(keras.layers.Layer):
     ) -> Any:
         """Applies a method for channels-last tensors to any accepted input.
 
-        What the method returns after a feature map is left as it is. While
-        `torch.compile` traces a model, it takes the layer as one operation.
+        The method may return more than a feature map; the rest is left as it
+        is. While `torch.compile` traces a model, it takes the layer as one
+        operation.
 
         Args:
-            method: its name.
-            inputs: of the layer.
-            **options: of the method, which takes None for what is None.
+            method: the name of the method.
+            inputs: the inputs of the layer.
+            **options: options of the method; those that are None are left out.
         """
         options = {k: v for k, v in options.items() if v is not None}
         if backend.is_in_dynamo():
@@ -224,10 +225,10 @@ class GroupLayer(keras.layers.Layer):
         return last
 
     def fix_input_channels(self, channels: int | None) -> None:
-        """From now on inputs of other channels are refused.
+        """Refuses inputs of other channels from now on.
 
-        Those of fewer axes than an image too: Keras looks for the channels
-        before `check_shape` sees them.
+        Inputs of fewer axes than an image are refused, too: Keras looks for the
+        channels before `check_shape` sees them.
         """
         axis = 1 if self._first else -1
         self.input_spec = keras.layers.InputSpec(
@@ -267,7 +268,7 @@ class GroupLayer(keras.layers.Layer):
         return f"{type(self).__name__} '{self.name}'"
 
     def _expected(self) -> str:
-        """What the layer takes, in messages."""
+        """The inputs that the layer takes, for messages."""
         first = self._first
         image = (
             "images (batch, channels, height, width)"

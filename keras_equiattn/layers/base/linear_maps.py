@@ -30,7 +30,7 @@ def configure(
 
 
 def config(layer: GroupLayer) -> dict[str, Any]:
-    """What `configure` took, for the config of the layer."""
+    """The arguments of `configure`, for the config of the layer."""
     initializer = keras.initializers.serialize
     regularizer = keras.regularizers.serialize
     return {
@@ -53,10 +53,10 @@ def add(
     Args:
         layer: the layer that they belong to.
         name: the name of the map.
-        shape: of the kernel.
-        bias_shape: of the bias; None for no bias.
+        shape: the shape of the kernel.
+        bias_shape: the shape of the bias; None for no bias.
         fan_in: how many inputs each output has.
-        bias_regularizer: of the bias.
+        bias_regularizer: the regularizer of the bias.
     """
     kernel = layer.add_weight(
         name=f"{name}_kernel",
@@ -113,7 +113,7 @@ def on_group(layer: GroupLayer, name: str, x: Tensor) -> Tensor:
 def applied(
     layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """The same for any kernel and bias."""
+    """Applies the linear map of any kernel and bias."""
     # `recompute=False` promises second derivatives, which those of blocks lack.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)

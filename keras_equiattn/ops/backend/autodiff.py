@@ -38,7 +38,8 @@ def custom_vjp(
             respect to the result to the gradients with respect to the
             tensors. Where there are several results, a gradient may be None
             under PyTorch.
-        alternative: what to pass to differentiate twice, for the error.
+        alternative: the option that allows to differentiate twice; the error
+            names it.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -122,8 +123,8 @@ def vjp(
 
     Args:
         function: from tensors to one tensor.
-        arguments: of the function.
-        cotangent: like its value.
+        arguments: the arguments of the function.
+        cotangent: a tensor like the value of the function.
 
     Returns:
         `function(*arguments)`, and a gradient for each of the arguments.
@@ -155,7 +156,7 @@ def vjp(
 
 
 def _compiled(build: Callable[[Function], Function]) -> Function:
-    """What `build` makes with the compiler of the backend."""
+    """Returns what `build` makes with the compiler of the backend."""
     backend = keras.backend.backend()
     if is_portable():
         return build(lambda function: function)
@@ -189,7 +190,7 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
 
 
 def _as_others(tensors: Any) -> Any:
-    """Tensors equal to the given ones, but not the same to XLA.
+    """Returns equal tensors that XLA, under JAX, does not recognise.
 
     Otherwise XLA would find that the backward pass computes what the forward
     pass has computed, and keep it in memory until then.
@@ -205,7 +206,7 @@ def _as_others(tensors: Any) -> Any:
 def _not_differentiable(
     x: Shaped[Tensor, "..."], alternative: str
 ) -> Shaped[Tensor, "..."]:
-    """The same, with an error where TensorFlow differentiates it."""
+    """Returns `x`; TensorFlow raises an error if it is differentiated."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

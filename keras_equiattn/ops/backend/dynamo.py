@@ -1,8 +1,8 @@
 """Layers within `torch.compile(model)`.
 
-Dynamo, which traces a model for Inductor, follows every line of Python. Of our
-layers most of these lines check arguments and make NumPy tables; Dynamo takes
-the tables for tensors, gives up on some of their functions, and goes on with
+Dynamo, which traces a model for Inductor, follows every line of Python. Most of
+the lines of our layers check arguments and make NumPy tables; Dynamo takes the
+tables for tensors, gives up on some of their functions, and goes on with
 pieces: 34 graphs for two convolutions. So it gets each layer as one operation,
 whose tensors are traced afterwards, when Python runs as ever.
 """
@@ -67,7 +67,7 @@ def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
 def _run(
     number: int, method: str, values: list[Tensor], *arguments: Any
 ) -> tuple[Any, dict[int, Tensor]]:
-    """What the method returns, and new values of the variables it changes."""
+    """Returns the result of the method, and new values of changed variables."""
     layer = _layers[number]
     values, arguments = keras.tree.map_structure(
         _with_known_sizes, (values, arguments)
@@ -96,5 +96,5 @@ def _with_known_sizes(x: Any) -> Any:
 
 
 def _run_as_it_is(layer: Any, method: str, *arguments: Any) -> Any:
-    """What the method returns, for Dynamo to leave uncompiled."""
+    """Returns the result of the method; Dynamo leaves this call uncompiled."""
     return getattr(layer, method)(*arguments)

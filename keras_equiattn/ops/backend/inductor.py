@@ -156,8 +156,9 @@ class Compiled:
     surroundings), under transformations of `torch.func`, and if the compiler
     fails.
 
-    What is compiled takes tensors that lie in memory as those did that it was
-    compiled for, on the same device. There is one for each way they lie in.
+    A compiled function takes only tensors that have the layout in memory and
+    the device of those it was compiled for. There is one compiled function for
+    each layout.
 
     Args:
         function: from nests of tensors to a nest of tensors.
@@ -173,7 +174,7 @@ class Compiled:
         self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function returns, compiled for the tensors if it can be."""
+        """Calls the function, compiled for the tensors if that is possible."""
         flat = keras.tree.flatten(arguments)
         tensors = [x for x in flat if x is not None]
         # Keras finds shapes with tensors that have no memory: a compiled

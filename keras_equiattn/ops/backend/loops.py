@@ -17,9 +17,10 @@ Function = Callable[..., Any]
 
 
 class OfSteps:
-    """What the steps of a loop have found, one after the other.
+    """The outputs of the steps of a loop, one after the other.
 
-    Another loop takes it for tensors with the steps along the first axis.
+    Another loop takes it in place of tensors with the steps along the first
+    axis.
 
     Args:
         found: a nest of tensors for each step.
@@ -44,17 +45,19 @@ def scan(
 ) -> Any:
     """`jax.lax.scan` over the first axis of every tensor in `xs`.
 
-    One step at a time on every backend: what a step allocates is free before
-    the next. Not differentiable under TensorFlow; for use within `custom_vjp`.
-    `keras.ops.scan` is no substitute: under TensorFlow its outputs must have
-    the shapes and dtypes of the carry, and no slice may be None.
+    All backends take one step at a time: the memory of a step is free before
+    the next one. The loop is not differentiable under TensorFlow; it is for use
+    within `custom_vjp`. `keras.ops.scan` is no substitute: under TensorFlow its
+    outputs must have the shapes and dtypes of the carry, and no slice may be
+    None.
 
     Args:
         function: takes the carry and a slice of `xs`, returns the next carry
             and an output.
         carry: a nest of tensors, or `()`.
-        xs: a nest of tensors with the same first axis, and of `steps`. What
-            is None after the first of them stays None in slices.
+        xs: a nest of tensors with the same first axis, and of `steps`. Entries
+            of the nest may be None, except the first one; they are None in
+            every slice.
         like: a nest of tensors with structure and dtypes of an output.
         stacked: False where the outputs are for another `scan` alone. Python
             then keeps them as they are, in `OfSteps`, and copies nothing.
@@ -110,7 +113,8 @@ def scan_groups(
     length = xs[0].shape[0]
     if length <= size:
         return function(carry, xs)
-    # As many groups as `size` asks for, the last not much smaller.
+    # There are as many groups as `size` asks for, and the last one is not much
+    # smaller.
     size = -(-length // -(-length // size))
     steps = length // size
     whole = steps * size
@@ -195,7 +199,7 @@ def one_by_one(
 
 
 def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
-    """The same with `tf.while_loop`, which XLA compiles to one loop."""
+    """Computes `scan` with `tf.while_loop`, which XLA compiles to one loop."""
     import tensorflow as tf
 
     flat = keras.tree.flatten(xs)

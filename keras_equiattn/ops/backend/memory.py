@@ -1,4 +1,9 @@
-"""Views and sums in place, where PyTorch has them."""
+"""Constants, elementwise operators, products, views and sums, by backend.
+
+Each function is a plain operator in a form that the backend can run, or runs
+fast: without numbers that are sent to a device, in place, or as views where
+PyTorch has them.
+"""
 
 import functools
 from collections.abc import Callable
@@ -45,10 +50,10 @@ def constant(
     Compilers keep the constants of what they compile.
 
     Args:
-        table: the same in each call.
+        table: the table; it must be equal in each call.
         like: a tensor on that device.
-        dtype: of the result, by name or as tensors have it; None for that of
-            the table.
+        dtype: the dtype of the result, by name or as tensors have it; None is
+            the dtype of the table.
     """
     if keras.backend.backend() != "torch":
         return ops.convert_to_tensor(table, dtype)
@@ -150,7 +155,7 @@ def multiplied(
 ) -> Float[Tensor, "..."]:
     """`x * y` in the dtype of `x`, which must be ours alone, see `added`.
 
-    Computed in single precision at least.
+    The product is computed in single precision at least.
     """
     if _in_place(x):
         return x.mul_(y)
@@ -162,7 +167,7 @@ def exp_below(
 ) -> Float[Tensor, "..."]:
     """`exp(x - top)` in the dtype of `x`, which must be ours alone.
 
-    Computed in single precision at least, see `added`.
+    It is computed in single precision at least, see `added`.
     """
     if _in_place(x):
         return x.sub_(top).exp_()
@@ -182,11 +187,11 @@ def sum_at(
 ) -> Float[Tensor, "*whole"]:
     """The sum of parts that start at different places of an axis.
 
-    In single precision at least.
+    It is computed in single precision at least.
 
     Args:
-        parts: of equal shape.
-        starts: a place for each of them, the first of them 0 and the last the
+        parts: tensors of equal shape.
+        starts: the place of each part; the first place is 0 and the last is the
             largest, or the other way round.
         axis: the axis, not negative.
     """
@@ -219,7 +224,7 @@ def add_product(
     """`total + x * y`, in place under PyTorch: `total` must be ours alone.
 
     Args:
-        total: what to add to.
+        total: the tensor that the product is added to.
         x, y: the factors.
         place: where on axes 1 and 2 of the total the product starts.
         reach: by how much the total is longer along these axes.
@@ -247,7 +252,8 @@ def rolled(
     Args:
         x: a tensor.
         shift: by how much, for each of the axes.
-        axes: of known size, not negative.
+        axes: the axes that are rolled; their sizes are known, and no number is
+            negative.
     """
     if not any(shift):
         return x
@@ -313,7 +319,7 @@ def add_at(
     Args:
         total: tensor to add to, ours alone.
         start: where the part starts on each axis.
-        part: what to add.
+        part: the tensor that is added.
     """
     if keras.backend.backend() == "torch":
         part_at(total, start, part.shape).add_(part)

@@ -63,7 +63,7 @@ def prepared_seed(halves: Float[Tensor, "4"]) -> Shaped[Tensor, "..."]:
     Under PyTorch this is one number of 64 bits, elsewhere two of 32.
 
     Args:
-        halves: of `seed_as_floats`.
+        halves: the result of `seed_as_floats`.
     """
     if keras.backend.backend() == "torch":
         places = constant(2 ** np.array([48, 16, 32, 0]), halves)
@@ -81,15 +81,15 @@ def dropout_factors(
 ) -> Tensor:
     """Zeros with the probability `rate`, else the inverse of what is kept.
 
-    The same for the same seed and place. Each takes 16 random bits: rates are
-    rounded to multiples of `1 / 65536`.
+    Equal seeds and places give equal factors. Each factor takes 16 random bits:
+    rates are rounded to multiples of `1 / 65536`.
 
     Args:
-        shape: of the result. Numbers are drawn for each entry of all but the
-            first axis by itself, so that JAX may have any of these axes on
-            several devices.
+        shape: the shape of the result. Numbers are drawn for each entry of all
+            but the first axis by itself, so that JAX may have any of these axes
+            on several devices.
         rate: probability of a zero, less than one.
-        seed: of `prepared_seed`.
+        seed: the result of `prepared_seed`.
         place: whole numbers, of which each draw has others.
         like: a tensor of the dtype and on the device of the result.
 
@@ -135,7 +135,8 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
         )
         for number in place:
             key = jax.random.fold_in(key, number)
-        # As `jax.random.bits`, which drops every second number that it draws.
+        # Numbers are drawn as by `jax.random.bits`, which drops every second
+        # number that it draws.
         shape = (-(-shape[0] // 4), *shape[1:])
         counter = jax.numpy.zeros(shape, "uint32")
         step = 1
@@ -173,7 +174,7 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
 def _random_int16_torch(
     count: int, seed: Shaped[Tensor, ""], place: tuple[int, ...]
 ) -> Shaped[Tensor, " count"]:
-    """As many random integers of 16 bits with a sign.
+    """Returns `count` random integers of 16 bits with a sign.
 
     Each four of them are a state of a generator that counts, mixed. PyTorch's
     own generators would take the seed from the host, which waits for a GPU, and
@@ -181,7 +182,7 @@ def _random_int16_torch(
 
     Args:
         count: how many.
-        seed: of `prepared_seed`.
+        seed: the result of `prepared_seed`.
         place: which states of the seed are taken.
     """
     import torch

@@ -25,11 +25,12 @@ from keras_equiattn.ops.numerics import in_full_precision
 
 # Below every score, masked ones too, and finite in float32.
 LOWEST = -3e38
-# What XLA makes vectors of on a CPU: it writes the loop over the terms out, and
-# for more than 16 to 25 of them takes one number at a time. Sums of 16 channels
-# that were cut in two took 6 ms in place of 23 (AMD EPYC, JAX 0.10.2).
+# The number of terms up to which XLA vectorises a sum on a CPU. It writes the
+# loop over the terms out, and for more than 16 to 25 of them takes one number
+# at a time. Sums of 16 channels that were cut in two took 6 ms in place of 23
+# (AMD EPYC, JAX 0.10.2).
 SHORT = 16
-# As many bits as a number has that tells places along an axis.
+# The bits of an integer in which each bit marks one place along an axis.
 PLACES = 32
 
 
@@ -38,7 +39,7 @@ def sums_together(
 ) -> list[Float[Tensor, "..."]]:
     """The sums of several tensors of one shape along the same axis.
 
-    In single precision at least.
+    They are computed in single precision at least.
 
     XLA gets one reduction of all of them, which reads what they share once. It
     never computes the sums anew for each of their uses, as it does with sums
@@ -115,7 +116,7 @@ def einsum_in_full_precision(
     digits of the result alone; float16, whose sums could overflow, is widened.
 
     Args:
-        pattern: of `ops.einsum`.
+        pattern: the pattern of `ops.einsum`.
         x, y: the operands.
     """
     if keras.backend.backend() == "jax":
@@ -170,7 +171,7 @@ def softmax_gradient(
 
     Args:
         d: the gradient with respect to the weights.
-        weights: what the softmax gave.
+        weights: the result of the softmax.
         mean: finds the mean of `d` under the weights.
 
     Returns:
@@ -223,8 +224,8 @@ def _reduce(
 
     Args:
         operands: the tensors.
-        starts: what is neutral for each of them.
-        combine: from the tensors of two parts to those of both.
+        starts: the neutral number of each reduction.
+        combine: takes the results of two parts to those of both together.
         axis: the axis, which is in no result.
     """
     size = operands[0].shape[axis]

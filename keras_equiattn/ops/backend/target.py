@@ -29,7 +29,7 @@ _tracing_for: contextvars.ContextVar[tuple[str | None, bool]] = (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What the forms of an operator are chosen by.
+    """Where and how an operator runs; its form is chosen by that.
 
     Attributes:
         device: "cpu" or "accelerator".
@@ -192,7 +192,7 @@ def _device_torch(tensors: tuple[Any, ...]) -> str:
     """Where the first tensor lies; the others lie there, too."""
     for x in tensors:
         device = getattr(x, "device", None)
-        # That of NumPy's arrays is a string.
+        # The device of NumPy's arrays is a string.
         if device is not None and not isinstance(device, str):
             return "cpu" if device.type in ("cpu", "meta") else "accelerator"
     return "cpu"

@@ -19,9 +19,9 @@ def torch_custom_vjp(
 ) -> Callable[..., Any]:
     """`custom_vjp` for PyTorch, see there.
 
-    Not Keras' `custom_gradient`: that would hold arguments and kept tensors in
-    a closure, where autograd can neither free them nor check that nobody has
-    changed them, nor move them away and back.
+    It is not Keras' `custom_gradient`, which would hold arguments and kept
+    tensors in a closure, where autograd can neither free them nor check that
+    nobody has changed them, nor move them away and back.
     """
     import torch
 
@@ -62,7 +62,7 @@ def torch_custom_vjp(
 
 
 class Nests(NamedTuple):
-    """What a function returned, with numbers in place of its tensors.
+    """The results of a function, with numbers in place of its tensors.
 
     A tensor that was returned twice has one number.
 

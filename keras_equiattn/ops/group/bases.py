@@ -15,7 +15,7 @@ from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops.group.interpolation import positions
 
-# What filters are made of: numbers for each pixel, or steerable filters.
+# The bases of filters: numbers for each pixel, or steerable filters.
 FILTER_BASES = ("pixel", "steerable")
 # The standard deviation of a ring, in pixels. Wider rings leave the square of
 # the filter, narrower ones fall between the pixels.
@@ -76,7 +76,7 @@ def _basis(group: Group, size: int, multiplied: bool) -> np.ndarray:
     centred = positions(size, size) - (size - 1) / 2
     inverse = group.matrices[group.inverse]
     basis = _harmonics(centred @ inverse.transpose(0, 2, 1), size, multiplied)
-    # The same combinations for every element: they still turn into each other.
+    # All elements get the same combinations, which still turn into each other.
     values, vectors = np.linalg.eigh(basis[0].T @ basis[0])
     basis = basis @ (vectors / np.sqrt(values)) @ vectors.T
     basis.flags.writeable = False

@@ -27,8 +27,8 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import sum_in_full_precision
 
-# What is written in the basis: for each block `(..., rows, size * channels)`,
-# the sums along its waves. The last axis is mixed, by a matrix for each block.
+# A feature map in the basis: for each block `(..., rows, size * channels)`, the
+# sums along its waves. The last axis is mixed, by a matrix for each block.
 Sums = list[Float[Tensor, "batch height width _ _"]]
 Matrices = list[Float[Tensor, "_ _"]]
 
@@ -62,7 +62,7 @@ def _mapped(
     if matrices is None:
         matrices = _matrices(kernel, group)
     first, *others = _products(to_sums(x, group=group), matrices)
-    # What is added to the wave without turns is added to each element.
+    # The bias is added to the wave without turns, and so to each element.
     first = sum([_constant(x, group) * b for b in bias], first)
     return from_sums([first, *others], group=group)
 
@@ -132,7 +132,7 @@ def _in_steps(
         step: takes totals and rows of the images, returns the next totals and
             rows of the result.
         totals: a nest of tensors.
-        channels: of the result.
+        channels: the channels of the result.
         *images: feature maps of the same size.
 
     Returns:
@@ -237,7 +237,7 @@ def from_sums(
 
 
 def _constant(like: Float[Tensor, "..."], group: Group) -> float:
-    """What `from_sums` makes ones of, in the first wave."""
+    """The constant in the first wave from which `from_sums` makes ones."""
     return math.sqrt(group.order) if is_half(like) else 1.0
 
 

@@ -68,7 +68,7 @@ def vector_action(
         v: two channels for each vector, see `group_vectors`.
         group: a group or its name.
         element: index of the element.
-        frequency: of `group_vectors`.
+        frequency: the frequency of `group_vectors`.
 
     Returns:
         Fields of vectors.
@@ -83,7 +83,7 @@ def vector_action(
 
 
 def direction_matrices(group: Group, frequency: int) -> np.ndarray:
-    """`(order, 2, 2)`: what each element does to a direction.
+    """`(order, 2, 2)`: the matrix by which each element acts on directions.
 
     Args:
         group: the group.

@@ -1,6 +1,8 @@
-"""How a linear map on a group is computed on which machine, and why.
+"""The basis in which a linear map on a group is computed, and why.
 
-The only place of this package that chooses, and that holds what was tuned.
+The basis is chosen here, and the constants of the choice stand here with what
+was measured. `block_linear` has one constant of its own, and also asks for the
+compiler, for the steps of its loop and for single transforms.
 """
 
 import keras

@@ -19,14 +19,14 @@ from keras_equiattn.ops._types import Tensor
 
 
 class Wave(NamedTuple):
-    """What elements are multiplied with before they are added up.
+    """A wave over the group: factors of the elements before they are added up.
 
     Attributes:
         mirrored: 0 where an element and its mirror image have the same factor,
             1 where they have opposite ones.
         kind: "cos" or "sin".
         frequency: waves in a whole turn.
-        sign: 1 or -1, what the sum is multiplied with.
+        sign: 1 or -1, the factor of the sum.
     """
 
     mirrored: int
@@ -92,7 +92,7 @@ def _combination(
     factors: np.ndarray, x: Sequence[Shaped[Tensor, "..."]]
 ) -> Shaped[Tensor, "..."]:
     """A sum of a few of the tensors, with factors."""
-    # Those that are added come first, so that few signs are changed.
+    # Terms that are added come first, so that few signs are changed.
     places = np.flatnonzero(factors).tolist()
     places.sort(key=lambda place: factors[place] < 0)
     total = None

@@ -23,8 +23,8 @@ class Irrep(NamedTuple):
     Attributes:
         frequency: how often it turns while the image turns once. At half the
             number of rotations it changes its sign from turn to turn.
-        sign: of matrices with one row, what the mirror multiplies with, 1 or
-            -1; 1 for larger ones.
+        sign: the factor of the mirror in matrices with one row, 1 or -1; 1 for
+            larger matrices.
         matrices: `(order, dimension, dimension)`, orthogonal, one for each
             element of the group.
         copies: how often it is part of a feature map on the group: as often as
@@ -57,7 +57,7 @@ class Block(NamedTuple):
         size: how many waves are mixed, one or two.
         mixing: `(size, size, order)`: the weight of each element of a kernel
             in the matrix, from an input to an output.
-        scale: what leads from products of sums to those of feature maps.
+        scale: the factor between products of sums and products of feature maps.
     """
 
     first: int
@@ -118,7 +118,7 @@ def regular_basis(group: str | Group) -> np.ndarray:
         group: a group or its name.
 
     Returns:
-        `(order, order)`, orthogonal: each row is a wave. Those of the same
+        `(order, order)`, orthogonal: each row is a wave. The waves of an
         `Irrep` follow each other: `matrices[:, a, b]` for `a` and then for `b`,
         over their length. Element `g` of the group acts on coefficients with
         the same `b` by the matrix of `g`.
@@ -140,7 +140,7 @@ def regular_basis(group: str | Group) -> np.ndarray:
 
 @functools.cache
 def blocks(group: Group) -> tuple[Block, ...]:
-    """What a linear map on a group does with sums along `waves`.
+    """The blocks of a linear map on a group, which mix sums along `waves`.
 
     With `x` the sums in a row of a block, `y_b = sum_a x_a M_ab`, and `M_ab =
     sum_s mixing_abs W(s)` for the kernel `W` of `y(p) = sum_r x(r) W(p^-1 r)`.

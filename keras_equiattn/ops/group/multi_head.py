@@ -33,9 +33,10 @@ def multi_head_attention(
         query: the queries, times the scale of the scores.
         key: the keys.
         value: the values.
-        embedding: what is added to the key of a neighbour for its relative
-            position, which is zero at the middle of odd rows and columns, at
-            least `2 height - 1` and `2 width - 1`; None for nothing.
+        embedding: the embedding of relative positions, which is added to the
+            keys. The relative position is zero at the middle of odd rows and
+            columns, of which there are at least `2 height - 1` and `2 width -
+            1`. None adds nothing.
 
     Returns:
         The result, and the weights from each pixel to all pixels, which are

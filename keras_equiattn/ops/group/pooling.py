@@ -14,7 +14,7 @@ from keras_equiattn.ops.group.convolution import unfold_channels
 from keras_equiattn.ops.numerics import mean
 
 MODES = ("max", "mean")
-# What the mean is called in other libraries.
+# The names of the mean in other libraries.
 ALIASES = {"avg": "mean", "average": "mean"}
 
 

@@ -46,7 +46,8 @@ def _interpolate(
 ) -> Float[Tensor, "batch new_height new_width order channels"]:
     """Linear interpolation along one axis.
 
-    Not `keras.ops.image.resize`: TensorFlow computes that in float32 alone.
+    It is not `keras.ops.image.resize`, which TensorFlow computes in float32
+    alone.
     """
     first = ops.take(x, [0], axis=axis)
     last = ops.take(x, [-1], axis=axis)
@@ -99,7 +100,7 @@ def check_padding(size: Shape, padding: tuple[int, int], mode: str) -> None:
 
     Args:
         size: height and width of the image.
-        padding, mode: of `spatial_pad`.
+        padding, mode: see `spatial_pad`.
     """
     _checks.choice(mode, "mode", PADDINGS)
     for n, count in zip(size, padding, strict=True):

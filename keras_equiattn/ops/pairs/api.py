@@ -57,13 +57,13 @@ def group_self_attention(
     """Group self-attention, see the module.
 
     Args:
-        query: scaled.
+        query: the queries, scaled.
         keys, values: one for each pixel and group element.
-        encoding: of the offsets, as each output element sees them: `e(v^-1
-            o)`. Local: of the window, square and odd; global: of all offsets,
-            from `1 - height` to `height - 1` and from `1 - width` to `width -
-            1`.
-        embedding: of the relative elements, `E(g^-1 m)`.
+        encoding: the encoding of offsets as each output element sees them,
+            `e(v^-1 o)`. With `local` it covers the window, which is square and
+            odd; otherwise it covers all offsets, from `1 - height` to `height -
+            1` and from `1 - width` to `width - 1`.
+        embedding: the embedding of the relative elements, `E(g^-1 m)`.
         local: whether a pixel sees the window around it, or all pixels.
             Neighbours outside of the image are left out.
         dropout: rate at which factors `(g, m, i, o)` of the attention are
@@ -77,7 +77,7 @@ def group_self_attention(
         window_shape: "square" or, for windows alone, "disc", see `ops.Window`.
 
     Returns:
-        What the output elements attend to.
+        The weighted sums of values for each output element.
 
     Raises:
         ValueError: for shapes that do not fit, a bad rate, dropout without a
@@ -193,7 +193,7 @@ def group_attention_weights(
     size = ops.shape(keys)[1:3]
     seen = neighbourhood(size, encoding, local, window_shape, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
-    # The same two factors as in `ops.pairs.fused`.
+    # The softmax has the same two factors as in `ops.pairs.fused`.
     of_elements = softmax(content, (-2,))
     logits = position + ops.logsumexp(content, axis=-2)[:, :, None]
     of_neighbours = softmax(logits, (-1,))
@@ -234,7 +234,7 @@ def neighbourhood(
     window_shape: str = "square",
     pixel: tuple[int, int] | None = None,
 ) -> Neighbourhood:
-    """What the pixels of an image of this size see, or one of them.
+    """The neighbours of all pixels of an image of this size, or of one pixel.
 
     Raises:
         ValueError: if the size is known only at run time, or the pixel is none
@@ -286,7 +286,7 @@ def _check(
     _checks.choice(window_shape, "window_shape", known)
     image, channels = tuple(query.shape[1:3]), query.shape[-1]
     *window, _, encoded = shape = tuple(encoding.shape)
-    # What is left of the channels meets an embedding.
+    # The embedding meets the channels that the encoding does not.
     left = None if None in (channels, encoded) else channels - encoded
     if left is not None and left < (embedding is not None):
         limit = "at most" if embedding is None else "fewer channels than"
@@ -320,7 +320,8 @@ def _check(
 def _checked_seed(seed: Any) -> Any:
     """A seed as `backend.seed_as_floats` gives it, or None.
 
-    Of tensors the numbers are not known, or only after waiting for a GPU.
+    The numbers of a tensor are not checked: they are not known, or only after
+    waiting for a GPU.
     """
     if seed is None:
         return None
@@ -376,7 +377,7 @@ def _scores(
 
 
 def _full(*tensors: Float[Tensor, "..."] | None) -> list[Any]:
-    """At least in single precision."""
+    """The tensors in single precision at least."""
     return [None if x is None else in_full_precision(x) for x in tensors]
 
 

@@ -32,15 +32,15 @@ from keras_equiattn.ops.pairs.lines import Queries
 
 
 class Settings(NamedTuple):
-    """What is the same in all blocks, and is no tensor.
+    """The settings that all blocks share and that are no tensors.
 
     Attributes:
         size: rows and columns of the windows; None for the whole image.
         disc: whether windows are discs.
         blocks: how attention is cut.
-        height: of the images, whose queries may have more rows to fill the
-            last block; None if it is known only at run time.
-        rate: of dropout; zero for none.
+        height: the height of the images; None if it is known only at run time.
+            The queries may have more rows, which fill the last block.
+        rate: the rate of dropout; zero for none.
         embedded: whether there is an embedding of relative elements.
     """
 
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all blocks of some heads share, see `Block`."""
+    """What all blocks of some heads have in common, see `Block`."""
 
     settings: Settings
     offsets: Offsets
@@ -136,7 +136,7 @@ def _padded(
 def _by_heads(
     x: Float[Tensor, "batch height width order all_heads channels"], heads: int
 ) -> Float[Tensor, "steps channels order height width images"]:
-    """What a step of the loop over the heads takes.
+    """Cuts a tensor into the parts that the steps of the loop over heads take.
 
     `images` are the heads of a step of every image, image by image. They come
     last: compilers make vectors of what lies beside each other.
@@ -171,7 +171,8 @@ def _as_images(
 def _attention(settings: Settings, shapes: Any) -> Callable[..., Tensor]:
     """Attention of all blocks, as a differentiable function.
 
-    One for each set of shapes and dtypes: some compilers take no others.
+    There is one function for each set of shapes and dtypes: some compilers take
+    no others.
     """
     return backend.custom_vjp(
         functools.partial(_forward, settings),
@@ -268,8 +269,10 @@ def _shared(
     values: Float[Tensor, "..."],
     *rest: Float[Tensor, "..."],
 ) -> Shared:
-    """What all blocks share, from the tensors after the values. What is
-    multiplied with queries is in the dtype of the values."""
+    """Makes what all blocks share from the tensors after the values.
+
+    Factors of the queries get the dtype of the values.
+    """
     seed = backend.prepared_seed(rest[-1]) if settings.rate else None
     offsets, *others = (
         ops.cast(x, values.dtype) for x in rest[: 1 + settings.embedded]

@@ -1,6 +1,7 @@
-"""In blocks of which size group self-attention is computed.
+"""The size of the blocks in which group self-attention is computed.
 
-The only place that chooses, and that holds what was tuned.
+The size is chosen here, and the constants of the choice stand here, with what
+was measured. `matrices` also asks for the compiler, for single products.
 """
 
 from typing import NamedTuple
@@ -16,14 +17,14 @@ from keras_equiattn.ops._types import Tensor
 # much 5.7 s and 1.5 s. Temporaries of the windows grew from 212 MiB to 226 and
 # 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
-# The same elsewhere. Of 64 images and all heads PyTorch takes as long with half
-# of it as with four times as much on that machine; on accelerators nothing was
-# measured yet.
+# Scores of a block for all other devices and compilers. On that machine PyTorch
+# takes as long for 64 images and all heads with half as many as with four times
+# as many; on accelerators nothing was measured yet.
 EAGER_BLOCK = 5 * 2**21
-# The same where the compiler gets every step by itself. OpenVINO compiled
-# gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s with lines
-# of 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC, two cores,
-# OpenVINO 2026.4.1).
+# Scores of a block where the compiler gets every step by itself. OpenVINO
+# compiled gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s
+# with lines of 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC,
+# two cores, OpenVINO 2026.4.1).
 UNROLLED_BLOCK = 5 * 2**26
 # Images and heads that lie beside each other, at least: XLA makes no vectors
 # of 8 or 16 numbers, since it writes their loop out (50 ms an image in place
@@ -43,9 +44,9 @@ class Blocks(NamedTuple):
     """How attention is cut, see `ops.pairs.blocks`.
 
     Attributes:
-        heads: of every image, in a block.
-        rows: of pixels, in a block; None for all rows.
-        neighbours: in a line, see `ops.pairs.lines`.
+        heads: how many heads of every image a block has.
+        rows: how many rows of pixels a block has; None for all rows.
+        neighbours: how many neighbours a line has, see `ops.pairs.lines`.
     """
 
     heads: int
@@ -81,9 +82,9 @@ def blocks(
     """Blocks that have no more scores than the limit, if possible.
 
     Args:
-        query, keys, encoding, local: of `ops.group_self_attention`.
-        limit: scores of a block, for all neighbours.
-        least: images and heads that a block has in any case, if there are as
+        query, keys, encoding, local: arguments of `ops.group_self_attention`.
+        limit: the most scores of a block, over all neighbours.
+        least: how many images and heads a block has at least, if there are as
             many.
     """
     batch, height, width, elements, heads, _ = query.shape
@@ -98,7 +99,8 @@ def blocks(
     enough = (n for n in divisors if n * images >= least)
     fitting = (n for n in divisors if n * row * height <= limit)
     together = max(next(enough, heads), max(fitting, default=1))
-    # As many rows as the limit allows, but no block much smaller than others.
+    # Blocks have as many rows as the limit allows, but none has much fewer rows
+    # than the others.
     most = min(max(limit // (together * row), 1), height)
     count = -(-height // most)
     lines = -(-width // WRITTEN_OUT)

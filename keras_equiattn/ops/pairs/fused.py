@@ -24,11 +24,11 @@ and do not know which line it is: so PyTorch can have each of them compiled
 once, and run it for every line. What the first pass finds for a line is kept
 for the second, so a block holds it for all of its lines.
 
-Of large scores only differences are taken, so attention that falls on a single
-neighbour is one, whatever rounding made of its score. With the attention `a(v,
-g, m, o)` after dropout and the gradient `d(m, v, o)` of the weights, `mean(v,
-g) = sum_(m, o) a d` is the same for both parts: the gradient of `S` is `a d -
-softmax(S) mean`.
+Large scores enter by their differences alone, so attention that falls on a
+single neighbour is one, whatever rounding made of its score. With the attention
+`a(v, g, m, o)` after dropout and the gradient `d(m, v, o)` of the weights,
+`mean(v, g) = sum_(m, o) a d` is the same for both parts: the gradient of `S` is
+`a d - softmax(S) mean`.
 
 Tensors of a line are in the dtype of the keys, and so are the factors of
 products. Sums over neighbours, the softmax among them, are in single precision
@@ -75,7 +75,7 @@ ElementScores: TypeAlias = Float[
 PositionScores: TypeAlias = Float[
     Tensor, "order query_elements rows columns images"
 ]
-# Of dropout: the key elements of each neighbour, one after the other.
+# Factors of dropout: the key elements of each neighbour, one after the other.
 Factors: TypeAlias = Float[
     Tensor, "key_elements_of_all query_elements rows columns images"
 ]
@@ -83,18 +83,19 @@ Embedding: TypeAlias = Float[Tensor, "query_elements key_elements embedded"]
 
 
 class Block(NamedTuple):
-    """What attention of a block is computed from.
+    """The tensors from which the attention of a block is computed.
 
     Attributes:
-        lines: what pixels see.
+        lines: the lines of neighbours that the pixels see.
         place: where the block lies.
-        query: of its pixels.
-        keys, values: of all rows, for windows with what lies around them.
+        query: the queries of its pixels.
+        keys, values: the keys and values of all rows, padded for windows.
         offsets: the encoding of offsets as `lines` takes it; meets the first
             channels of the queries.
-        embedding: of the relative elements; meets the other channels. None
-            for none.
-        dropout: draws its factors; None for none.
+        embedding: the embedding of the relative elements; meets the other
+            channels. None if there is none.
+        dropout: the function that draws factors of dropout; None without
+            dropout.
     """
 
     lines: Lines
@@ -107,7 +108,7 @@ class Block(NamedTuple):
     dropout: Dropout | None
 
     def line(self, number: Any) -> Line:
-        """What is seen of the line of this number."""
+        """The keys, values and encodings of the line of this number."""
         seen = self.keys, self.values, self.offsets
         return self.lines.cut(*seen, self.place, number)
 
@@ -143,12 +144,12 @@ class Block(NamedTuple):
         )
 
     def listed(self, x: Float[Tensor, "..."]) -> list[Float[Tensor, "..."]]:
-        """As many as there are neighbours in a line."""
+        """A list with `x` for each neighbour in a line."""
         return [x] * self.lines.neighbours
 
 
 class Scores(NamedTuple):
-    """Of the neighbours in a line, a tensor for each.
+    """The parts of the scores in a line, each with a tensor per neighbour.
 
     Attributes:
         of_elements: exponentials of the scores of content and group, above
@@ -163,15 +164,17 @@ class Scores(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What the gradients of the scores in a line are made of.
+    """The tensors that the gradients of the scores in a line are made of.
 
-    With `mean` it gives them, of the neighbours, a tensor for each.
+    With `mean` they give these gradients. Each part has a tensor per neighbour.
 
     Attributes:
-        of_elements: as in `Scores`.
+        of_elements: see `Scores`.
         of_neighbours: the softmax over neighbours.
-        d_positions: of it, before `mean` is subtracted.
-        d_scores: of content and group, before `mean` is subtracted.
+        d_positions: the gradient of the scores of positions, before `mean` is
+            subtracted.
+        d_scores: the gradient of the scores of content and group, before `mean`
+            is subtracted.
     """
 
     of_elements: list[ElementScores]
@@ -219,13 +222,15 @@ def gradients(
     """Gradients of a block.
 
     Args:
-        block: as it was given to `attend`.
-        logs: what that returned.
+        block: the block that was given to `attend`.
+        logs: the logarithms that `attend` returned.
         upstream: the gradient of the output.
-        totals: of keys, values and offsets, to be added to.
+        totals: the gradients of keys, values and offsets so far, which are
+            added to.
 
     Returns:
-        That of the query, the totals, and that of the embedding.
+        The gradient of the query, the totals, and the gradient of the
+        embedding.
     """
     query, lines, place = block.query, block.lines, block.place
     numbers = backend.steps(lines.count(place))
@@ -292,12 +297,12 @@ def add_exponentials(
     """Adds a line to the highest score, and to the sum of exponentials.
 
     Args:
-        carry: both.
-        query: of the block.
+        carry: the highest score and the sum.
+        query: the queries of the block.
         group: scores of the embedding, if there is one.
-        line: what is seen.
-        factors: of dropout, if there is any.
-        lines: what pixels see.
+        line: the keys, values and encodings of the line.
+        factors: the factors of dropout, if there is any.
+        lines: the lines of neighbours that the pixels see.
 
     Returns:
         Both, and what `add_values` takes: exponentials over key elements,
@@ -336,11 +341,11 @@ def add_values(
 
     Args:
         y: the output.
-        values: of the line.
-        found: of the line, see `add_exponentials`.
-        highest: scores.
+        values: the values of the line.
+        found: the results of `add_exponentials` for the line.
+        highest: the highest scores.
         inverse: one over the sum of exponentials.
-        lines: what pixels see.
+        lines: the lines of neighbours that the pixels see.
     """
     kept, of_neighbours, top = found
     scale = ops.exp(in_full_precision(top) - highest) * inverse
@@ -371,9 +376,9 @@ def add_means(
     """Adds a line to the means of `a d`.
 
     Args:
-        mean: what to add to.
-        query, group, line, factors, lines: as in `add_exponentials`.
-        logs: of what the softmax is divided by.
+        mean: the means so far.
+        query, group, line, factors, lines: see `add_exponentials`.
+        logs: the logarithms of the sums that the softmax is divided by.
         upstream: the gradient of the output.
 
     Returns:
@@ -415,13 +420,14 @@ def add_gradients(
     """The gradients of a line.
 
     Args:
-        sums: of the query by keys, of its first channels by the encoding, and
-            of the scores of group elements, to be added to.
-        query: of the block.
-        line: what is seen.
-        found: by `add_means`.
-        mean: of all lines.
-        lines: what pixels see.
+        sums: the gradients of the query from the keys, of its first channels
+            from the encoding, and of the scores of group elements, which are
+            added to.
+        query: the queries of the block.
+        line: the keys, values and encodings of the line.
+        found: the result of `add_means` for the line.
+        mean: the means over all lines.
+        lines: the lines of neighbours that the pixels see.
 
     Returns:
         The sums, and the gradients of what is cut for the line: keys and
@@ -508,13 +514,13 @@ def _spread(
     x: Float[Tensor, "channels elements rows columns images"],
     weights: list[Float[Tensor, "key_elements elements rows columns images"]],
 ) -> Float[Tensor, "channels key_elements seen_rows seen_columns images"]:
-    """What comes back to keys or values from the pixels that see them.
+    """The gradient of keys or values, from the pixels that see them.
 
     Args:
-        lines: what pixels see.
-        equation: of the pixels and the weights.
-        x: of the pixels.
-        weights: of each neighbour.
+        lines: the lines of neighbours that the pixels see.
+        equation: the equation of the product of pixels and weights.
+        x: the tensor of the pixels.
+        weights: the weights of each neighbour.
     """
     over = "yx" if lines.size is None else ""
     parts = [product(equation, x, a, over) for a in weights]

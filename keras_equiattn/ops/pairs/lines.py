@@ -49,13 +49,13 @@ class Place(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What the pixels of a block see of one line.
+    """A line of neighbours as the pixels of a block see it.
 
     Attributes:
-        keys, values: in rows of the line.
-        encoding: of the line.
-        log_weights: of the neighbours in discs, added to their scores; None for
-            squares.
+        keys, values: the keys and values in the rows of the line.
+        encoding: the encoding of the line.
+        log_weights: the logarithms of the weights of neighbours in a disc,
+            which are added to their scores; None for squares.
         hidden: whether keys lie outside of the image, or in the line before;
             None if none of them does.
     """
@@ -115,13 +115,13 @@ class Lines(NamedTuple):
         place: Place,
         number: Any,
     ) -> Line:
-        """What is seen of a line.
+        """Cuts a line of neighbours out of keys, values and encoding.
 
         Args:
-            keys, values: with what lies around the image, for windows.
-            encoding: of all lines, see `of_offsets`.
+            keys, values: the keys and values, padded for windows.
+            encoding: the encoding of all lines, see `of_offsets`.
             place: where the block lies.
-            number: of the line.
+            number: the number of the line.
         """
         (_, width), n = place.size, self.neighbours
         hidden = None
@@ -153,7 +153,7 @@ class Lines(NamedTuple):
     def _log_weights(
         self, like: Keys, start: tuple[Any, ...], shape: tuple[Any, Any]
     ) -> Float[Tensor, "1 1 1 line_columns 1"] | None:
-        """Those of a line of this shape, which starts here in the window."""
+        """The log weights of the line that starts here in the window."""
         if self.size is None or not self.disc:
             return None
         weights = disc_log_weights(self.size)[None, None, :, :, None]
@@ -192,7 +192,7 @@ class Lines(NamedTuple):
         return row, first, smaller(first, width - self.neighbours)
 
     def _views(self, width: Any, slides: bool) -> list[slice]:
-        """Columns from each neighbour on: as many as pixels, or one for all."""
+        """The columns of each neighbour: as many as pixels, or one for all."""
         length = width if slides else 1
         return [slice(j, j + length) for j in range(self.neighbours)]
 
@@ -218,7 +218,7 @@ def _part(
     start: tuple[Any, ...],
     size: tuple[Any, Any],
 ) -> Float[Tensor, "outer inner rows columns images"]:
-    """Some rows and columns."""
+    """Cuts some rows and columns out of a tensor."""
     *outer, _, _, images = ops.shape(x)
     return backend.part_at(x, start, (*outer, *size, images))
 

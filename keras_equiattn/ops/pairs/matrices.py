@@ -25,7 +25,7 @@ from keras_equiattn.ops.numerics import in_full_precision
 
 # Two axes of the matrix, then rows, columns and images, of any sizes.
 Matrix: TypeAlias = Float[Tensor, "_ _ _ _ _"]
-# The same with one more axis first, which is summed over.
+# Terms of a product: a matrix with one more axis first, which is summed over.
 Terms: TypeAlias = Float[Tensor, "_ _ _ _ _ _"]
 Pair: TypeAlias = tuple[Matrix, Matrix]
 PIXELS = "yxb"
@@ -40,10 +40,10 @@ def products(
     """The product of each pair, for use by several others.
 
     Args:
-        equation: of the first two axes.
-        pairs: two matrices each.
-        dtype: of the results.
-        start: what to add to each of them.
+        equation: the equation of the first two axes.
+        pairs: the two factors of each product.
+        dtype: the dtype of the results.
+        start: a matrix that is added to each of them.
     """
     if backend.find_target(*pairs[0]).compiler is None:
         found = [_einsum(equation, *pair) for pair in pairs]
@@ -64,8 +64,8 @@ def add_products(total: Matrix, equation: str, pairs: Sequence[Pair]) -> Matrix:
 
     Args:
         total: the sum, in single precision at least.
-        equation: of the first two axes.
-        pairs: two matrices each.
+        equation: the equation of the first two axes.
+        pairs: the two factors of each product.
     """
     if backend.find_target(total).compiler is None:
         return add(total, (_einsum(equation, *pair) for pair in pairs))
@@ -76,10 +76,10 @@ def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
     """A product that is added up over pixels.
 
     Args:
-        equation: of the first two axes.
+        equation: the equation of the first two axes.
         x, y: the matrices.
-        over: of the pixels' rows `y`, columns `x` and images `b` those that
-            are added up; they keep an axis of size one.
+        over: the axes of the pixels that are added up: rows `y`, columns `x`
+            and images `b`. They keep size one.
     """
     if backend.find_target(x).compiler is None:
         return _einsum(equation, x, y, over)

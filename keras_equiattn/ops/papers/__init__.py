@@ -1,6 +1,6 @@
 """The thin formulas of one paper each, made of the parts of `ops`.
 
-What several papers share does not belong here, such as windows, softmaxes and
-the action of a group: that is in the rest of `ops`. Nothing here may own
+Parts that several papers share do not belong here, such as windows, softmaxes
+and the action of a group: they are in the rest of `ops`. Nothing here may own
 weights or know a layer.
 """

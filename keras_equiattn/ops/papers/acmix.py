@@ -64,7 +64,7 @@ def position_keys(
     bias: Float[Tensor, " channels"],
     group: str | Group,
 ) -> Float[Tensor, "height width order channels"]:
-    """What positions take off the keys of a head.
+    """The positions as keys, which are taken off the keys of a head.
 
     The score of a query at `x` against a key at `y` has the position term
     `q . (P(x) - P(y))` with a linear map `P` of the coordinates. The part at
@@ -75,7 +75,7 @@ def position_keys(
     Args:
         coordinates: rows and columns of the pixels.
         kernel: the map, of columns first, as the authors have it.
-        bias: of the map; the softmax does not see it either.
+        bias: the bias of the map; the softmax does not see it either.
         group: a group or its name.
     """
     group = groups.get(group)
@@ -95,7 +95,7 @@ def shifts(rows: int, columns: int) -> np.ndarray:
 def split_maps(
     kernel: Float[Tensor, "order channels filters"], size: int
 ) -> Float[Tensor, "maps order channels {size}"]:
-    """One linear map for each block of channels."""
+    """Splits a kernel into one linear map for each block of channels."""
     order, channels, filters = kernel.shape
     maps = ops.reshape(kernel, (order, channels, filters // size, size))
     return ops.transpose(maps, (2, 0, 1, 3))
@@ -120,11 +120,11 @@ def joint_convolution(
 
     Args:
         maps: the linear maps, see `group_linear`.
-        biases: of these; None for none.
-        mixing: makes `rows * columns` maps of them.
+        biases: the biases of these maps; None for none.
+        mixing: weights that make `rows * columns` maps of them.
         shift: kernels of the convolution, channel by channel.
-        outputs: how many there are for each channel.
-        mixing_bias: of the mixed maps; None for none.
+        outputs: how many outputs there are for each channel.
+        mixing_bias: the bias of the mixed maps; None for none.
 
     Returns:
         The kernel and the bias.
@@ -189,6 +189,6 @@ def convolve(
 def queries_at(
     x: Float[Tensor, "batch height width order channels"], window: Window
 ) -> Float[Tensor, "batch new_height new_width order channels"]:
-    """What lies at the centres of the windows."""
+    """The pixels at the centres of the windows."""
     down, along = window.strides
     return x[:, ::down, ::along]

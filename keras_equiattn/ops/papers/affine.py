@@ -32,8 +32,8 @@ def transformed_query(
     W'(p^-1 s) + b'`.
 
     Args:
-        kernel, bias: of the linear map, see `group_linear`.
-        psi, beta: of the affine map, at the query itself.
+        kernel, bias: the linear map, see `group_linear`.
+        psi, beta: the affine map at the query itself.
         group: a group or its name.
 
     Returns:
@@ -87,7 +87,7 @@ def added_to_neighbours(
     """An embedding of the offset, added to what is seen there: `E(p^-1 d)`.
 
     Args:
-        embedding: of each neighbour.
+        embedding: the embedding of each neighbour.
         group: a group or its name.
         filter_basis: how it turns, "pixel" or "steerable", see `kernel_orbit`.
     """
@@ -117,7 +117,7 @@ def relative_positions(
         group: a group or its name.
 
     Returns:
-        What is added to the keys, for `window_scores`.
+        The embeddings that are added to the keys, for `window_scores`.
 
     Raises:
         ValueError: for shapes that do not fit.

@@ -52,7 +52,7 @@ def input_attention(
         spatial_kernel: `(rows, columns, [order,] 2, 1)`, for (mean, maximum),
             or None for none.
         group: a group or its name.
-        dilation_rate: of the spatial kernel.
+        dilation_rate: the dilation of the spatial kernel.
         filter_basis: how the spatial kernel turns, "pixel" or "steerable", see
             `kernel_orbit`.
 
@@ -177,7 +177,7 @@ def _spatial_scores(
         x: images or feature maps on the group, times channel attention.
         kernel: the filters for (mean, maximum).
         group: a group or its name.
-        dilation_rate: of the kernel.
+        dilation_rate: the dilation of the kernel.
         filter_basis: how it turns, see `kernel_orbit`.
     """
     means = mean(x, -1, dtype_of_sums(x))

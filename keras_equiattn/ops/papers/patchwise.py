@@ -54,8 +54,8 @@ def patch_moments(
         window: the neighbours, with the border "reflect".
 
     Returns:
-        Both over the batch and the positions of the window, with `seen = 1 +
-        neighbours`: the query comes first.
+        Means and variances over the batch and the positions of the window, with
+        `seen = 1 + neighbours`: the query comes first.
     """
     # Squares of numbers above 255 are infinite in float16.
     query, keys = map(in_full_precision, (query, keys))
@@ -93,7 +93,8 @@ def _seen(
 ) -> Float[Tensor, "offsets pixels"]:
     """How often each offset along one axis shows each row, or column.
 
-    As a part of all positions of the window: over the pixels it adds up to one.
+    The counts are divided by the number of positions of the window, so that
+    they add up to one over the pixels.
     """
     extent, stride = window.size[axis], window.strides[axis]
     offsets = (ops.arange(extent) - extent // 2) * window.dilation_rate[axis]
@@ -118,9 +119,10 @@ def patch_features(
     Args:
         query: one for each position of the window.
         keys: one for each pixel; the border of the window is "reflect".
-        scale, shift: of the query, then of the neighbours, row by row: what is
-            left of a normalisation.
-        kernel: the linear map of the same.
+        scale, shift: the affine map that is left of a normalisation, for the
+            query, then for the neighbours, row by row.
+        kernel: the linear map of the query and the neighbours, in the same
+            order.
         window: the neighbours.
         recompute: see `window_scores`.
 
@@ -196,7 +198,7 @@ def shared_window_sum(
     """`window_sum` where channel `c` takes the weights of head `c mod heads`.
 
     Args:
-        weights: of the neighbours.
+        weights: the weights of the neighbours.
         values: one for each pixel.
         window: the neighbours.
         recompute: see `window_scores`.
@@ -222,10 +224,11 @@ def _reordered(
 
 @functools.lru_cache(maxsize=512)
 def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
-    """What the neighbours add to the features, for keys in frames.
+    """The function that adds up the features of the neighbours, from frames.
 
-    A differentiable function of these and of scales, shifts and kernels, row by
-    row of the window; one for each set of shapes, as in `ops.windows`.
+    It is a differentiable function of frames and of scales, shifts and kernels,
+    row by row of the window. There is one for each set of shapes, as in
+    `ops.windows`.
     """
 
     def forward(
@@ -262,7 +265,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
 
 
 def _strips(window: Window, frames: Frames) -> Strips:
-    """What each row of the window sees, from the frames of all phases."""
+    """The pixels that each row of the window sees, from frames of phases."""
     along = window.strides[1]
     height = ops.shape(frames)[2] - reach(window.neighbours)[0]
     strips = []
@@ -280,10 +283,10 @@ def _of_row(
     shift: Float[Tensor, " seen_channels"],
     kernel: Float[Tensor, "seen_channels features"],
 ) -> Features:
-    """What a row of the window adds to the features.
+    """The features that a row of the window adds.
 
-    Of scale, shift and kernel it takes what belongs to that row, the channels
-    of its first neighbour before those of the second.
+    Scale, shift and kernel are the parts that belong to that row, with the
+    channels of its first neighbour before those of the second.
     """
     width = ops.shape(strip)[3] - reach(window.neighbours)[1]
     # Along its columns all rows are alike.

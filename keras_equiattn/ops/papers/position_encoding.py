@@ -14,9 +14,9 @@ from keras_equiattn.ops.numerics import divided
 from keras_equiattn.ops.numerics import larger
 from keras_equiattn.ops.numerics import layer_norm
 
-# What is nearer to zero than this is a rounding error: in float32 these are
-# below 2e-7, and no offset that a group sees comes near, up to images of 500
-# pixels a side.
+# Numbers nearer to zero than this are rounding errors. In float32 rounding
+# errors are below 2e-7, and no offset that a group sees comes near, up to
+# images of 500 pixels a side.
 ROUNDED = 1e-6
 
 
@@ -34,12 +34,13 @@ def window_offsets(size: int) -> np.ndarray:
 def image_offsets(height: Any, width: Any, dtype: str) -> Tensor:
     """`(2 height - 1, 2 width - 1, 2)`: offsets of the pixels of an image.
 
-    The same unit along both axes, so that a turned image has turned offsets:
-    the longer side reaches 1.
+    Both axes have the same unit, so that a turned image has turned offsets: the
+    longer side reaches 1.
 
     Args:
-        height, width: of the image; tensors where known only at run time.
-        dtype: of the offsets.
+        height, width: the size of the image; tensors where known only at run
+            time.
+        dtype: the dtype of the offsets.
     """
     rows = ops.arange(2 * height - 1, dtype="int32") - (height - 1)
     columns = ops.arange(2 * width - 1, dtype="int32") - (width - 1)

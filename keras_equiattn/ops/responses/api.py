@@ -143,7 +143,7 @@ def attended_sum(
     chunk_size: int | str | None = "auto",
     **options: Any,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
-    """What attention takes away: `sum_jc aX aC f`, in float32 at least.
+    """The part that attention takes away: `sum_jc aX aC f`, float32 at least.
 
     Args:
         x, kernel, attention, group: see `attentive_group_conv`.
@@ -156,7 +156,7 @@ def attended_sum(
             can be differentiated again on every backend, that of the others
             only under JAX. Where the maximum of several channels ties, the
             gradient goes to the first; with None they share it.
-        **options: the others of `attentive_group_conv`.
+        **options: the other arguments of `attentive_group_conv`.
 
     Raises:
         ValueError: for a bad `padding` or `chunk_size`, or if there are no
@@ -174,7 +174,7 @@ def attended_sum(
         chunks = _chunks(weights, chunk_size, known, planes)
         y = chunked.attended_sum(spec, planes, chunks)
         y = _joined(y[None], order, filters)[0]
-    # What was compiled for several sizes has forgotten them.
+    # A function that was compiled for several sizes has forgotten them.
     size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
     return ops.reshape(y, (ops.shape(x)[0], *size, order, filters))
 
@@ -263,7 +263,7 @@ def _prepare(
     attention_dilation_rate: int = 1,
     filter_basis: str = "pixel",
 ) -> tuple[AttentionSpec, AllPlanes, Weights, Shape]:
-    """What is computed and from what, for arguments of a convolution.
+    """Prepares the arguments of a convolution with attention on its responses.
 
     Returns:
         The spec; the padded input; the orbits of all weights, with output

@@ -1,4 +1,4 @@
-"""What is reduced over groups of input channels, and what flows back to them.
+"""Reductions over groups of input channels, and their gradients.
 
 Everything here is for one input group element and one chunk of output channels.
 All that is as large as the responses lives within one step of a loop over
@@ -69,7 +69,7 @@ def responses(
 def stacked_views(
     window: FilterWindow, planes: Planes
 ) -> Float[Tensor, "channels batch taps positions"]:
-    """What each entry of a filter sees, at all output positions."""
+    """The pixels under each entry of a filter, at all output positions."""
     seen = ops.stack(window.views(planes), axis=2)
     *front, height, width = ops.shape(seen)
     return ops.reshape(seen, (*front, height * width))
@@ -98,7 +98,7 @@ def sums(
     """The sum of the weighted responses over the channels, without responses.
 
     It is a convolution with filters that are weighted for each image. Views and
-    filters are in float32: what remains of a convolution after the attended sum
+    filters are in float32: the difference of a convolution and the attended sum
     may be a thousandth of that sum.
 
     Args:
@@ -162,8 +162,8 @@ def maxima(
 
     Args:
         planes, kernel, alpha, window: see `responses`.
-        where: whether to return the number of its channel, too. Of equal
-            responses the first channel counts.
+        where: whether to return the number of its channel, too. If responses
+            are equal, the first channel counts.
 
     Returns:
         The maximum, as precise as the responses, and the number if asked for.
@@ -252,11 +252,12 @@ def through_attention(
 
 
 class OfChannel(NamedTuple):
-    """What channel attention adds to the gradients of the responses.
+    """The part of channel attention in the gradients of the responses.
 
     Attributes:
         alpha: the attention, a factor of the responses.
-        floor: from which on a response counts as its maximum over space.
+        floor: the number from which on a response counts as its maximum over
+            space.
         d_every: the gradient of all responses through their mean over space.
         d_largest: the gradient of each response that is the maximum; equal
             ones share it.
@@ -312,7 +313,7 @@ def _gradients(
     window: FilterWindow,
     blocks: int,
 ) -> tuple[Planes, Float[Tensor, "channels blocks taps filters"]]:
-    """What `gradients` returns for a few channels, whose numbers are given."""
+    """Computes `gradients` for a few channels, whose numbers are given."""
     d = d_total[None]
     if index is not None:
         d = ops.where(_is_at(index, number), d_both, d)
@@ -331,7 +332,7 @@ def _gradients(
     seen = stacked_views(window, planes)
     d_kernel = backend.einsum_in_full_precision("cbtp,cbpn->cbtn", seen, d)
     turned = ops.swapaxes(kernel, 1, 2)[:, None]
-    # Not of all images at once: XLA would make `d` anew for that.
+    # One product for all images would make XLA compute `d` anew for it.
     turned = ops.broadcast_to(turned, (count, batch, *turned.shape[2:]))
     d_views = ops.reshape(d @ turned, (count, batch, height, width, -1))
     d_planes = backend.sum_of_views(
@@ -349,7 +350,7 @@ def rounded_down(peaks: Overall, planes: Planes, kernel: Kernel) -> Overall:
 
     Args:
         peaks: the maxima.
-        planes, kernel: what the responses were computed from.
+        planes, kernel: the tensors that the responses were computed from.
     """
     digits = kernel.shape[1] * float(np.finfo(dtype_of_sums(kernel)).eps)
     largest = in_full_precision(ops.max(ops.abs(planes), axis=(2, 3)))

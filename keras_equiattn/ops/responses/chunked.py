@@ -68,7 +68,7 @@ def attended_sum(
     """The sum of the attended responses over input elements and channels.
 
     Args:
-        spec: what is computed.
+        spec: the convolution and the attention.
         planes: the padded input.
         weights: by name, each with first axes `(elements, chunks)`.
 
@@ -126,11 +126,11 @@ def _forward(
 ) -> tuple[Float[Tensor, "chunks batch height width filters"], Weights]:
     """The sum, and what to keep for the backward pass.
 
-    That is, with channel attention, the maximum of each response over space:
+    With channel attention this is the maximum of each response over space:
     "peaks" `(elements, chunks, channels, batch, filters)`.
 
     Args:
-        spec: what is computed.
+        spec: the convolution and the attention.
         planes: the padded input.
         *tensors: the weights, in the order of `spec.names`.
     """
@@ -170,10 +170,10 @@ def _backward(
     """The gradients with respect to planes and weights, in their order.
 
     Args:
-        spec: what is computed.
+        spec: the convolution and the attention.
         blocks: see `dispatch.blocks`.
         arguments: planes and weights.
-        peaks: what `_forward` kept.
+        peaks: the maxima that `_forward` kept.
         upstream: the gradient with respect to the sum.
     """
     planes, weights = arguments[0], _named(spec, arguments[1:])
@@ -234,11 +234,12 @@ def _chunk_gradients(
     upstream: Pixels,
     blocks: int,
 ) -> tuple[Planes, Weights]:
-    """The gradient of the planes, and what the gradients of weights are of.
+    """The gradient of the planes, and tensors for the gradients of weights.
 
     Args:
-        spec, planes: of the chunk.
-        weights: of the chunk, and its "peaks" with channel attention.
+        spec, planes: the arguments of the chunk.
+        weights: the weights of the chunk, and its "peaks" with channel
+            attention.
         upstream: the gradient of its attended sum.
         blocks: see `dispatch.blocks`.
 
@@ -314,7 +315,7 @@ def _through_channel(
     d_total: Pixels,
     of_maxima: Pixels | None,
 ) -> tuple[OfChannel, Weights]:
-    """What channel attention adds to the gradients, and what they are kept of.
+    """The part of channel attention in the gradients of a chunk.
 
     Args:
         spec, planes, weights: see `_chunk_gradients`.
@@ -323,8 +324,8 @@ def _through_channel(
         of_maxima: their maximum over the channels times its gradient, or None.
 
     Returns:
-        What `channels.gradients` takes, and by name "means" and "scores", see
-        `_chunk_gradients`.
+        The argument of `channels.gradients`, and by name "means" and "scores",
+        see `_chunk_gradients`.
     """
     window, kernel, alpha = spec.window, weights["kernel"], found.alpha
     floor = channels.rounded_down(weights["peaks"], planes, kernel)
@@ -368,8 +369,9 @@ def _reduced(
     """The statistics of the responses of a chunk, and attention from them.
 
     Args:
-        spec, planes: of the chunk.
-        weights: of the chunk, and its "peaks" with channel attention.
+        spec, planes: the arguments of the chunk.
+        weights: the weights of the chunk, and its "peaks" with channel
+            attention.
         where: whether to say which channel has the maximum.
     """
     kernel, alpha, window = weights["kernel"], None, spec.window

@@ -67,8 +67,8 @@ def depthwise_gradients(
         blocks: for how many parts of the batch the sums are kept apart.
 
     Returns:
-        That of `x`, and parts of that of the kernel: one for each block of
-        images, or one for all.
+        The gradient of `x`, and parts of the gradient of the kernel: one for
+        each block of images, or one for all.
     """
     if written_out:
         return (
@@ -124,7 +124,7 @@ def _sum_of_terms(x: Images, kernel: Filters, dilation_rate: int) -> Sums:
 def _input_gradient(
     kernel: Filters, upstream: Sums, dilation_rate: int
 ) -> Images:
-    """The same sum with the kernel turned by half a turn."""
+    """Correlates the gradient of the sum with the kernel after half a turn."""
     pads = [(after, before) for before, after in _pads(kernel, dilation_rate)]
     rows, columns, statistics, _ = kernel.shape
     height, width = upstream.shape[1:3]
@@ -143,9 +143,9 @@ def _input_gradient(
 def _kernel_gradient(
     x: Images, kernel: Filters, upstream: Sums, dilation_rate: int, blocks: int
 ) -> FiltersOfBlocks:
-    """Some rows at a time of all images; columns of a tile are written out.
+    """Takes some rows of all images at a time, and writes out their columns.
 
-    Each image by itself until the end: shorter sums, fewer digits lost.
+    Images stay apart until the end: sums are shorter, and lose fewer digits.
     """
     rows, columns, _, _ = kernel.shape
     batch, height, width = ops.shape(x)[:3]

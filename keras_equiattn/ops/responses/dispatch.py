@@ -1,6 +1,8 @@
 """How attention on responses is computed on which machine, and why.
 
-The only place of this package that chooses, and that holds what was tuned.
+Chunks and schedules are chosen here, and the constants of the choice stand here
+with what was measured. The columns of a tile are a constant of `depthwise`, and
+functions of `ops.backend` ask for the compiler, too.
 """
 
 import math
@@ -18,15 +20,16 @@ from keras_equiattn.ops.responses.spec import AllPlanes
 from keras_equiattn.ops.responses.spec import Kernel
 from keras_equiattn.ops.responses.spec import Planes
 
-# What "auto" lets one step hold, beside input and output, and how many tensors
-# of the size of a chunk's output are then counted with
+# The bytes that one step may hold with "auto", beside input and output, and the
+# number of tensors of the size of a chunk's output that are counted for it
 # (benchmarks/results/attentive_conv-memory-jax-2026-11-21.json).
 MEMORY_LIMIT = 2**28
 LIVE = 8
-# What "auto" counts with where batch or size of the image are not known.
+# The batch and the size that "auto" assumes where they are not known.
 ASSUMED_BATCH = 128
 ASSUMED_PIXELS = 64 * 64
-# The batch where the compiler gets every step by itself: that of `predict`.
+# The batch that is assumed where the compiler gets every step by itself:
+# `predict` has this one.
 PREDICTED_BATCH = 32
 # Bytes that the responses of the input channels may take that are computed at a
 # time. On a CPU they stay in its cache, on an accelerator they fill it.
@@ -103,7 +106,7 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
     )
     return Schedule(
         together=together,
-        # What a compiler does not store takes no memory.
+        # Responses that a compiler does not store take no memory.
         reduced=channels if written_out else together,
         written_out=written_out,
         one_by_one=target.eager_on_cpu or target.xla_on_cpu,

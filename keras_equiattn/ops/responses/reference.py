@@ -1,6 +1,6 @@
 """Attention on responses with all of them at hand, in plain operations.
 
-What the other modules are compared with, and what can be differentiated twice
+The other modules are compared with this one, which can be differentiated twice
 on every backend.
 """
 
@@ -22,7 +22,7 @@ def responses_held(
     """The sum of the attended responses over input elements and channels.
 
     Args:
-        spec: what is computed.
+        spec: the convolution and the attention.
         planes: the padded input.
         weights: by name, each with a first axis of the elements.
     """

@@ -1,4 +1,4 @@
-"""What attention on responses is: its axes, its types and its two formulas.
+"""The axes, types and two formulas of attention on responses.
 
 The axes of all modules of this package:
 
@@ -56,7 +56,7 @@ Weights: TypeAlias = dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """What is computed: a convolution and the attention on its responses.
+    """A convolution and the attention on its responses.
 
     Functions that take `weights` take a dictionary with the entries `kernel
     (channels, taps, filters)`; for channel attention `first (channels, hidden,

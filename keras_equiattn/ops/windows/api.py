@@ -1,8 +1,11 @@
 """Queries that look at a window of neighbours: scores, softmax, sums.
 
-The parts of local self-attention. Scores take one number for each query,
-neighbour and head; neighbours with all their channels are never built, neither
-in the forward nor in the backward pass, which computes anew what it needs.
+These are the parts of local self-attention. Scores take one number for each
+query, neighbour and head. Neighbours with all their channels are never built
+for all pixels, neither in the forward nor in the backward pass. For the
+backward pass `window_scores` and `window_sum` keep their arguments alone;
+`window_attention` also keeps its result and the weights, and computes no
+softmax anew.
 """
 
 from typing import Any
@@ -42,7 +45,7 @@ BiasImage: TypeAlias = Float[Tensor, "rows columns order channels"]
 
 
 class AffineMap(NamedTuple):
-    """What becomes of a neighbour before a query sees it.
+    """An affine map of neighbours: queries see its result in their place.
 
     Attributes:
         weight: `(rows, columns, order, key_order, channels)`; None for none.
@@ -111,12 +114,12 @@ def window_softmax(
     """Softmax over the neighbours, in float32 at least.
 
     Args:
-        scores: of `window_scores`, or several of them joined along the first
-            axis, such as those against several key elements: whatever lies
-            along it shares the weight of one.
-        window: what the scores are of, for what the border "mask" leaves out
-            and how much the neighbours in a disc count. Other windows are only
-            checked.
+        scores: the result of `window_scores`, or several such results joined
+            along the first axis, such as the scores against several key
+            elements: all scores along that axis share the weight of one.
+        window: the window of the scores. It says which neighbours the border
+            "mask" leaves out, and how much the neighbours in a disc count.
+            Other windows are only checked.
         size: for border "mask", height and width of the keys.
 
     Returns:
@@ -162,7 +165,8 @@ def window_sum(
     b(n, p, c))`, with the weights `a` of the head of channel `c`.
 
     Args:
-        weights: of the neighbours, for each position, element and head.
+        weights: the weights of the neighbours, for each position, element and
+            head.
         values: one for each pixel.
         window: the neighbours.
         weight: transforms the values, see `window_scores`.
@@ -209,7 +213,10 @@ def window_attention(
         window: the neighbours.
         num_heads: number of heads, contiguous blocks of channels.
         of_keys, of_values: affine maps of the neighbours.
-        recompute: see `window_scores`.
+        recompute: the backward pass keeps the arguments, the result and the
+            weights, and computes everything else that it needs anew. False
+            leaves the gradient to the backend: more memory, but it can be
+            differentiated again.
         return_weights: whether to return the weights.
 
     Returns:
@@ -244,11 +251,11 @@ def _added_to_scores(
     like: Float[Tensor, "..."],
     keys: KeyImage,
 ) -> Float[Tensor, "neighbours 1 1 1 height_or_1 width_or_1"] | None:
-    """What the shape of a window and its border add to all scores.
+    """Returns what the shape of the window and its border add to all scores.
 
     Args:
         window: the window.
-        like: what the scores are made of.
+        like: a tensor that scores are computed from.
         keys: one for each pixel.
     """
     added, dtype = None, dtype_of_sums(like)
@@ -283,7 +290,7 @@ def _run(
     recompute: bool,
     **options: Any,
 ) -> Any:
-    """One of the pairs of `gradients` on these tensors, see there."""
+    """Runs one of the pairs of functions of `gradients` on these tensors."""
     recompute = recompute and config.is_recompute_enabled()
     shapes = backend.signature(tensors)
     run = gradients.differentiable(functions, recompute, shapes, **options)
@@ -298,8 +305,8 @@ def _side(
 ) -> tuple[gradients.Side, Source]:
     """How neighbours are seen, and the tensors that say what is seen.
 
-    Without weights a query element sees the keys of the same element: those of
-    all elements are heads of one.
+    Without weights a query element sees the keys of the same element. The heads
+    of all elements are then heads of one element.
     """
     x: Any = _tensor(image)
     weight, bias = map(_tensor, affine)
@@ -342,7 +349,7 @@ def _as_channels(
 
 
 def _tensor(x: Float[Tensor, "*axes"] | None) -> Float[Tensor, "*axes"] | None:
-    """What there is as a tensor that products can be made of."""
+    """Converts a tensor, if there is one, to a dtype for fast products."""
     if x is None:
         return None
     x = ops.convert_to_tensor(x)

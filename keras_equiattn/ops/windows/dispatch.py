@@ -1,6 +1,8 @@
 """Which module computes the window form, and why.
 
-The only place that chooses, and that holds what was tuned.
+The module that computes derivatives is chosen here, and the tuned constants of
+all modules stand here, with what was measured. `api` and `products` also ask
+for the device, for one operator each.
 """
 
 from keras_equiattn.ops import backend
@@ -21,7 +23,8 @@ TILE_SETUP_ROWS = 4
 # Halving or doubling them was not measured at batch 128.
 CACHE = 2**22
 # `planes`: neighbours up to which all are written out: 11 x 11 take a compiler
-# less than 16 s (AMD EPYC, two cores, JAX 0.10.2). Of more, it gets one row.
+# less than 16 s (AMD EPYC, two cores, JAX 0.10.2). It gets one row if there are
+# more.
 WRITTEN_OUT = 121
 # `planes`: neighbours whose channels one reduction adds up. With more, a core
 # has too few registers; with fewer, queries and keys are read more often.
@@ -35,7 +38,7 @@ def choose(form: Form, k: Keys, weighted: bool) -> str:
     """The name of the module that computes derivatives with these keys.
 
     Args:
-        form: what is computed.
+        form: the sum that is computed.
         k: the keys, which say where it is computed.
         weighted: whether the keys have weights.
     """

@@ -19,9 +19,11 @@ pixels:
 `wanted` is a string of names. It starts with "a" or "x", for the derivative
 with respect to `a` or `x`; a "k" after it asks for those with respect to `k`
 and, where they are given, `w` and `bias`, too. Thus "a" are scores and "x"
-weighted sums; "xk" are all gradients of scores, and "ak" those of sums. Of `a`
-and `x` the one that is not needed may be None. Arguments may be in half
-precision: products are made of them as they are, and sums are in float32.
+weighted sums; "xk" are all gradients of scores, and "ak" those of sums. `a` or
+`x` may be None where it is not needed. Arguments may be in half precision.
+`planes` and `views` widen them before they multiply; `products` and `tiles`
+multiply them as they are, and where they then add up the products of several
+neighbours, tiles or images, they do so in float32.
 
 This module is the vocabulary of the others:
 
@@ -72,7 +74,7 @@ Image: TypeAlias = Float[
     Tensor, "batch image_height image_width order channels"
 ]
 Source: TypeAlias = tuple[Image, Maps | None, Biases | None]
-# What `derivatives` is in each of the modules.
+# The type of the function `derivatives` of each of these modules.
 Derivatives: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 
@@ -81,7 +83,7 @@ class Grid(NamedTuple):
 
     Attributes:
         frame: the frame.
-        numbers: of the neighbours, row by row.
+        numbers: the numbers of the neighbours, row by row.
         start: row and column of the first.
         steps: from one row to the next, and from one column to the next.
         size: rows and columns.
@@ -103,11 +105,11 @@ class Grid(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What the sum runs over.
+    """The neighbours and heads that the sum runs over.
 
     Attributes:
-        neighbours: of the first pixel.
-        heads: blocks of channels.
+        neighbours: the neighbours of the first pixel.
+        heads: the number of heads, contiguous blocks of channels.
         frames: number of frames of the keys.
     """
 
@@ -146,7 +148,7 @@ class Form(NamedTuple):
     def in_order(
         self, found: list[Float[Tensor, "..."]]
     ) -> Float[Tensor, "neighbours ..."]:
-        """What was found grid by grid, in the order of the neighbours."""
+        """Joins results for each grid, in the order of the neighbours."""
         if len(found) == 1:
             return found[0]
         numbers = [n for grid in self.grids() for n in grid.numbers]
@@ -156,7 +158,7 @@ class Form(NamedTuple):
     def all_frames(
         self, found: list[Float[Tensor, "..."]]
     ) -> Float[Tensor, "frames ..."]:
-        """What was found grid by grid, with zeros for frames without any."""
+        """Stacks results for each grid; frames without neighbours are zero."""
         by_frame = {
             grid.frame: x for grid, x in zip(self.grids(), found, strict=True)
         }

@@ -1,8 +1,8 @@
 """Scores, weighted sums and attention, with gradients of their own.
 
-The backward pass of attention keeps the arguments and the weights of the
-neighbours; it computes nothing of the forward pass anew, and nothing here has
-neighbours with all their channels.
+The backward pass of attention keeps the arguments, the result and the weights
+of the neighbours: it needs no second softmax. It cuts the keys and values into
+frames anew. No function here builds all neighbours with all their channels.
 
 `DERIVATIVE` and `ATTENTION` are pairs of functions, one for each pass, of
 tensors that are None where there are none. A `Source` is three of them in a
@@ -37,7 +37,7 @@ WAYS = {"planes": planes, "products": products, "tiles": tiles, "views": views}
 
 
 class Side(NamedTuple):
-    """How neighbours are seen: as keys, or as values.
+    """How neighbours are seen, as keys or as values.
 
     Attributes:
         window: where they lie.
@@ -55,7 +55,7 @@ class Side(NamedTuple):
         Args:
             wanted: "a" for scores, "x" for weighted sums.
             other: the queries, or the weights.
-            source: what is seen.
+            source: the image that is seen, and its affine map.
         """
         a, x = (None, other) if wanted == "a" else (other, None)
         return self._derivatives(wanted, a, x, source)[0]
@@ -67,7 +67,7 @@ class Side(NamedTuple):
         other: NeighbourWeights | Queries,
         source: Source,
     ) -> tuple[Tensor, ...]:
-        """Gradients of `derivative`: of `other`, and of the source.
+        """Gradients of `derivative` with respect to `other` and the source.
 
         Args:
             wanted, other, source: see `derivative`.
@@ -108,7 +108,8 @@ class Side(NamedTuple):
     ) -> Float[Tensor, "neighbours batch more fewer height width"]:
         """Weights with the heads of this side, which may be those of another.
 
-        Without weights of the neighbours elements and heads are all heads.
+        Without weights of the neighbours, elements and heads are heads of one
+        element.
         """
         count, batch, elements, heads, height, width = ops.shape(weights)
         elements = elements * heads // self.heads
@@ -125,7 +126,7 @@ class Side(NamedTuple):
     ) -> tuple[Tensor, ...]:
         """Derivatives of the form, with all tensors in the dtype of the keys.
 
-        Those of the keys have the layout of `Window.frames`.
+        The gradient of the keys has the layout of `Window.frames`.
         """
         image, w, bias = source
         a, x = (None if t is None else ops.cast(t, image.dtype) for t in (a, x))
@@ -152,7 +153,7 @@ def _derivative_gradients(
     side: Side,
     wanted: str,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `_derivative`, of what there is."""
+    """Gradients of `_derivative` with respect to the tensors that are given."""
     other, *source = tensors
     return side.gradients(wanted, d, other, tuple(source))
 
@@ -169,7 +170,7 @@ def _attention(
 ) -> Any:
     """Sums, and weights if asked for; kept are the sums and the weights.
 
-    Of the query, what is seen as keys, what is seen as values, and a mask
+    `tensors` are the query, the sources of keys and values, and a mask
     `(neighbours, 1, 1, 1, height, width)` that is added to the scores, whose
     last axes have size one where it is the same for all pixels. The weights are
     no result unless asked for, since their gradient costs time even where it is
@@ -198,7 +199,7 @@ def _attention_gradients(
     of_values: Side,
     return_weights: bool,
 ) -> tuple[Tensor, ...]:
-    """Gradients of `_attention`, of what there is."""
+    """Gradients of `_attention` with respect to the tensors that are given."""
     query, keys, values, mask = _parts(tensors)
     y, weights = kept
     d, upstream = d if return_weights else (d, None)
@@ -247,7 +248,7 @@ def differentiable(
         recompute: whether it has the gradient of the pair, or the backend's.
         shapes: for each tensor its shape and dtype, or None where the tensor
             is None.
-        **options: of the functions.
+        **options: options of the two functions.
     """
     forward, backward = functions
 

@@ -195,7 +195,7 @@ def _over_neighbours(
     """A step for all neighbours, or of a large window for one row at a time.
 
     Args:
-        form: what is computed.
+        form: the sum that is computed.
         step: takes the form of some neighbours, the total, the row of the keys
             that they start at, and what there is of each piece for them;
             returns the total, and a nest of tensors with the neighbours first.
@@ -351,7 +351,7 @@ def _columns(
 def _window(
     k: KeyPlanes, place: Neighbour, size: tuple[Any, Any]
 ) -> Float[Tensor, "batch key_elements heads channels height width"]:
-    """What is seen at this place from every pixel."""
+    """The keys that every pixel sees at this place."""
     return k[(place.frame, ..., *place.seen(size))]
 
 

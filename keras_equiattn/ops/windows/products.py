@@ -1,9 +1,10 @@
 """The window form without a compiler: few passes, and matrix products.
 
-For each neighbour one pass over the pixels, and one product with a small matrix
-that holds the weights and adds up the channels of each head. On a CPU a few
-images at a time, so that the next pass finds in the cache what this one wrote.
-Sizes may be unknown. `ops.windows.form` says what `derivatives` computes.
+Each neighbour takes one pass over the pixels, and one product with a small
+matrix that holds the weights and adds up the channels of each head. A CPU takes
+a few images at a time, so that the next pass finds in the cache what this one
+wrote. Sizes may be unknown. `ops.windows.form` says what `derivatives`
+computes.
 """
 
 import math
@@ -142,12 +143,12 @@ def with_bias(
     x: Queries | None,
     bias: Biases | None,
 ) -> tuple[Tensor, ...]:
-    """What the bias adds to derivatives, and its own if those of keys are.
+    """Adds the bias to derivatives, and its own derivative to those of keys.
 
     Args:
-        form: what is computed.
+        form: the sum that is computed.
         found: the derivatives without a bias, by name.
-        a, x, bias: of the form.
+        a, x, bias: arguments of the form.
 
     Returns:
         The derivatives in the order of the arguments of the form.
@@ -201,7 +202,7 @@ def _by_element(
 def _own_head(
     form: Form, w: Float[Tensor, "neighbours elements heads *key_elements all"]
 ) -> Float[Tensor, "neighbours elements *key_elements all"]:
-    """Each channel of the head that it belongs to."""
+    """Selects, for each channel, the head that the channel belongs to."""
     own = _own_channels(form, w)
     between = (1,) * (len(w.shape) - 4)
     own = ops.reshape(own, (form.heads, *between, own.shape[1]))
@@ -218,7 +219,7 @@ def _own_channels(
 
 
 def _matrices(form: Form, k: Keys, w: Maps | None) -> list[Matrix]:
-    """What adds up the channels of heads, for each neighbour."""
+    """For each neighbour a matrix that adds up the channels of each head."""
     if w is None:
         return [_own_channels(form, k)[None]] * len(form.neighbours)
     count, order, elements, channels = w.shape
@@ -230,7 +231,7 @@ def _matrices(form: Form, k: Keys, w: Maps | None) -> list[Matrix]:
 def _bias_matrix(
     form: Form, bias: Biases
 ) -> Float[Tensor, "elements neighbours_and_heads channels"]:
-    """What adds up biases over the channels of heads."""
+    """A matrix that adds up biases over the channels of each head."""
     bias = ops.moveaxis(bias[:, :, None] * _own_channels(form, bias), 0, 1)
     order, count, heads, channels = bias.shape
     return ops.reshape(bias, (order, count * heads, channels))
@@ -257,9 +258,9 @@ def over_images(
         function: from `a`, `x` and `k` of some images to derivatives.
         wanted: names of derivatives, see `ops.windows.form`; those that follow
             the named ones have no images, and are added up.
-        a, x, k: of the form, for all images.
-        size: numbers that the function builds at once for an image. None: that
-            is unknown, and all images go together.
+        a, x, k: arguments of the form, for all images.
+        size: how many numbers the function builds at once for an image. None
+            means that this is unknown; all images are then taken together.
     """
     images = k.shape[1]
     together = images

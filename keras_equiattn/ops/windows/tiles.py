@@ -67,8 +67,8 @@ class Tiles(NamedTuple):
     """How images are cut; zeros fill the last tiles.
 
     Attributes:
-        form: what is computed.
-        image: its rows and columns.
+        form: the sum that is computed.
+        image: the rows and columns of the image.
         size: rows and columns of a tile.
     """
 
@@ -109,8 +109,8 @@ class Tiles(NamedTuple):
         """Where the windows of all queries lie in a matrix, as a vector.
 
         Returns:
-            For rows and columns of the tile, then of the window: sizes, and
-            entries from one to the next. And the first entry.
+            Sizes, and the distance of adjacent entries, for rows and columns of
+            the tile and then of the window; and the number of the first entry.
         """
         across = self.seen[1]
         keys = self.seen[0] * across
@@ -174,7 +174,7 @@ def _scores(tiles: Tiles, queries: TileQueries, k: Keys) -> NeighbourWeights:
 
 
 def _matrices(tiles: Tiles, a: NeighbourWeights) -> Matrices:
-    """What takes keys to queries in each tile, frame by frame."""
+    """Matrices of weights that take keys to queries in each tile, by frame."""
     (down, along), heads = tiles.counts, tiles.form.heads
     queries, keys = math.prod(tiles.size), math.prod(tiles.seen)
     matrices = []
@@ -234,8 +234,8 @@ def _overlap_add(
 
     Args:
         x: pieces along `axis`, each along the next axis.
-        axis: of the pieces.
-        step: from one piece to the next.
+        axis: the axis of the pieces.
+        step: the distance from one piece to the next.
 
     Returns:
         The sum, which may have zeros at the end.

@@ -26,7 +26,7 @@ from keras_equiattn.ops.windows.form import NeighbourWeights
 from keras_equiattn.ops.windows.form import Queries
 from keras_equiattn.ops.windows.form import QueryPlanes
 
-# What all pixels see, with an axis for their elements.
+# The keys that all pixels see, with an axis for key elements.
 Views: TypeAlias = Float[
     Tensor,
     "batch 1 key_elements heads head_channels down along height width",
@@ -120,7 +120,7 @@ derivatives = derivatives_from(scores, sums, spread, weight_gradients)
 
 
 def _seen(form: Form, grid: Grid, k: Keys) -> Views:
-    """What the pixels see, with an axis for their elements."""
+    """The keys that the pixels see, with an axis for key elements."""
     size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
     seen = _windows(grid, _planes(form, k[grid.frame]), size)
     return in_full_precision(seen[:, None])
@@ -131,7 +131,7 @@ def _affine(
 ) -> Float[
     Tensor, "batch elements heads head_channels down along height width"
 ]:
-    """What the pixels see, as their elements see it."""
+    """The keys that the pixels see, mapped for each query element."""
     if w is not None:
         seen = seen * _on_grid(form, grid, w)
     seen = ops.sum(seen, axis=2) if seen.shape[2] > 1 else seen[:, :, 0]
@@ -183,7 +183,7 @@ def _pixels(x: QueryPlanes) -> Queries:
 
 
 def _laid_out(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """The same, in PyTorch's memory as its axes say, also under Inductor.
+    """Lays a tensor out in memory in the order of its axes, under Inductor too.
 
     Left alone, Inductor would load it from where it comes from each time it is
     used, in the order in which it lies there: far apart. A view with given
@@ -198,12 +198,12 @@ def _windows(
     x: Float[Tensor, "*outer frame_rows frame_columns"],
     size: tuple[int, int],
 ) -> Float[Tensor, "*outer rows columns height width"]:
-    """What windows on a grid see: `x[..., start + (i, j) * steps + (m, n)]`.
+    """Windows on a grid: `x[..., start + (i, j) * steps + (m, n)]`.
 
     Args:
         grid: where the windows `(i, j)` begin.
-        x: what they see.
-        size: of a window.
+        x: the image that the windows lie in.
+        size: the rows and columns of a window.
     """
     x = ops.expand_dims(x, (-4, -3))
     x = ops.broadcast_to(x, (*x.shape[:-4], *grid.size, *x.shape[-2:]))
