@@ -190,8 +190,9 @@ def test_maps_of_a_network():
     assert maps["lift"]["window"].shape == (2, 6, 6, 4, 1, 1, 3, 3)
     assert maps["far"]["image"].shape == (2, 3, 3, 4, 1, 4, 3, 3)
     one = attention_maps(model, batch, query=(2, 1), layers="far")
+    # Weights, of which some are far below the others.
     np.testing.assert_allclose(
-        one["far"]["image"], maps["far"]["image"][:, 2, 1], rtol=1e-4
+        one["far"]["image"], maps["far"]["image"][:, 2, 1], rtol=0, atol=1e-5
     )
 
 
