@@ -77,21 +77,37 @@ def join(signs: Any, vectors: Any) -> Any:
     return ops.concatenate([signs, vectors], axis=2)
 
 
-class _Octic(keras.layers.Layer):
+class _SameShape(keras.layers.Layer):
     """A layer whose output has the shape of its input."""
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tuple(input_shape)
 
-    def add_factors(self, channels: int, initial: float) -> None:
-        """A factor per channel, the same for both components of a vector."""
-        start = keras.initializers.Constant(initial)
-        self.gamma_signs = self.add_weight(
-            shape=(SIGNS, channels), initializer=start, name="gamma_signs"
-        )
-        self.gamma_vectors = self.add_weight(
-            shape=(PLANE * channels,), initializer=start, name="gamma_vectors"
-        )
+
+class _Scale(_SameShape):
+    """Learned factors with the same initial value.
+
+    Args:
+        initial: the initial value of the factors.
+    """
+
+    def __init__(self, initial: float = 1e-4, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.initial = initial
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "initial": self.initial}
+
+
+def _add_factors(layer: Any, channels: int, initial: float) -> None:
+    """A factor per channel, the same for both components of a vector."""
+    start = keras.initializers.Constant(initial)
+    layer.gamma_signs = layer.add_weight(
+        shape=(SIGNS, channels), initializer=start, name="gamma_signs"
+    )
+    layer.gamma_vectors = layer.add_weight(
+        shape=(PLANE * channels,), initializer=start, name="gamma_vectors"
+    )
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")
@@ -138,7 +154,7 @@ class OcticEmbedding(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")
-class OcticNormalization(_Octic):
+class OcticNormalization(_SameShape):
     """Layer normalisation in the octic basis, as Nordström et al. have it.
 
     The mean over channels is subtracted from each of the eight sums. All are
@@ -147,7 +163,7 @@ class OcticNormalization(_Octic):
     """
 
     def build(self, input_shape: Any) -> None:
-        self.add_factors(input_shape[-1], 1.0)
+        _add_factors(self, input_shape[-1], 1.0)
         self.beta = self.add_weight(
             shape=(input_shape[-1],), initializer="zeros", name="beta"
         )
@@ -172,39 +188,20 @@ class OcticNormalization(_Octic):
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")
-class OcticScale(_Octic):
-    """A learned factor for each channel, as LayerScale has it.
-
-    Args:
-        initial: the initial value of the factors.
-    """
-
-    def __init__(self, initial: float = 1e-4, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.initial = initial
+class OcticScale(_Scale):
+    """A learned factor for each channel in the octic basis: LayerScale."""
 
     def build(self, input_shape: Any) -> None:
-        self.add_factors(input_shape[-1], self.initial)
+        _add_factors(self, input_shape[-1], self.initial)
 
     def call(self, inputs: Any) -> Any:
         signs, vectors = split(inputs)
         return join(signs * self.gamma_signs, vectors * self.gamma_vectors)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "initial": self.initial}
-
 
 @keras.saving.register_keras_serializable("keras_equiattn")
-class ChannelScale(keras.layers.Layer):
-    """A learned factor for each channel, the last axis: LayerScale.
-
-    Args:
-        initial: the initial value of the factors.
-    """
-
-    def __init__(self, initial: float = 1e-4, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.initial = initial
+class ChannelScale(_Scale):
+    """A learned factor for each channel, the last axis: LayerScale."""
 
     def build(self, input_shape: Any) -> None:
         self.gamma = self.add_weight(
@@ -215,12 +212,6 @@ class ChannelScale(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs * self.gamma
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return tuple(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "initial": self.initial}
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")
@@ -267,7 +258,7 @@ class OcticDense(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")
-class OcticActivation(_Octic):
+class OcticActivation(_SameShape):
     """The exact GELU of the values at the elements of the group."""
 
     def call(self, inputs: Any) -> Any:
@@ -275,7 +266,7 @@ class OcticActivation(_Octic):
 
 
 @keras.saving.register_keras_serializable("keras_equiattn")
-class OcticAttention(_Octic):
+class OcticAttention(_SameShape):
     """Attention of all tokens to each other, with invariant scores.
 
     Args:

@@ -11,6 +11,7 @@ import numpy as np
 from keras_equiattn import layers
 from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
+from keras_equiattn.convert.reading import unexpected
 from keras_equiattn.ops.dense import relative_places
 
 # The authors' names for our layers. They count stages and blocks from 0, and
@@ -85,10 +86,7 @@ def acmix_parts(model: Any) -> dict[str, Part]:
         for variable in layer.weights:
             found = _variables(layer).get(variable.name)
             if module is None or found is None:
-                raise ValueError(
-                    f"{label(layer)} has '{variable.name}', which no layer "
-                    "of this name has in an `ACmixSwin`."
-                )
+                raise unexpected(layer, variable, "ACmixSwin")
             key, theirs, ours = found
             parts[f"{module}.{key}"] = Part(
                 variable, key, theirs, ours, (), 1.0

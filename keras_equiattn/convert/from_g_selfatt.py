@@ -13,6 +13,7 @@ from keras_equiattn import layers
 from keras_equiattn.convert.reading import BATCH_NORMALIZATION
 from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
+from keras_equiattn.convert.reading import unexpected
 from keras_equiattn.ops.papers.position_encoding import window_offsets
 
 # The number that they add to variances.
@@ -93,10 +94,7 @@ def gsa_parts(model: Any) -> dict[str, Part]:
         for variable in layer.weights:
             found = _variables(layer).get(variable.name)
             if layer.name not in modules or found is None:
-                raise ValueError(
-                    f"{label(layer)} has '{variable.name}', which no layer "
-                    "of this name has in a `GSANet`."
-                )
+                raise unexpected(layer, variable, "GSANet")
             key, theirs, ours = found
             if "weight" in key and len(theirs) == 2 and "h" not in theirs:
                 theirs = (*theirs, *_ones(layer, variable.name) * [""])

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_equiattn.convert.reading import label
 from keras_equiattn.convert.reading import Part
+from keras_equiattn.convert.reading import unexpected
 
 SIGNS = ("A1", "A2", "B1", "B2")
 # The names of the parts of their modules that are joined to one array.
@@ -126,10 +126,7 @@ def octic_parts(model: Any) -> dict[str, Part]:
             within = variable.path.split("/")
             found = known.get("/".join(within[-2:])) or known.get(within[-1])
             if module is None or found is None:
-                raise ValueError(
-                    f"{label(layer)} has '{variable.name}', which no layer "
-                    "of this name has in an `OcticViT`."
-                )
+                raise unexpected(layer, variable, "OcticViT")
             key, theirs, ours = found
             parts[module + key] = Part(variable, key, theirs, ours, (), 1.0)
     return parts

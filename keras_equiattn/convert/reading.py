@@ -238,3 +238,11 @@ def _first(found: Sequence[str], limit: int = 5) -> str:
 
 def label(layer: Any) -> str:
     return f"{type(layer).__name__} '{layer.name}'"
+
+
+def unexpected(layer: Any, variable: Any, network: str) -> ValueError:
+    """The error of a layer that has a variable which its name does not have."""
+    return ValueError(
+        f"{label(layer)} has '{variable.name}', which no layer of this name "
+        f"has in `{network}`."
+    )
