@@ -77,6 +77,41 @@ def test_segmentation(example, tmp_path, monkeypatch):
     assert "error of direction" in shown
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="the rate follows the time"
+)
+def test_transformers(example, tmp_path, monkeypatch):
+    transformers = module(monkeypatch, "transformers")
+    design = {"patch_size": 7, "depth": 1, "width": 16, "num_heads": 2}
+    monkeypatch.setattr(transformers, "DESIGN", design)
+    options = ["--dataset=digits_upright", "--test-images=60", "--minutes=0.02"]
+    options.append(f"--out={tmp_path / 'runs'}")
+    example("transformers", "z2", *options)
+    # A run that is over stays as it is.
+    before = (tmp_path / "runs" / "z2" / "log.json").read_text()
+    results, _ = example("transformers", "p4m", "z2", *options)
+    assert (tmp_path / "runs" / "z2" / "log.json").read_text() == before
+    runs = results["runs"]
+    assert list(runs) == ["z2", "p4m"]
+    assert runs["p4m"]["parameters"] < runs["z2"]["parameters"] / 4
+    for run in runs.values():
+        assert 1.2 <= run["seconds"] < 10
+        assert len(run["tests"]) <= transformers.TESTS
+    last = runs["p4m"]["tests"][-1]
+    assert last["turned"] == last["upright"]
+    assert (tmp_path / "transformers.png").stat().st_size > 5_000
+
+
+@pytest.mark.once
+def test_rate_of_transformers(monkeypatch):
+    rate = module(monkeypatch, "transformers").learning_rate
+    assert rate(0) == 0
+    assert rate(0.05) == 1e-3
+    assert rate(0.525) == pytest.approx(5e-4)
+    assert rate(1) == rate(1.1) == 0
+
+
 @pytest.mark.once
 def test_strokes_run_where_they_run(monkeypatch):
     segmentation = module(monkeypatch, "segmentation")

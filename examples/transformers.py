@@ -1,0 +1,234 @@
+r"""Trains a plain and equivariant vision transformers for the same time.
+
+    python -m keras_equiattn.applications.data prepare cifar10
+    KERAS_BACKEND=torch python examples/transformers.py z2
+    KERAS_BACKEND=torch python examples/transformers.py p4
+    KERAS_BACKEND=torch python examples/transformers.py p4m
+
+Each network is equally wide, learns from the same upright images with the same
+recipe, and stops after two hours of training. Its rate of learning follows the
+time, and falls to zero at the end. The test images are shown upright and turned
+by 90, 180 or 270 degrees, again and again while it trains; that takes no time
+of its own. A run that was stopped goes on where it was last saved. Nothing else
+should run beside. It is a comparison at a small scale: with more time the plain
+network would learn more.
+
+Writes `transformers-<backend>-<date>.json` to `--results`, with all networks
+that have a run in `--out`, and the picture of them to `--pictures`. Use
+TensorFlow or PyTorch: under JAX, Keras does not see a rate that changes from
+step to step.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from matplotlib.figure import Figure
+
+from keras_equiattn.applications import GroupViT
+from keras_equiattn.applications import training
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.training import reporting
+
+ROOT = Path(__file__).parents[1]
+DESIGN = {"patch_size": 4, "depth": 6, "width": 192, "num_heads": 3}
+BATCH = 128
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.05
+WARM_UP = 0.05  # the part of the time in which the rate grows
+TESTS = 20  # while a network trains
+TEST_BATCH = 500
+
+
+def learning_rate(part: float) -> float:
+    """The rate after a part of the time, from 0 to 1."""
+    if part < WARM_UP:
+        return LEARNING_RATE * part / WARM_UP
+    part = (part - WARM_UP) / (1 - WARM_UP)
+    return LEARNING_RATE * (1 + math.cos(math.pi * min(part, 1.0))) / 2
+
+
+class Run(keras.callbacks.Callback):
+    """Stops after some seconds of training, and tests and saves on the way.
+
+    Args:
+        folder: where the network and the log are kept.
+        seconds: how long the network trains.
+        images, labels: the test images, upright.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        seconds: float,
+        images: np.ndarray,
+        labels: np.ndarray,
+    ) -> None:
+        super().__init__()
+        self.folder, self.seconds = folder, seconds
+        self.images, self.labels = images, labels
+        self.log = {"seconds": 0.0, "epochs": 0, "steps": 0, "tests": []}
+        if (folder / "log.json").exists():
+            self.log = json.loads((folder / "log.json").read_text())
+
+    @property
+    def is_over(self) -> bool:
+        return self.log["seconds"] >= self.seconds
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        part = self.log["seconds"] / self.seconds
+        self.model.optimizer.learning_rate = learning_rate(part)
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.log["seconds"] += time.perf_counter() - self._start
+        self.log["steps"] += 1
+        done = len(self.log["tests"])
+        if self.log["seconds"] * TESTS >= self.seconds * (done + 1):
+            self.test()
+        self.model.stop_training = self.is_over
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.log["epochs"] = epoch + 1
+        self.save()
+
+    def test(self) -> None:
+        """Adds the accuracy on upright and on turned images to the log."""
+        turned = np.stack(
+            [np.rot90(x, 1 + n % 3) for n, x in enumerate(self.images)]
+        )
+        row = {"seconds": self.log["seconds"]}
+        for name, images in (("upright", self.images), ("turned", turned)):
+            found = self.model.predict(images, TEST_BATCH, verbose=0)
+            row[name] = float((found.argmax(-1) == self.labels).mean())
+        self.log["tests"].append(row)
+        print(json.dumps(row), flush=True)
+
+    def save(self) -> None:
+        """Writes the network, and the log last."""
+        self.model.save(self.folder / "network.keras")
+        training.write_json(self.folder / "log.json", self.log)
+
+
+def train(group: str, options: argparse.Namespace) -> None:
+    """Trains a network until its time is over."""
+    folder = options.out / group
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = datasets.info(options.dataset)
+    test = datasets.load_pydataset(
+        options.dataset, "test", normalization=facts.normalization
+    )
+    pairs = [test[n] for n in range(len(test))]
+    images, labels = map(np.concatenate, zip(*pairs, strict=True))
+    count = options.test_images
+    run = Run(folder, 60 * options.minutes, images[:count], labels[:count])
+    keras.utils.set_random_seed(options.seed)
+    model = GroupViT(
+        group, input_shape=facts.shape, classes=facts.classes, **DESIGN
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(LEARNING_RATE, WEIGHT_DECAY), loss)
+    if run.log["epochs"]:
+        model = keras.saving.load_model(folder / "network.keras")
+    data = datasets.load_pydataset(
+        options.dataset,
+        "train+validation",
+        BATCH,
+        datasets.Augmentation(4, True),
+        options.seed,
+        normalization=facts.normalization,
+        initial_epoch=run.log["epochs"],
+    )
+    while not run.is_over:
+        epoch = run.log["epochs"]
+        model.fit(
+            data,
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            shuffle=False,
+            callbacks=[datasets.EpochCounter(data), run],
+            verbose=0,
+        )
+    run.log["parameters"] = reporting.count_parameters(model)
+    run.set_model(model)
+    run.save()
+
+
+def plot(runs: dict[str, dict[str, Any]]) -> Figure:
+    """Accuracy against the minutes of training."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, kind in zip(panels, ("upright", "turned"), strict=True):
+        for (group, log), mark in zip(runs.items(), "osD", strict=False):
+            minutes = [row["seconds"] / 60 for row in log["tests"]]
+            values = [100 * row[kind] for row in log["tests"]]
+            name = "plain" if group == "z2" else group
+            panel.plot(minutes, values, marker=mark, ms=3, label=name)
+        panel.set(
+            title=f"{kind} test images",
+            xlabel="minutes of training",
+            ylim=(0, 100),
+        )
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy, %")
+    panels[0].legend()
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("groups", nargs="+")
+    add("--dataset", default="cifar10")
+    add("--minutes", type=float, default=120)
+    add("--test-images", type=int, default=10_000)
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=ROOT / "runs" / "transformers")
+    add("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    add("--pictures", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args()
+    if keras.backend.backend() not in ("tensorflow", "torch"):
+        parser.error("the backend must be tensorflow or torch")
+    for folder in (options.results, options.pictures):
+        folder.mkdir(parents=True, exist_ok=True)
+    for group in options.groups:
+        train(group, options)
+    logs = sorted(options.out.glob("*/log.json"))
+    runs = {log.parent.name: json.loads(log.read_text()) for log in logs}
+    # The plain network first.
+    runs = dict(sorted(runs.items(), key=lambda run: (run[0] != "z2", run[0])))
+    backend, today = keras.backend.backend(), datetime.date.today()
+    file = options.results / f"transformers-{backend}-{today}.json"
+    command = f"python examples/transformers.py {' '.join(runs)}"
+    training.write_json(
+        file,
+        {
+            **reporting.measured_by(f"{command} --minutes {options.minutes}"),
+            "settings": {
+                **DESIGN,
+                "dataset": options.dataset,
+                "minutes": options.minutes,
+                "batch": BATCH,
+                "learning_rate": LEARNING_RATE,
+                "weight_decay": WEIGHT_DECAY,
+                "seed": options.seed,
+            },
+            "runs": runs,
+        },
+    )
+    picture = options.pictures / "transformers.png"
+    plot(runs).savefig(picture, dpi=90)
+    print(file, picture, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
