@@ -3,14 +3,11 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.group_layer import GroupLayer
-from keras_equiattn.layers.base.initializers import fresh
-from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.linear import BASES
@@ -107,26 +104,14 @@ class GroupDense(GroupLayer):
 
     def build(self, input_shape: Shape) -> None:
         channels = int(self.check_shape(input_shape)[-1])
-        order = self.group.order
-        self.kernel = self.add_weight(
-            name="kernel",
-            shape=(order, channels, self.filters),
-            initializer=with_fan_in(self.kernel_initializer, order * channels),
-            regularizer=self.kernel_regularizer,
+        linear_maps.add_on_group(
+            self, "", channels, self.filters, self.use_bias
         )
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                name="bias",
-                shape=(self.filters,),
-                initializer=fresh(self.bias_initializer),
-            )
         self.fix_input_channels(channels)
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        kernel = ops.convert_to_tensor(self.kernel)
-        bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
+        kernel, bias = linear_maps.kernel_and_bias(self, "")
         y = group_linear(x, kernel, bias, self.group, self.basis)
         return self.activation(y)
 

@@ -16,7 +16,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.group.linear import BASES
 from keras_equiattn.ops.group.linear import group_linear
-from keras_equiattn.ops.group.multi_head import multi_head_attention
+from keras_equiattn.ops.multi_head import multi_head_attention
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")

@@ -12,7 +12,7 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.directions import group_vectors
 from keras_equiattn.ops.group.pooling import group_pool
-from keras_equiattn.ops.numerics import softmax_in_full_precision
+from keras_equiattn.ops.numerics import softmax
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
@@ -102,7 +102,7 @@ class GroupProjection(GroupLayer):
         if self.mode != "learned":
             return group_pool(x, self.mode)
         scores = ops.sum(x * ops.convert_to_tensor(self.kernel), axis=-1)
-        weights = softmax_in_full_precision(scores)
+        weights = softmax(scores, (-1,))
         return ops.sum(x * weights[..., None], axis=3)
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:

@@ -22,11 +22,11 @@ from keras_equiattn.ops.group.irreps import irreps
 from keras_equiattn.ops.group.irreps import regular_basis
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.group.linear import group_linear
-from keras_equiattn.ops.group.multi_head import multi_head_attention
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import spatial_pool
 from keras_equiattn.ops.group.resampling import spatial_pad
 from keras_equiattn.ops.group.resampling import spatial_upsample
+from keras_equiattn.ops.multi_head import multi_head_attention
 from keras_equiattn.ops.pairs.api import group_attention_weights
 from keras_equiattn.ops.pairs.api import group_self_attention
 from keras_equiattn.ops.papers.affine import affine_map

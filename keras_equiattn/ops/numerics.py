@@ -151,27 +151,20 @@ def layer_norm(
 def softmax(
     x: Float[Tensor, "*axes"], axes: tuple[int, ...]
 ) -> Float[Tensor, "*axes"]:
-    """Computes the softmax over several axes.
+    """The softmax over one axis or several, in float32 for half precision.
 
-    TensorFlow's own softmax accepts at most five axes.
+    The result has the dtype of `x`. TensorFlow's own softmax accepts tensors of
+    at most five axes.
     """
     if 0 in tuple(x.shape):  # not all backends take a maximum of no numbers
         return x
-    top = ops.stop_gradient(ops.max(x, axis=axes, keepdims=True))
-    # Exponentials twice: cheaper than to write them and read them again.
-    total = ops.sum(ops.exp(x - top), axis=axes, keepdims=True)
-    return ops.exp(x - (top + ops.log(total)))
-
-
-def softmax_in_full_precision(
-    x: Float[Tensor, "*outer seen"],
-) -> Float[Tensor, "*outer seen"]:
-    """The softmax over the last axis, in float32 for half precision.
-
-    The result has the dtype of `x`.
-    """
+    alone = len(axes) == 1 and x.shape[axes[0]] != 1
     # Keras warns of a softmax over one number, as of a token's only key.
-    if keras.backend.backend() == "torch" and x.shape[-1] != 1:
+    if keras.backend.backend() == "torch" and alone:
         # Its kernel computes in float32, and copies nothing for that.
-        return ops.softmax(x, axis=-1)
-    return ops.cast(softmax(in_full_precision(x), (-1,)), x.dtype)
+        return ops.softmax(x, axis=axes[0])
+    scores = in_full_precision(x)
+    top = ops.stop_gradient(ops.max(scores, axis=axes, keepdims=True))
+    # Exponentials twice: cheaper than to write them and read them again.
+    total = ops.sum(ops.exp(scores - top), axis=axes, keepdims=True)
+    return ops.cast(ops.exp(scores - (top + ops.log(total))), x.dtype)

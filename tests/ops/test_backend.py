@@ -1,5 +1,7 @@
 """Loops over groups of slices, and pieces of tensors, against plain ones."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -168,6 +170,37 @@ def test_products_of_half_precision_have_sums_in_float32(dtype):
     np.testing.assert_allclose(
         ops.convert_to_numpy(found), 64 * 5000, rtol=2**-8
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 6])
+def test_transposing_by_halves(size):
+    """The last of an odd number of channels is moved by itself."""
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, size)).astype("float32")
+
+    def found(x):
+        return backend.by_halves(
+            lambda x: ops.moveaxis(x, -1, 1), x, axis=3, joined=1
+        )
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        found = jax.jit(found)
+    moved = ops.convert_to_numpy(found(ops.convert_to_tensor(x)))
+    np.testing.assert_array_equal(moved, np.moveaxis(x, -1, 1))
+
+
+def test_only_dispatch_asks_for_the_target():
+    """What runs where is decided in one place for each system."""
+    folder = Path(backend.__file__).parents[1]
+    asking = {
+        path.relative_to(folder)
+        for path in folder.rglob("*.py")
+        if "find_target(" in path.read_text()
+    }
+    inside = {path for path in asking if path.parts[0] == "backend"}
+    assert inside
+    assert {path.name for path in asking - inside} == {"dispatch.py"}
 
 
 SIZES = pytest.mark.parametrize("size", [1, 16, 17, 19, 23, 29, 31, 40, 101])

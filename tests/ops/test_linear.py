@@ -80,12 +80,19 @@ def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="it takes all rows at once"
 )
-def test_rows_of_a_feature_map(monkeypatch):
-    """A compiled loop over one row, two rows or half of them at a time."""
+@pytest.mark.parametrize(
+    ("height", "expected"), [(6, (1, 2, 3)), (7, (1, 2, 3))]
+)
+def test_rows_of_a_feature_map(height, expected, monkeypatch):
+    """A compiled loop over one row, two rows or half of them at a time.
+
+    Of seven rows, two or three at a time leave one for the last step.
+    """
     tensors = [ops.convert_to_tensor(array) for array in arguments("p4")]
     rng = np.random.default_rng(1)
-    x = ops.convert_to_tensor(rng.normal(size=(5, 6, 3, 4, 3)).astype(DTYPE))
-    upstream = rng.normal(size=(5, 6, 3, 4, 5)).astype(DTYPE)
+    shape = 5, height, 3, 4
+    x = ops.convert_to_tensor(rng.normal(size=(*shape, 3)).astype(DTYPE))
+    upstream = rng.normal(size=(*shape, 5)).astype(DTYPE)
     upstream = ops.convert_to_tensor(upstream)
 
     def gradients(basis):
@@ -102,13 +109,17 @@ def test_rows_of_a_feature_map(monkeypatch):
 
         return tf.function(both)(x, *tensors[1:])
 
-    expected = gradients("regular")
+    in_one_product = gradients("regular")
     row = 5 * 3 * 4 * 5
-    for values, rows in ((1, 1), (2 * row, 2), (10**9, 3)):
-        monkeypatch.setattr(block_linear, "VALUES_OF_STEP", values)
-        assert block_linear._rows_of_step((5, 6, 3, 4, 5)) == rows
+    compiled = backend.Target("cpu", "xla")
+    for values, rows in zip((1, 2 * row, 10**9), expected, strict=True):
+        monkeypatch.setattr(dispatch, "VALUES_OF_STEP", values)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "find_target", lambda *_: compiled)
+            assert dispatch.rows_of_step(x, channels=5) == rows
         block_linear._function.cache_clear()
-        for one, other in zip(gradients("irreps"), expected, strict=True):
+        pairs = zip(gradients("irreps"), in_one_product, strict=True)
+        for one, other in pairs:
             assert difference(one, other) < LIMIT
     block_linear._function.cache_clear()
 

@@ -1,8 +1,9 @@
 """Linear maps of layers: how they are created, and how they are read.
 
 A linear map `name` of a layer is its variables `<name>_kernel` and
-`<name>_bias`, which are attributes of the layer too. All linear maps of a
-layer start and are regularised the same.
+`<name>_bias`, which are attributes of the layer too. The only map of a layer
+needs no name: its variables are `kernel` and `bias`. All linear maps of a layer
+start and are regularised the same.
 """
 
 from typing import Any
@@ -52,14 +53,15 @@ def add(
 
     Args:
         layer: the layer that they belong to.
-        name: the name of the map.
+        name: the name of the map; "" for the only one.
         shape: the shape of the kernel.
         bias_shape: the shape of the bias; None for no bias.
         fan_in: how many inputs each output has.
         bias_regularizer: the regularizer of the bias.
     """
+    of_kernel, of_bias = _names(name)
     kernel = layer.add_weight(
-        name=f"{name}_kernel",
+        name=of_kernel,
         shape=shape,
         initializer=with_fan_in(layer.kernel_initializer, fan_in),
         regularizer=layer.kernel_regularizer,
@@ -67,13 +69,13 @@ def add(
     bias = None
     if bias_shape is not None:
         bias = layer.add_weight(
-            name=f"{name}_bias",
+            name=of_bias,
             shape=bias_shape,
             initializer=fresh(layer.bias_initializer),
             regularizer=bias_regularizer,
         )
-    setattr(layer, f"{name}_kernel", kernel)
-    setattr(layer, f"{name}_bias", bias)
+    setattr(layer, of_kernel, kernel)
+    setattr(layer, of_bias, bias)
 
 
 def add_on_group(
@@ -98,7 +100,7 @@ def kernel_and_bias(
     layer: GroupLayer, name: str
 ) -> tuple[Tensor, Tensor | None]:
     """The kernel and the bias of a linear map; None for no bias."""
-    kernel, bias = (getattr(layer, f"{name}_{x}") for x in ("kernel", "bias"))
+    kernel, bias = (getattr(layer, variable) for variable in _names(name))
     return (
         ops.convert_to_tensor(kernel),
         None if bias is None else ops.convert_to_tensor(bias),
@@ -117,3 +119,9 @@ def applied(
     # `recompute=False` promises second derivatives, which those of blocks lack.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)
+
+
+def _names(name: str) -> tuple[str, str]:
+    """The names of the variables of a linear map."""
+    prefix = f"{name}_" if name else ""
+    return f"{prefix}kernel", f"{prefix}bias"

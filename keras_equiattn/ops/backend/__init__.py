@@ -18,7 +18,7 @@ from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.inductor import part
-from keras_equiattn.ops.backend.loops import by_parts
+from keras_equiattn.ops.backend.loops import by_halves
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
@@ -30,6 +30,7 @@ from keras_equiattn.ops.backend.memory import clamped
 from keras_equiattn.ops.backend.memory import constant
 from keras_equiattn.ops.backend.memory import exp_below
 from keras_equiattn.ops.backend.memory import filled
+from keras_equiattn.ops.backend.memory import for_products
 from keras_equiattn.ops.backend.memory import masked
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import multiplied
@@ -62,7 +63,7 @@ __all__ = [
     "add_at",
     "add_product",
     "added",
-    "by_parts",
+    "by_halves",
     "clamped",
     "constant",
     "custom_vjp",
@@ -71,6 +72,7 @@ __all__ = [
     "exp_below",
     "filled",
     "find_target",
+    "for_products",
     "has_gradients",
     "in_one_piece",
     "is_in_dynamo",

@@ -135,10 +135,10 @@ def scan_groups(
     )
 
 
-def by_parts(
+def by_halves(
     function: Function, x: Shaped[Tensor, "..."], axis: int, joined: int
 ) -> Shaped[Tensor, "..."]:
-    """Transposes a tensor part by part where XLA compiles for a CPU.
+    """Transposes a tensor half by half where XLA compiles for a CPU.
 
     There XLA would make a transposition of the whole tensor part of whatever
     uses its result, and load or store at long strides as often as the result
@@ -147,26 +147,33 @@ def by_parts(
     Args:
         function: the transposition, of as many parts of the axis.
         x: the tensor.
-        axis: the axis that is cut, not negative.
+        axis: the axis that is cut, not negative. The last entry of an odd size
+            is transposed by itself.
         joined: where that axis is in the result.
     """
     size = x.shape[axis]
     if not find_target(x).xla_on_cpu or not isinstance(size, int) or size < 2:
         return function(x)
-    count = next(n for n in range(2, size + 1) if size % n == 0)
+    length = size // 2
+    before: list[Any] = [0] * axis
     shape = list(ops.shape(x))
-    shape[axis] = size // count
 
-    def part(_: Any, number: Tensor) -> Any:
-        start: list[Any] = [0] * len(shape)
-        start[axis] = number * shape[axis]
-        return (), function(part_at(x, tuple(start), shape))
+    def part(start: Any, length: int) -> Tensor:
+        starts = (*before, start, *[0] * (len(shape) - axis - 1))
+        of_part = (*shape[:axis], length, *shape[axis + 1 :])
+        return function(part_at(x, starts, of_part))
 
-    _, parts = scan(part, (), ops.arange(count, dtype="int32"), like=x)
-    parts = ops.moveaxis(parts, 0, joined)
-    shape = list(ops.shape(parts))
-    shape[joined : joined + 2] = [size]
-    return ops.reshape(parts, shape)
+    def step(_: Any, number: Tensor) -> Any:
+        return (), part(number * length, length)
+
+    _, halves = scan(step, (), ops.arange(2, dtype="int32"), like=x)
+    halves = ops.moveaxis(halves, 0, joined)
+    shape_of_both = list(ops.shape(halves))
+    shape_of_both[joined : joined + 2] = [2 * length]
+    y = ops.reshape(halves, shape_of_both)
+    if size % 2 == 0:
+        return y
+    return ops.concatenate([y, part(2 * length, 1)], axis=joined)
 
 
 def one_by_one(

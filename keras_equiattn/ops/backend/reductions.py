@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_equiattn.ops import numerics
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
@@ -133,21 +134,18 @@ def einsum_in_full_precision(
 def softmax(x: Float[Tensor, "*axes"], axis: int) -> Float[Tensor, "*axes"]:
     """The softmax along an axis, computed in single precision at least.
 
-    XLA gets one reduction that reads `x` once. Maximum and sum by themselves
-    go to a library on CPUs, which wants each of their arguments in memory.
-    PyTorch has one kernel for all of it.
+    It is `numerics.softmax` but under XLA, which gets one reduction that reads
+    `x` once. Maximum and sum by themselves go to a library on CPUs, which wants
+    each of their arguments in memory.
 
     Args:
         x: a tensor of finite values.
         axis: the axis, not negative.
     """
-    if keras.backend.backend() == "torch":
-        import torch
-
-        return torch.softmax(x, axis)
-    x = in_full_precision(x)
+    if keras.backend.backend() != "torch":
+        x = in_full_precision(x)
     if not find_target(x).xla:
-        return ops.exp(x - ops.logsumexp(x, axis=axis, keepdims=True))
+        return numerics.softmax(x, (axis,))
 
     def found(x: Tensor) -> Tensor:
         both = x, ops.ones_like(x)

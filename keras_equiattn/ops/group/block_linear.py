@@ -17,8 +17,8 @@ from keras_equiattn import config
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
-from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group import fourier
 from keras_equiattn.ops.group.irreps import blocks
 from keras_equiattn.ops.group.irreps import waves
@@ -31,11 +31,6 @@ from keras_equiattn.ops.numerics import sum_in_full_precision
 # sums along its waves. The last axis is mixed, by a matrix for each block.
 Sums = list[Float[Tensor, "batch height width _ _"]]
 Matrices = list[Float[Tensor, "_ _"]]
-
-# Values of a feature map that one step takes on a CPU: 8 MiB. Twice and four
-# times as many made a step of a vision transformer 1.06 and 1.2 times as long
-# (128 images of 64 patches, AMD EPYC, two cores, JAX 0.10.2).
-VALUES_OF_STEP = 2**21
 
 
 def block_linear(
@@ -120,13 +115,7 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
 def _in_steps(
     step: Callable[..., Any], totals: Any, channels: int, *images: Tensor
 ) -> tuple[Any, Tensor]:
-    """Applies a function to feature maps, where XLA runs on CPUs in a loop.
-
-    The loop takes some rows of all images at a time. What lies between a
-    transform and a product then stays in the cache, and XLA cannot make the
-    transform part of what comes before or after the loop, which it would
-    compute again for each term of a sum. On several devices there is no loop,
-    since each of its steps would add up gradients over all of them.
+    """Applies a function to feature maps, or to some rows of all at a time.
 
     Args:
         step: takes totals and rows of the images, returns the next totals and
@@ -139,18 +128,15 @@ def _in_steps(
         The last totals, and the result.
     """
     first = images[0]
-    height = first.shape[1]
-    loops = backend.find_target(*images).xla_on_cpu
-    loops = loops and not backend.may_be_sharded()
-    if not loops or not isinstance(height, int) or height < 2:
+    together = dispatch.rows_of_step(*images, channels=channels)
+    if together is None:
         return step(totals, *images)
-    batch = ops.shape(first)[0]
-    widest = max(channels, *(x.shape[-1] for x in images))
-    rows = _rows_of_step((*first.shape[:-1], widest))
+    batch, height = ops.shape(first)[0], first.shape[1]
+    whole, left = divmod(height, together)
 
-    def some_rows(carry: Any, number: Tensor) -> Any:
+    def some_rows(carry: Any, at: Any, rows: int = together) -> Any:
         result, totals = carry
-        start = (0, number * rows, 0, 0, 0)
+        start = (0, at * together, 0, 0, 0)
         parts = [
             backend.part_at(x, start, (batch, rows, *x.shape[2:]))
             for x in images
@@ -160,20 +146,11 @@ def _in_steps(
 
     shape = (*ops.shape(first)[:-1], channels)
     carry = ops.zeros(shape, first.dtype), totals
-    steps = backend.steps(height // rows)
-    (result, totals), _ = backend.scan(some_rows, carry, steps)
+    carry, _ = backend.scan(some_rows, carry, backend.steps(whole))
+    if left:
+        carry, _ = some_rows(carry, whole, left)
+    result, totals = carry
     return totals, result
-
-
-def _rows_of_step(shape: Shape) -> int:
-    """How many rows of feature maps one step takes: not all, but a divisor."""
-    height = shape[1]
-    # Sizes that are not known count as one.
-    others = [n for n in (shape[0], *shape[2:]) if isinstance(n, int)]
-    values = math.prod(others)
-    divisors = [n for n in range(1, height) if height % n == 0]
-    fitting = [n for n in divisors if n * values <= VALUES_OF_STEP]
-    return max(fitting, default=1)
 
 
 @backend.part()
@@ -192,7 +169,7 @@ def to_sums(
         (batch, height, width, block.rows, block.size * channels)
         for block in found
     ]
-    if backend.find_target(x).fuses:
+    if dispatch.adds_up(x):
         elements = [in_full_precision(x[..., n, :]) for n in range(group.order)]
         sums = [ops.cast(y, x.dtype) for y in fourier.apply(steps, elements)]
         parts = [sums[b.first : b.first + b.rows * b.size] for b in found]
@@ -200,7 +177,6 @@ def to_sums(
             ops.reshape(ops.concatenate(part, axis=-1), shape)
             for part, shape in zip(parts, shapes, strict=True)
         ]
-    # Operators that run one by one would read the elements again and again.
     sums = backend.constant(_product(steps), x, x.dtype) @ x
     return [
         ops.reshape(sums[..., b.first : b.first + b.rows * b.size, :], shape)
@@ -223,7 +199,7 @@ def from_sums(
     for x, block in zip(sums, blocks(group), strict=True):
         of_block = block.rows * block.size, x.shape[-1] // block.size
         parts.append(ops.reshape(x, (batch, height, width, *of_block)))
-    if backend.find_target(*sums).fuses:
+    if dispatch.adds_up(sums[0]):
         elements = [
             in_full_precision(part[..., n, :])
             for part in parts

@@ -1,9 +1,10 @@
-"""The basis in which a linear map on a group is computed, and why.
+"""How a linear map on a group is computed, and why.
 
-The basis is chosen here, and the constants of the choice stand here with what
-was measured. `block_linear` has one constant of its own, and also asks for the
-compiler, for the steps of its loop and for single transforms.
+The basis, the steps of a loop over feature maps and the form of a transform are
+chosen here, and the constants of the choice stand here with what was measured.
 """
+
+import math
 
 import keras
 
@@ -17,6 +18,10 @@ from keras_equiattn.ops.numerics import is_half
 # benchmarks/results/pointwise-<backend>-2026-11-26.json. On a GPU it took twice
 # as long with 512 values (pointwise-torch-gpu-2026-11-26.json).
 FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
+# Values of a feature map that one step takes on a CPU: 8 MiB. Twice and four
+# times as many made a step of a vision transformer 1.06 and 1.2 times as long
+# (128 images of 64 patches, AMD EPYC, two cores, JAX 0.10.2).
+VALUES_OF_STEP = 2**21
 
 
 def linear_basis(
@@ -36,3 +41,40 @@ def linear_basis(
     # Groups of two elements were not measured.
     pays = order >= 4 and order * min(channels, filters) >= fewest
     return "irreps" if pays else "regular"
+
+
+def rows_of_step(*images: Float[Tensor, "..."], channels: int) -> int | None:
+    """How many rows of all images one step of a loop takes; None for no loop.
+
+    XLA on CPUs gets a loop of at least two steps. What lies between a transform
+    and a product then stays in the cache, and XLA cannot make the transform
+    part of what comes before or after the loop, which it would compute again
+    for each term of a sum. On several devices there is no loop, since each of
+    its steps would add up gradients over all of them.
+
+    Args:
+        *images: feature maps of the same size.
+        channels: the channels of the result.
+    """
+    batch, height, width, order, _ = images[0].shape
+    loops = backend.find_target(*images).xla_on_cpu
+    if not loops or backend.may_be_sharded():
+        return None
+    if not isinstance(height, int) or height < 2:
+        return None
+    widest = max(channels, *(x.shape[-1] for x in images))
+    # Sizes that are not known count as one.
+    sizes = (n for n in (batch, width, order, widest) if isinstance(n, int))
+    most = min(max(VALUES_OF_STEP // math.prod(sizes), 1), height // 2)
+    divisor = max(n for n in range(1, most + 1) if height % n == 0)
+    # A height without a divisor near that leaves some rows for a last step.
+    return divisor if 2 * divisor > most else most
+
+
+def adds_up(x: Float[Tensor, "..."]) -> bool:
+    """Whether additions of group elements make up a transform.
+
+    Operators that run one by one would read the elements again and again, so
+    without a compiler it is one product with a matrix.
+    """
+    return backend.find_target(x).fuses

@@ -1,7 +1,7 @@
-"""The size of the blocks in which group self-attention is computed.
+"""How group self-attention is computed, and why.
 
-The size is chosen here, and the constants of the choice stand here, with what
-was measured. `matrices` also asks for the compiler, for single products.
+The size of the blocks and the form of single products are chosen here, and the
+constants of the choice stand here, with what was measured.
 """
 
 from typing import NamedTuple
@@ -69,6 +69,14 @@ def choose(
     else:
         sizes = EAGER_BLOCK, EAGER_TOGETHER
     return blocks(query, keys, encoding, local, *sizes)
+
+
+def one_kernel(x: Float[Tensor, "..."]) -> bool:
+    """Whether a product with this tensor is one kernel of the backend.
+
+    Compilers get the sum over the inner axis written out instead.
+    """
+    return backend.find_target(x).compiler is None
 
 
 def blocks(

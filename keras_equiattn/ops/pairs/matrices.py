@@ -22,6 +22,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.pairs.dispatch import one_kernel
 
 # Two axes of the matrix, then rows, columns and images, of any sizes.
 Matrix: TypeAlias = Float[Tensor, "_ _ _ _ _"]
@@ -45,7 +46,7 @@ def products(
         dtype: the dtype of the results.
         start: a matrix that is added to each of them.
     """
-    if backend.find_target(*pairs[0]).compiler is None:
+    if one_kernel(pairs[0][0]):
         found = [_einsum(equation, *pair) for pair in pairs]
     else:
         terms = (
@@ -67,7 +68,7 @@ def add_products(total: Matrix, equation: str, pairs: Sequence[Pair]) -> Matrix:
         equation: the equation of the first two axes.
         pairs: the two factors of each product.
     """
-    if backend.find_target(total).compiler is None:
+    if one_kernel(total):
         return add(total, (_einsum(equation, *pair) for pair in pairs))
     return add(total, [t for pair in pairs for t in _written(equation, *pair)])
 
@@ -81,7 +82,7 @@ def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
         over: the axes of the pixels that are added up: rows `y`, columns `x`
             and images `b`. They keep size one.
     """
-    if backend.find_target(x).compiler is None:
+    if one_kernel(x):
         return _einsum(equation, x, y, over)
     terms = _written(equation, x, y)
     axes = [2 + PIXELS.index(axis) for axis in over]

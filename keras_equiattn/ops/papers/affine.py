@@ -17,6 +17,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.windows.api import AffineMap
+from keras_equiattn.ops.windows.dispatch import writes_sums_out
 
 
 def transformed_query(
@@ -148,8 +149,7 @@ def centre_query(
     """The affine map of the centre of the window, applied to `x`."""
     at = weight.shape[0] // 2, weight.shape[1] // 2
     weight, bias = weight[at], in_full_precision(bias[at])
-    target = backend.find_target(x)
-    if target.fuses or target.unrolls:
+    if writes_sums_out(x):
         # Not a sum along an axis of products, of which XLA on CPUs (JAX 0.10)
         # makes a call of a library that is wrong for a single image. The
         # product below comes out wrong in OpenVINO.

@@ -23,7 +23,6 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import Window
-from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import MASKED
@@ -128,25 +127,20 @@ def window_softmax(
     Raises:
         ValueError: if the scores do not belong to the window.
     """
-    if window is not None:
-        _check_kind(window)
-        _check_scores(scores, window, size)
     scores = in_full_precision(ops.convert_to_tensor(scores))
     if window is None:
         return softmax(scores, (0,))
-    pairs = scores.shape[0] // len(window.offsets)
-    if window.log_weights is not None:
-        added = np.tile(_per_neighbour(window.log_weights), (pairs, *[1] * 5))
-        scores = scores + backend.constant(added, scores, scores.dtype)
-    if window.border == "mask":
-        if size is None:
-            raise ValueError(
-                "`size`, height and width of the keys, says what a window "
-                'with border="mask" leaves out. Received: size=None'
-            )
-        inside = ops.tile(window.inside(size), (pairs, 1, 1))
-        hidden = ops.logical_not(inside)[:, None, None, None]
-        scores = backend.masked(scores, hidden, MASKED)
+    _check_kind(window)
+    _check_scores(scores, window, size)
+    if window.border == "mask" and size is None:
+        raise ValueError(
+            "`size`, height and width of the keys, says what a window with "
+            'border="mask" leaves out. Received: size=None'
+        )
+    added = _added_to_scores(window, scores, size)
+    if added is not None:
+        pairs = scores.shape[0] // len(window.offsets)
+        scores = scores + ops.tile(added, (pairs, *[1] * 5))
     return softmax(scores, (0,))
 
 
@@ -229,7 +223,7 @@ def window_attention(
     values_side, seen_values = _side(values, window, num_heads, of_values)
     tensors = (_query(query, of_keys), *seen, *seen_values)
     tensors = of_one_dtype(tensors)
-    mask = _added_to_scores(window, tensors[0], keys)
+    mask = _added_to_scores(window, tensors[0], tuple(ops.shape(keys)[1:3]))
     found = _run(
         gradients.ATTENTION,
         (*tensors, mask),
@@ -249,31 +243,26 @@ def window_attention(
 def _added_to_scores(
     window: Window,
     like: Float[Tensor, "..."],
-    keys: KeyImage,
+    size: tuple[Any, Any] | None,
 ) -> Float[Tensor, "neighbours 1 1 1 height_or_1 width_or_1"] | None:
     """Returns what the shape of the window and its border add to all scores.
 
     Args:
         window: the window.
         like: a tensor that scores are computed from.
-        keys: one for each pixel.
+        size: height and width of the keys, for the border "mask".
     """
     added, dtype = None, dtype_of_sums(like)
     if window.log_weights is not None:
-        weights = _per_neighbour(window.log_weights)
+        weights = np.reshape(window.log_weights, (-1, 1, 1, 1, 1, 1))
         added = backend.constant(weights, like, dtype)
     if window.border == "mask":
-        inside = window.inside(tuple(ops.shape(keys)[1:3]))
+        inside = window.inside(size)
         hidden = ops.logical_not(inside)[:, None, None, None]
         nothing = ops.zeros(ops.shape(hidden), dtype)
         added = nothing if added is None else nothing + added
         added = backend.masked(added, hidden, MASKED)
     return added
-
-
-def _per_neighbour(values: np.ndarray) -> np.ndarray:
-    """`(neighbours, 1, 1, 1, 1, 1)`, as scores have them."""
-    return np.reshape(values, (-1, 1, 1, 1, 1, 1))
 
 
 def by_position(
@@ -352,12 +341,7 @@ def _tensor(x: Float[Tensor, "*axes"] | None) -> Float[Tensor, "*axes"] | None:
     """Converts a tensor, if there is one, to a dtype for fast products."""
     if x is None:
         return None
-    x = ops.convert_to_tensor(x)
-    target = backend.find_target(x)
-    # PyTorch and TensorFlow multiply matrices of float16 a hundred times as
-    # slowly as those of float32 on a CPU.
-    slow = target.device == "cpu" and not target.xla
-    return in_full_precision(x) if dtype_name(x) == "float16" and slow else x
+    return backend.for_products(ops.convert_to_tensor(x))
 
 
 def _check_kind(window: Any) -> None:

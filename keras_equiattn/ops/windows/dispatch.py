@@ -1,13 +1,15 @@
 """Which module computes the window form, and why.
 
 The module that computes derivatives is chosen here, and the tuned constants of
-all modules stand here, with what was measured. `api` and `products` also ask
-for the device, for one operator each.
+all modules stand here, with what was measured.
 """
+
+import keras
 
 from keras_equiattn.ops import backend
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
+from keras_equiattn.ops.windows.form import Queries
 
 # Channels of a head from which products of tiles are worth what they copy. With
 # 8 (SASA 5 x 5) and 16 (ACmix 7 x 7) they move 0.52 and 0.34 of the bytes of
@@ -51,3 +53,25 @@ def choose(form: Form, k: Keys, weighted: bool) -> str:
     if target.compiler is None and not weighted and channels >= TILED_CHANNELS:
         return "tiles"
     return "products"
+
+
+def images_together(k: Keys, size: int | None) -> int | None:
+    """How many images `products` takes at a time; None for all.
+
+    Args:
+        k: the keys of all images.
+        size: how many numbers are built at once for an image, if known.
+    """
+    if size is None or not backend.find_target(k).eager_on_cpu:
+        return None
+    item = {"float64": 8}.get(keras.backend.standardize_dtype(k.dtype), 4)
+    return max(1, CACHE // (item * size or 1))
+
+
+def writes_sums_out(x: Queries) -> bool:
+    """Whether a sum over a few products has a term for each of them.
+
+    Compilers fuse the terms. Otherwise the sum is one product of matrices.
+    """
+    target = backend.find_target(x)
+    return target.fuses or target.unrolls

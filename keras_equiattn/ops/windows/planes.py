@@ -309,7 +309,7 @@ def _planes(
     n = len(x.shape) - 4
     *outer, height, width, elements, channels = ops.shape(x)
     x = ops.reshape(x, (*outer, height, width, elements * channels))
-    x = backend.by_parts(_pixels_last, x, axis=n + 2, joined=n)
+    x = backend.by_halves(_pixels_last, x, axis=n + 2, joined=n)
     split = (elements, form.heads, channels // form.heads)
     return ops.reshape(x, (*outer, *split, height, width))
 
@@ -321,7 +321,7 @@ def _pixels(
     n = len(x.shape) - 5
     *outer, elements, heads, channels, height, width = ops.shape(x)
     x = ops.reshape(x, (*outer, elements * heads * channels, height, width))
-    x = backend.by_parts(_pixels_first, x, axis=n + 1, joined=n)
+    x = backend.by_halves(_pixels_first, x, axis=n + 1, joined=n)
     return ops.reshape(x, (*outer, height, width, elements, heads * channels))
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 from typing import TypeAlias
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -263,11 +262,8 @@ def over_images(
             means that this is unknown; all images are then taken together.
     """
     images = k.shape[1]
-    together = images
-    if backend.find_target(k).eager_on_cpu and size is not None:
-        item = {"float64": 8}.get(keras.backend.standardize_dtype(k.dtype), 4)
-        together = max(1, dispatch.CACHE // (item * size or 1))
-    if images is None or images <= together:
+    together = dispatch.images_together(k, size)
+    if images is None or together is None or images <= together:
         return function(a, x, k)
     parts = []
     for first in range(0, images, together):

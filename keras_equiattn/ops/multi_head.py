@@ -9,7 +9,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
-from keras_equiattn.ops.numerics import softmax_in_full_precision
+from keras_equiattn.ops.numerics import softmax
 
 
 @checked()
@@ -60,7 +60,7 @@ def multi_head_attention(
     scores = queries @ ops.swapaxes(by_head(key), -1, -2)
     if embedding is not None:
         scores = scores + _position_scores(queries, embedding, (height, width))
-    weights = softmax_in_full_precision(scores)
+    weights = softmax(scores, (-1,))
     # OpenVINO's fusion of attention fails on a reshape right after the product.
     y = ops.swapaxes(weights @ by_head(value), 1, 2)
     y = ops.reshape(y, (batch, height, width, heads, order, value.shape[-1]))
