@@ -33,6 +33,8 @@ FAMILIES = {
     "input_attention_p4": "input attention 7 x 7, p4",
     "gsa_p4": "group self-attention 5 x 5, p4",
     "gsa_global_p4": "the same, whole image of 7 x 7",
+    "group_dense_p4m": "linear map, 384 values, p4m",
+    "multi_head_p4m": "multi-head attention, 384 values, 8 x 8, p4m",
 }
 STEP_TIMES = {
     "tensorflow": "TensorFlow",

@@ -119,6 +119,14 @@ FAMILIES = {
         lambda: layers.GroupSelfAttention2D(20, 5, 9, None, "p4"),
         (7, 7, 4, 20),
     ),
+    "group_dense_p4m": (
+        lambda: layers.GroupDense(48, group="p4m"),
+        (16, 16, 8, 48),
+    ),
+    "multi_head_p4m": (
+        lambda: layers.GroupMultiHeadAttention2D(6, group="p4m"),
+        (8, 8, 8, 48),
+    ),
 }
 
 

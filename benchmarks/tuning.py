@@ -3,8 +3,8 @@
     KERAS_BACKEND=torch python benchmarks/tuning.py
     KERAS_BACKEND=jax python benchmarks/tuning.py
 
-Each constant of the modules `dispatch` of `keras_equiattn.ops` that says how
-much is computed at a time is given other values, and the steps of one layer
+Each constant of `keras_equiattn.ops` that says how much is computed at a time
+is given other values, and the steps of one layer
 with all of them are timed in turns, in one process. A step is the output and
 the gradients with respect to weights and input. Prints the medians, as ratios
 to the value that stands in the package, and writes
@@ -14,6 +14,7 @@ to the value that stands in the package, and writes
 import argparse
 import os
 import statistics
+import sys
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
@@ -24,7 +25,10 @@ import report_files
 import timing
 import traffic
 
+from keras_equiattn.ops.backend import reductions
+from keras_equiattn.ops.group import dispatch as group
 from keras_equiattn.ops.pairs import dispatch as pairs
+from keras_equiattn.ops.responses import depthwise
 from keras_equiattn.ops.responses import dispatch as responses
 from keras_equiattn.ops.windows import dispatch as windows
 
@@ -68,6 +72,18 @@ CONSTANTS = {
             vars(windows), "TOGETHER", "sasa", (1, 5, 10)
         ),
         "windows.SHORT": Constant(vars(windows), "SHORT", "acmix", (4, 8, 16)),
+        "depthwise.COLUMNS": Constant(
+            vars(depthwise), "COLUMNS", "spatial_attention_p4", (16, 32, 64)
+        ),
+        "reductions.SHORT": Constant(
+            vars(reductions), "SHORT", "acmix", (8, 16, 32)
+        ),
+        "group.VALUES_OF_STEP": Constant(
+            vars(group),
+            "VALUES_OF_STEP",
+            "multi_head_p4m",
+            (2**20, 2**21, 2**23),
+        ),
         **EVERYWHERE,
     },
 }
@@ -77,8 +93,13 @@ def with_value(
     constant: Constant, value: int, step: Callable[[], Any]
 ) -> Callable[[], Any]:
     """A step that runs, and is compiled, with this value."""
+    is_new = True
 
     def run() -> Any:
+        nonlocal is_new
+        if is_new:
+            forget_functions()
+        is_new = False
         before = constant.holder[constant.name]
         constant.holder[constant.name] = value
         try:
@@ -87,6 +108,18 @@ def with_value(
             constant.holder[constant.name] = before
 
     return run
+
+
+def forget_functions() -> None:
+    """Forgets the functions that operators keep for each set of shapes.
+
+    JAX would not trace them again, and so would not see another value.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("keras_equiattn.ops"):
+            for found in vars(module).values():
+                if hasattr(found, "cache_clear"):
+                    found.cache_clear()
 
 
 def measure(constant: Constant, batch: int, repeats: int) -> dict[str, Any]:

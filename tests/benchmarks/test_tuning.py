@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from keras_equiattn import layers
+from keras_equiattn.ops.group import block_linear
 
 pytestmark = pytest.mark.once
 
@@ -39,6 +41,21 @@ def test_every_value_is_timed_and_none_stays(tuning):
     assert list(found["seconds"]) == ["1", "2", "4"]
     assert found["value"] == constant.holder["SIZE"] == 2
     assert {1, 4} < set(seen)
+
+
+def test_another_value_is_another_program(tuning):
+    """Its step does not run what another step has kept."""
+    constant = tuning.Constant({"SIZE": 1}, "SIZE", "asc", (1, 2))
+    kept = []
+    for value in constant.values:
+        layer = layers.GroupDense(4, basis="irreps")
+        step = tuning.timing.training_step(layer, np.ones((1, 4, 4, 4, 3)))
+        run = tuning.with_value(constant, value, step)
+        for _ in range(2):
+            run()
+        kept.append(block_linear._function.cache_info())
+    assert [info.misses for info in kept] == [1, 1]
+    assert kept[0].hits
 
 
 def test_values_contain_that_of_the_package(tuning):
