@@ -76,7 +76,7 @@ CONSTANTS = {
             vars(depthwise), "COLUMNS", "spatial_attention_p4", (16, 32, 64)
         ),
         "reductions.SHORT": Constant(
-            vars(reductions), "SHORT", "acmix", (8, 16, 32)
+            vars(reductions), "SHORT", "sasa", (16, 32)
         ),
         "group.VALUES_OF_STEP": Constant(
             vars(group),
