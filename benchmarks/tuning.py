@@ -28,7 +28,6 @@ import traffic
 from keras_equiattn.ops.backend import reductions
 from keras_equiattn.ops.group import dispatch as group
 from keras_equiattn.ops.pairs import dispatch as pairs
-from keras_equiattn.ops.responses import depthwise
 from keras_equiattn.ops.responses import dispatch as responses
 from keras_equiattn.ops.windows import dispatch as windows
 
@@ -68,12 +67,14 @@ CONSTANTS = {
         **EVERYWHERE,
     },
     "jax": {
-        "windows.TOGETHER": Constant(
-            vars(windows), "TOGETHER", "sasa", (1, 5, 10)
+        "windows.NEIGHBOURS_OF_SUM": Constant(
+            vars(windows), "NEIGHBOURS_OF_SUM", "sasa", (1, 5, 10)
         ),
-        "windows.SHORT": Constant(vars(windows), "SHORT", "acmix", (4, 8, 16)),
-        "depthwise.COLUMNS": Constant(
-            vars(depthwise), "COLUMNS", "spatial_attention_p4", (16, 32, 64)
+        "windows.CHANNELS_OF_SUM": Constant(
+            vars(windows), "CHANNELS_OF_SUM", "acmix", (4, 8, 16)
+        ),
+        "responses.COLUMNS": Constant(
+            vars(responses), "COLUMNS", "spatial_attention_p4", (16, 32, 64)
         ),
         "reductions.SHORT": Constant(
             vars(reductions), "SHORT", "sasa", (16, 32)
@@ -113,7 +114,8 @@ def with_value(
 def forget_functions() -> None:
     """Forgets the functions that operators keep for each set of shapes.
 
-    JAX would not trace them again, and so would not see another value.
+    JAX would not trace them again, and so would not see another value. What
+    Inductor has compiled stays, so PyTorch runs without it here.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("keras_equiattn.ops"):

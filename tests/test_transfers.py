@@ -59,6 +59,12 @@ OTHERS = {
         (4, 4, 2, 2),
     ),
     "pooling": (lambda: layers.GroupPooling("max"), (4, 4, 2, 2)),
+    "up_sampling": (
+        lambda: layers.SpatialUpSampling2D(2, interpolation="bilinear"),
+        (4, 4, 4, 2),
+    ),
+    "angle": (lambda: layers.GroupToAngle2D(group="p4"), (4, 4, 4, 2)),
+    "dense": (lambda: layers.GroupDense(4, "p4"), (4, 4, 4, 2)),
 }
 CASES = {**FAMILIES, **OTHERS}
 

@@ -8,6 +8,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import GroupLayer
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.directions import group_vectors
@@ -258,9 +259,7 @@ class GroupToAngle2D(GroupToVector2D):
         vectors = super().call_channels_last(x)
         row, column = vectors[..., ::2], vectors[..., 1::2]
         zero = ops.logical_and(row == 0, column == 0)
-        angle = ops.arctan2(
-            -row, ops.where(zero, ops.ones_like(column), column)
-        )
+        angle = ops.arctan2(-row, backend.masked(column, zero, 1.0))
         return angle / self.frequency
 
     def output_shape_channels_last(self, shape: Shape) -> Shape:

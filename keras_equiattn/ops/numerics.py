@@ -85,6 +85,19 @@ def divided(x: Float[Tensor, "*axes"], *sizes: Any) -> Float[Tensor, "*axes"]:
     return x / ops.cast(ops.prod(ops.stack(sizes)), x.dtype)
 
 
+def part_size(length: int, most: int) -> int:
+    """The size of the fewest parts of an axis that have up to `most` entries.
+
+    All parts have this size but the last, which may be somewhat smaller.
+    """
+    return -(-length // -(-length // most))
+
+
+def item_size(x: Shaped[Tensor, "..."]) -> int:
+    """The bytes of a floating point number of a tensor."""
+    return 2 if is_half(x) else {"float64": 8}.get(dtype_name(x), 4)
+
+
 def larger(size: Any, other: Any) -> Any:
     """The larger of two sizes, which may be known only at run time."""
     if isinstance(size, int) and isinstance(other, int):
@@ -158,9 +171,9 @@ def softmax(
     """
     if 0 in tuple(x.shape):  # not all backends take a maximum of no numbers
         return x
-    alone = len(axes) == 1 and x.shape[axes[0]] != 1
     # Keras warns of a softmax over one number, as of a token's only key.
-    if keras.backend.backend() == "torch" and alone:
+    has_kernel = len(axes) == 1 and x.shape[axes[0]] != 1
+    if keras.backend.backend() == "torch" and has_kernel:
         # Its kernel computes in float32, and copies nothing for that.
         return ops.softmax(x, axis=axes[0])
     scores = in_full_precision(x)

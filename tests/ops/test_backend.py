@@ -173,12 +173,12 @@ def test_products_of_half_precision_have_sums_in_float32(dtype):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 6])
-def test_transposing_by_halves(size):
+def test_transposing_by_parts(size):
     """The last of an odd number of channels is moved by itself."""
     x = np.random.default_rng(0).normal(size=(2, 3, 4, size)).astype("float32")
 
     def found(x):
-        return backend.by_halves(
+        return backend.by_parts(
             lambda x: ops.moveaxis(x, -1, 1), x, axis=3, joined=1
         )
 
@@ -188,6 +188,29 @@ def test_transposing_by_halves(size):
         found = jax.jit(found)
     moved = ops.convert_to_numpy(found(ops.convert_to_tensor(x)))
     np.testing.assert_array_equal(moved, np.moveaxis(x, -1, 1))
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="Transforms of PyTorch."
+)
+def test_constants_of_a_transform_are_not_kept():
+    """They belong to its level, which the next call does not have."""
+    import torch
+
+    layer = layers.GroupConv2D(2, 3, group="p4", padding="same")
+    x = torch.ones(1, 4, 4, 4, 2)
+    layer.build(x.shape)
+
+    def loss(x):
+        return (layer(x) ** 3).sum()
+
+    def slope(x):
+        return torch.func.grad(loss)(x).sum()
+
+    first, second = (torch.func.grad(slope)(x).detach() for _ in range(2))
+    assert first.abs().max() > 0
+    np.testing.assert_array_equal(first, second)
+    assert float(loss(x)) == float(loss(x))
 
 
 def test_only_dispatch_asks_for_the_target():
@@ -213,7 +236,8 @@ def test_reductions_of_any_length(size):
     x, y = rng.normal(size=(2, 3, size, 5)).astype("float32")
 
     def found(x, y):
-        return *backend.sums_together((x, x * y), 1), backend.softmax(x, 1)
+        softmax = backend.softmax_in_one_reduction(x, 1)
+        return *backend.sums_together((x, x * y), 1), softmax
 
     if keras.backend.backend() == "jax":
         import jax

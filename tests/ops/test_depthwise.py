@@ -40,24 +40,24 @@ def shifted(x, kernel, rate):
 
 
 @CASES
-@pytest.mark.parametrize("written_out", [True, False])
-def test_sum(size, window, rate, written_out):
+@pytest.mark.parametrize("columns", [32, None])
+def test_sum(size, window, rate, columns):
     x, kernel = numbers(2, *size, 2, 3), numbers(*window, 2, 3)
-    y = depthwise.depthwise_sum(x, kernel, rate, written_out)
+    y = depthwise.depthwise_sum(x, kernel, rate, columns)
     y = keras.ops.convert_to_numpy(y)
     assert relative_difference(y, shifted(x, kernel, rate)) < 1e-6
 
 
 @CASES
-@pytest.mark.parametrize("written_out", [True, False])
-def test_gradients(size, window, rate, written_out):
+@pytest.mark.parametrize("columns", [32, None])
+def test_gradients(size, window, rate, columns):
     """The sum is linear in both arguments: `<d, f(a)> = <f'(d), a>`."""
     x, kernel = numbers(2, *size, 2, 3), numbers(*window, 2, 3)
     upstream = numbers(2, *size, 3)
     of_x, parts = depthwise.depthwise_gradients(
-        x, kernel, upstream, rate, written_out, blocks=2
+        x, kernel, upstream, rate, columns, blocks=2
     )
-    assert len(parts) == (2 if written_out else 1)
+    assert len(parts) == (2 if columns else 1)
     of_kernel = ops.sum(parts, axis=0)
     assert tuple(of_x.shape) == tuple(x.shape)
     assert tuple(of_kernel.shape) == tuple(kernel.shape)

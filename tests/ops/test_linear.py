@@ -109,9 +109,12 @@ def test_rows_of_a_feature_map(height, expected, monkeypatch):
 
         return tf.function(both)(x, *tensors[1:])
 
+    compiled = backend.Target("cpu", "xla")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "find_target", lambda *_: compiled)
+        assert dispatch.rows_of_step(x[:0], channels=5) == height // 2
     in_one_product = gradients("regular")
     row = 5 * 3 * 4 * 5
-    compiled = backend.Target("cpu", "xla")
     for values, rows in zip((1, 2 * row, 10**9), expected, strict=True):
         monkeypatch.setattr(dispatch, "VALUES_OF_STEP", values)
         with monkeypatch.context() as patch:

@@ -196,8 +196,8 @@ def realisation(request, monkeypatch):
         pytest.skip("made of PyTorch's views")
     if name in ("planes", "rows"):
         monkeypatch.setattr(dispatch, "choose", lambda *_: "planes")
-        monkeypatch.setattr(dispatch, "TOGETHER", 2)
-        monkeypatch.setattr(dispatch, "SHORT", 2)
+        monkeypatch.setattr(dispatch, "NEIGHBOURS_OF_SUM", 2)
+        monkeypatch.setattr(dispatch, "CHANNELS_OF_SUM", 2)
     if name == "products":
         monkeypatch.setattr(dispatch, "choose", lambda *_: "products")
         monkeypatch.setattr(dispatch, "CACHE", 1)

@@ -18,8 +18,7 @@ from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.inductor import part
-from keras_equiattn.ops.backend.loops import by_halves
-from keras_equiattn.ops.backend.loops import one_by_one
+from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
@@ -49,8 +48,8 @@ from keras_equiattn.ops.backend.random import prepared_seed
 from keras_equiattn.ops.backend.random import seed_as_floats
 from keras_equiattn.ops.backend.reductions import einsum_in_full_precision
 from keras_equiattn.ops.backend.reductions import largest
-from keras_equiattn.ops.backend.reductions import softmax
 from keras_equiattn.ops.backend.reductions import softmax_gradient
+from keras_equiattn.ops.backend.reductions import softmax_in_one_reduction
 from keras_equiattn.ops.backend.reductions import sums_together
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import has_gradients
@@ -63,7 +62,7 @@ __all__ = [
     "add_at",
     "add_product",
     "added",
-    "by_halves",
+    "by_parts",
     "clamped",
     "constant",
     "custom_vjp",
@@ -82,7 +81,6 @@ __all__ = [
     "may_be_sharded",
     "multiplied",
     "next_seed",
-    "one_by_one",
     "part",
     "part_at",
     "portable",
@@ -96,8 +94,8 @@ __all__ = [
     "scan_groups",
     "seed_as_floats",
     "signature",
-    "softmax",
     "softmax_gradient",
+    "softmax_in_one_reduction",
     "steps",
     "sum_at",
     "sum_of_views",

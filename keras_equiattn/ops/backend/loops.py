@@ -12,6 +12,7 @@ from keras_equiattn.ops.backend.memory import part_at
 from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import is_portable
+from keras_equiattn.ops.numerics import part_size
 
 Function = Callable[..., Any]
 
@@ -107,15 +108,13 @@ def scan_groups(
 ) -> Any:
     """`scan` over slices of up to `size` along the first axis.
 
-    The groups are of equal size but for the last, which may be smaller.
+    The groups are of equal size but for the last, see `numerics.part_size`.
     Outputs keep that axis, and are joined along it.
     """
     length = xs[0].shape[0]
     if length <= size:
         return function(carry, xs)
-    # There are as many groups as `size` asks for, and the last one is not much
-    # smaller.
-    size = -(-length // -(-length // size))
+    size = part_size(length, size)
     steps = length // size
     whole = steps * size
     pieces = keras.tree.map_structure(
@@ -135,10 +134,10 @@ def scan_groups(
     )
 
 
-def by_halves(
+def by_parts(
     function: Function, x: Shaped[Tensor, "..."], axis: int, joined: int
 ) -> Shaped[Tensor, "..."]:
-    """Transposes a tensor half by half where XLA compiles for a CPU.
+    """Transposes a tensor part by part where XLA compiles for a CPU.
 
     There XLA would make a transposition of the whole tensor part of whatever
     uses its result, and load or store at long strides as often as the result
@@ -147,33 +146,26 @@ def by_halves(
     Args:
         function: the transposition, of as many parts of the axis.
         x: the tensor.
-        axis: the axis that is cut, not negative. The last entry of an odd size
-            is transposed by itself.
+        axis: the axis that is cut, not negative.
         joined: where that axis is in the result.
     """
     size = x.shape[axis]
     if not find_target(x).xla_on_cpu or not isinstance(size, int) or size < 2:
         return function(x)
-    length = size // 2
-    before: list[Any] = [0] * axis
+    count = next(n for n in range(2, size + 1) if size % n == 0)
     shape = list(ops.shape(x))
+    shape[axis] = size // count
 
-    def part(start: Any, length: int) -> Tensor:
-        starts = (*before, start, *[0] * (len(shape) - axis - 1))
-        of_part = (*shape[:axis], length, *shape[axis + 1 :])
-        return function(part_at(x, starts, of_part))
+    def part(_: Any, number: Tensor) -> Any:
+        start: list[Any] = [0] * len(shape)
+        start[axis] = number * shape[axis]
+        return (), function(part_at(x, tuple(start), shape))
 
-    def step(_: Any, number: Tensor) -> Any:
-        return (), part(number * length, length)
-
-    _, halves = scan(step, (), ops.arange(2, dtype="int32"), like=x)
-    halves = ops.moveaxis(halves, 0, joined)
-    shape_of_both = list(ops.shape(halves))
-    shape_of_both[joined : joined + 2] = [2 * length]
-    y = ops.reshape(halves, shape_of_both)
-    if size % 2 == 0:
-        return y
-    return ops.concatenate([y, part(2 * length, 1)], axis=joined)
+    _, parts = scan(part, (), ops.arange(count, dtype="int32"), like=x)
+    parts = ops.moveaxis(parts, 0, joined)
+    shape = list(ops.shape(parts))
+    shape[joined : joined + 2] = [size]
+    return ops.reshape(parts, shape)
 
 
 def one_by_one(

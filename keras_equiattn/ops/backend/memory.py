@@ -62,6 +62,8 @@ def constant(
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     traced = type(like) not in (torch.Tensor, torch.nn.Parameter)
+    # Tensors that are made within `torch.func.grad` belong to its level.
+    traced = traced or torch._C._are_functorch_transforms_active()
     large = table.nbytes > KEPT_BYTES
     if traced or large or torch.compiler.is_compiling():
         return torch.as_tensor(table, dtype=dtype, device=like.device)
@@ -296,10 +298,10 @@ def times_matrix(
 
 
 def for_products(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """The tensor in a dtype whose products are fast.
+    """Widens float16 to float32 on a CPU where XLA does not compile.
 
-    PyTorch and TensorFlow multiply matrices of float16 a hundred times as
-    slowly as those of float32 on a CPU.
+    There PyTorch and TensorFlow multiply matrices of float16 a hundred times as
+    slowly as those of float32.
     """
     if keras.backend.standardize_dtype(x.dtype) != "float16":
         return x

@@ -131,16 +131,21 @@ def einsum_in_full_precision(
     return in_full_precision(ops.einsum(pattern, x, y))
 
 
-def softmax(x: Float[Tensor, "*axes"], axis: int) -> Float[Tensor, "*axes"]:
-    """The softmax along an axis, computed in single precision at least.
+def softmax_in_one_reduction(
+    x: Float[Tensor, "*axes"], axis: int
+) -> Float[Tensor, "*axes"]:
+    """`numerics.softmax` along an axis, for which XLA reads `x` once.
 
-    It is `numerics.softmax` but under XLA, which gets one reduction that reads
-    `x` once. Maximum and sum by themselves go to a library on CPUs, which wants
-    each of their arguments in memory.
+    Maximum and sum by themselves go to a library on CPUs, which wants each of
+    their arguments in memory.
 
     Args:
         x: a tensor of finite values.
         axis: the axis, not negative.
+
+    Returns:
+        The softmax. Where PyTorch has half precision it stays in that dtype,
+        elsewhere it is in single precision at least.
     """
     if keras.backend.backend() != "torch":
         x = in_full_precision(x)
@@ -154,7 +159,7 @@ def softmax(x: Float[Tensor, "*axes"], axis: int) -> Float[Tensor, "*axes"]:
 
     def tangent(_: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
         x, dx = pair
-        return ops.sum(ops.softmax(x, axis=axis) * dx, axis=axis)
+        return ops.sum(numerics.softmax(x, (axis,)) * dx, axis=axis)
 
     total = ops.expand_dims(_with_tangents(found, tangent)(x), axis)
     return ops.exp(x - total)

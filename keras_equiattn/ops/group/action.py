@@ -6,6 +6,7 @@ from keras import ops
 
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
@@ -56,7 +57,8 @@ def group_action(
                 f"A feature map on '{group.name}' has {group.order} elements "
                 f"on axis 3. Received: x.shape={tuple(x.shape)}"
             )
-        x = ops.take(x, group.relative(element).astype("int32"), axis=3)
+        moved = group.relative(element).astype("int32")
+        x = ops.take(x, backend.constant(moved, x), axis=3)
     matrix = group.matrices[element]
     if element not in group.grid_elements:
         if not keras.backend.is_float_dtype(
@@ -101,6 +103,7 @@ def _rotate(
     flat = ops.reshape(x, (-1, height * width, int(np.prod(rest))))
     total = 0.0
     for index, weight in zip(indices, weights, strict=True):
-        weight = ops.convert_to_tensor(weight[:, None], dtype=x.dtype)
+        weight = backend.constant(weight[:, None], x, x.dtype)
+        index = backend.constant(index, x)
         total = total + weight * ops.take(flat, index, axis=1)
     return ops.reshape(total, (-1, height, width, *rest))

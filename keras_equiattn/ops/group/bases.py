@@ -99,6 +99,13 @@ def _rings(size: int) -> np.ndarray:
 
 
 def _largest_frequency(ring: float, multiplied: bool) -> int:
+    """The highest frequency of the harmonics on a ring, see `steerable_basis`.
+
+    Args:
+        ring: the radius of the ring.
+        multiplied: whether another filter is multiplied with this one, so that
+            their frequencies add up.
+    """
     return int(ring + (not multiplied)) if ring else 0
 
 

@@ -113,8 +113,11 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
 
 
 def _in_steps(
-    step: Callable[..., Any], totals: Any, channels: int, *images: Tensor
-) -> tuple[Any, Tensor]:
+    step: Callable[..., Any],
+    totals: Any,
+    channels: int,
+    *images: Float[Tensor, "batch height width order _"],
+) -> tuple[Any, Float[Tensor, "batch height width order {channels}"]]:
     """Applies a function to feature maps, or to some rows of all at a time.
 
     Args:
@@ -169,7 +172,7 @@ def to_sums(
         (batch, height, width, block.rows, block.size * channels)
         for block in found
     ]
-    if dispatch.adds_up(x):
+    if dispatch.written_as_additions(x):
         elements = [in_full_precision(x[..., n, :]) for n in range(group.order)]
         sums = [ops.cast(y, x.dtype) for y in fourier.apply(steps, elements)]
         parts = [sums[b.first : b.first + b.rows * b.size] for b in found]
@@ -199,7 +202,7 @@ def from_sums(
     for x, block in zip(sums, blocks(group), strict=True):
         of_block = block.rows * block.size, x.shape[-1] // block.size
         parts.append(ops.reshape(x, (batch, height, width, *of_block)))
-    if dispatch.adds_up(sums[0]):
+    if dispatch.written_as_additions(sums[0]):
         elements = [
             in_full_precision(part[..., n, :])
             for part in parts

@@ -78,7 +78,7 @@ def vector_action(
     matrix = direction_matrices(group, frequency)[element]
     *size, channels = ops.shape(moved)
     pairs = ops.reshape(moved, (*size, channels // 2, 2))
-    turned = pairs @ ops.convert_to_tensor(matrix.T, dtype=pairs.dtype)
+    turned = pairs @ backend.constant(matrix.T, pairs, pairs.dtype)
     return ops.reshape(turned, (*size, channels))
 
 

@@ -12,6 +12,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import is_half
+from keras_equiattn.ops.numerics import part_size
 
 # From how many values per pixel on a training step by blocks takes less time on
 # a CPU than one by a matrix, for p4, p4m and p8, see
@@ -46,11 +47,12 @@ def linear_basis(
 def rows_of_step(*images: Float[Tensor, "..."], channels: int) -> int | None:
     """How many rows of all images one step of a loop takes; None for no loop.
 
-    XLA on CPUs gets a loop of at least two steps. What lies between a transform
-    and a product then stays in the cache, and XLA cannot make the transform
-    part of what comes before or after the loop, which it would compute again
-    for each term of a sum. On several devices there is no loop, since each of
-    its steps would add up gradients over all of them.
+    XLA on CPUs gets a loop of at least two steps, and behind it a smaller step
+    where some rows are left. What lies between a transform and a product then
+    stays in the cache, and XLA cannot make the transforms of the loop part of
+    what comes before or after it, which it would compute again for each term of
+    a sum. On several devices there is no loop, since each of its steps would
+    add up gradients over all of them.
 
     Args:
         *images: feature maps of the same size.
@@ -65,14 +67,15 @@ def rows_of_step(*images: Float[Tensor, "..."], channels: int) -> int | None:
     widest = max(channels, *(x.shape[-1] for x in images))
     # Sizes that are not known count as one.
     sizes = (n for n in (batch, width, order, widest) if isinstance(n, int))
-    most = min(max(VALUES_OF_STEP // math.prod(sizes), 1), height // 2)
+    most = max(VALUES_OF_STEP // max(math.prod(sizes), 1), 1)
+    most = min(most, height // 2)
     divisor = max(n for n in range(1, most + 1) if height % n == 0)
-    # A height without a divisor near that leaves some rows for a last step.
-    return divisor if 2 * divisor > most else most
+    # Without a divisor near the limit, some rows are left for a smaller step.
+    return divisor if 2 * divisor > most else part_size(height, most)
 
 
-def adds_up(x: Float[Tensor, "..."]) -> bool:
-    """Whether additions of group elements make up a transform.
+def written_as_additions(x: Float[Tensor, "..."]) -> bool:
+    """Whether a transform is written as additions of group elements.
 
     Operators that run one by one would read the elements again and again, so
     without a compiler it is one product with a matrix.

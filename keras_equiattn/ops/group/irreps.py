@@ -184,6 +184,7 @@ def waves(group: Group) -> tuple[Wave, ...]:
 
 
 def _frozen(table: np.ndarray) -> np.ndarray:
+    """The table in one piece of memory that nobody can write to."""
     table = np.ascontiguousarray(table)
     table.setflags(write=False)
     return table

@@ -49,13 +49,12 @@ def _interpolate(
     It is not `keras.ops.image.resize`, which TensorFlow computes in float32
     alone.
     """
-    first = ops.take(x, [0], axis=axis)
-    last = ops.take(x, [-1], axis=axis)
-    some = [slice(None)] * 5
-    some[axis] = slice(None, -1)
-    before = ops.concatenate([first, x[tuple(some)]], axis=axis)
-    some[axis] = slice(1, None)
-    after = ops.concatenate([x[tuple(some)], last], axis=axis)
+    first, all_but_last, all_but_first, last = (
+        x[(slice(None),) * axis + (slice(*ends),)]
+        for ends in ((0, 1), (0, -1), (1, None), (-1, None))
+    )
+    before = ops.concatenate([first, all_but_last], axis=axis)
+    after = ops.concatenate([all_but_first, last], axis=axis)
     parts = []
     for place in range(factor):
         # Where the centre of the part lies from that of the pixel, in pixels.

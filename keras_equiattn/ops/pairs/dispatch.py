@@ -9,6 +9,7 @@ from typing import NamedTuple
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import part_size
 
 # Scores of a block, for XLA on a CPU. A training step of 128 images on p4 took
 # 2.9 s of processor time with this where windows of 5 x 5 lie in images of 14 x
@@ -71,10 +72,11 @@ def choose(
     return blocks(query, keys, encoding, local, *sizes)
 
 
-def one_kernel(x: Float[Tensor, "..."]) -> bool:
-    """Whether a product with this tensor is one kernel of the backend.
+def has_one_kernel(x: Float[Tensor, "..."]) -> bool:
+    """Whether a product with this tensor is one kernel of PyTorch.
 
-    Compilers get the sum over the inner axis written out instead.
+    Compilers and graphs of TensorFlow get the sum over the inner axis written
+    out instead.
     """
     return backend.find_target(x).compiler is None
 
@@ -110,7 +112,5 @@ def blocks(
     # Blocks have as many rows as the limit allows, but none has much fewer rows
     # than the others.
     most = min(max(limit // (together * row), 1), height)
-    count = -(-height // most)
-    lines = -(-width // WRITTEN_OUT)
-    neighbours = size if local else -(-width // lines)
-    return Blocks(together, -(-height // count), neighbours)
+    neighbours = size if local else part_size(width, WRITTEN_OUT)
+    return Blocks(together, part_size(height, most), neighbours)

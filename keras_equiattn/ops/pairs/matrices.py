@@ -22,7 +22,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
-from keras_equiattn.ops.pairs.dispatch import one_kernel
+from keras_equiattn.ops.pairs.dispatch import has_one_kernel
 
 # Two axes of the matrix, then rows, columns and images, of any sizes.
 Matrix: TypeAlias = Float[Tensor, "_ _ _ _ _"]
@@ -38,7 +38,7 @@ def products(
     dtype: Any,
     start: Matrix | None = None,
 ) -> list[Matrix]:
-    """The product of each pair, for use by several others.
+    """The product of each pair, for results that are used more than once.
 
     Args:
         equation: the equation of the first two axes.
@@ -46,7 +46,7 @@ def products(
         dtype: the dtype of the results.
         start: a matrix that is added to each of them.
     """
-    if one_kernel(pairs[0][0]):
+    if has_one_kernel(pairs[0][0]):
         found = [_einsum(equation, *pair) for pair in pairs]
     else:
         terms = (
@@ -68,7 +68,7 @@ def add_products(total: Matrix, equation: str, pairs: Sequence[Pair]) -> Matrix:
         equation: the equation of the first two axes.
         pairs: the two factors of each product.
     """
-    if one_kernel(total):
+    if has_one_kernel(total):
         return add(total, (_einsum(equation, *pair) for pair in pairs))
     return add(total, [t for pair in pairs for t in _written(equation, *pair)])
 
@@ -82,7 +82,7 @@ def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
         over: the axes of the pixels that are added up: rows `y`, columns `x`
             and images `b`. They keep size one.
     """
-    if one_kernel(x):
+    if has_one_kernel(x):
         return _einsum(equation, x, y, over)
     terms = _written(equation, x, y)
     axes = [2 + PIXELS.index(axis) for axis in over]

@@ -300,7 +300,7 @@ def _through_spatial(
         weights["spatial"],
         upstream * found.total * gate * (1 - gate),
         spec.attention_dilation_rate,
-        _written_out(spec, planes, weights),
+        _columns(spec, planes, weights),
         blocks,
     )
     d_mean, d_maximum = d_statistics[..., 0, :], d_statistics[..., 1, :]
@@ -392,15 +392,17 @@ def _reduced(
         statistics,
         weights["spatial"],
         spec.attention_dilation_rate,
-        _written_out(spec, planes, weights),
+        _columns(spec, planes, weights),
     )
     return Reduced(alpha, total, statistics, ops.sigmoid(scores), *places)
 
 
-def _written_out(spec: AttentionSpec, planes: Planes, weights: Weights) -> bool:
-    """Whether the convolution of statistics is written out term by term."""
+def _columns(
+    spec: AttentionSpec, planes: Planes, weights: Weights
+) -> int | None:
+    """Over how many columns the convolution of statistics is written out."""
     schedule = dispatch.schedule(spec.window, planes, weights["kernel"])
-    return schedule.depthwise_written_out
+    return schedule.depthwise_columns
 
 
 def _maps(

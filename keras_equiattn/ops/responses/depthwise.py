@@ -19,6 +19,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import effective_window
 from keras_equiattn.ops.geometry import FilterWindow
+from keras_equiattn.ops.numerics import part_size
 from keras_equiattn.ops.numerics import sums_of_blocks
 
 Images: TypeAlias = Float[Tensor, "batch height width statistics channels"]
@@ -28,12 +29,9 @@ FiltersOfBlocks: TypeAlias = Float[
 ]
 Sums: TypeAlias = Float[Tensor, "batch height width channels"]
 
-# Columns of an image over which a sum is written out.
-COLUMNS = 32
-
 
 def depthwise_sum(
-    x: Images, kernel: Filters, dilation_rate: int, written_out: bool
+    x: Images, kernel: Filters, dilation_rate: int, columns: int | None
 ) -> Sums:
     """Correlates every channel with its filter, summed over the statistics.
 
@@ -43,9 +41,10 @@ def depthwise_sum(
         x: the statistics.
         kernel: the filters.
         dilation_rate: the distance of adjacent entries of a filter.
-        written_out: whether the sum is written out term by term.
+        columns: over how many columns the gradient is written out; the sum is
+            then written out, too. None leaves both to the backend.
     """
-    if written_out:
+    if columns is not None:
         return _sum_of_terms(x, kernel, dilation_rate)
     return depthwise_native(x, kernel, dilation_rate)
 
@@ -55,7 +54,7 @@ def depthwise_gradients(
     kernel: Filters,
     upstream: Sums,
     dilation_rate: int,
-    written_out: bool,
+    columns: int | None,
     blocks: int,
 ) -> tuple[Images, FiltersOfBlocks]:
     """Gradients of `depthwise_sum` with respect to `x` and the kernel.
@@ -63,18 +62,18 @@ def depthwise_gradients(
     Args:
         x, kernel: its arguments.
         upstream: gradient of its result.
-        dilation_rate, written_out: see `depthwise_sum`.
+        dilation_rate, columns: see `depthwise_sum`.
         blocks: for how many parts of the batch the sums are kept apart.
 
     Returns:
         The gradient of `x`, and parts of the gradient of the kernel: one for
         each block of images, or one for all.
     """
-    if written_out:
-        return (
-            _input_gradient(kernel, upstream, dilation_rate),
-            _kernel_gradient(x, kernel, upstream, dilation_rate, blocks),
+    if columns is not None:
+        of_kernel = _kernel_gradient(
+            x, kernel, upstream, dilation_rate, columns, blocks
         )
+        return _input_gradient(kernel, upstream, dilation_rate), of_kernel
 
     def native(x: Tensor, kernel: Tensor) -> Tensor:
         return depthwise_native(x, kernel, dilation_rate)
@@ -141,17 +140,24 @@ def _input_gradient(
 
 
 def _kernel_gradient(
-    x: Images, kernel: Filters, upstream: Sums, dilation_rate: int, blocks: int
+    x: Images,
+    kernel: Filters,
+    upstream: Sums,
+    dilation_rate: int,
+    most: int,
+    blocks: int,
 ) -> FiltersOfBlocks:
-    """Takes some rows of all images at a time, and writes out their columns.
+    """Takes some rows of all images at a time, and writes out their pixels.
+
+    These are up to `most` columns of one row, or of several.
 
     Images stay apart until the end: sums are shorter, and lose fewer digits.
     """
     rows, columns, _, _ = kernel.shape
     batch, height, width = ops.shape(x)[:3]
-    tiles = math.ceil(width / COLUMNS)
-    tile = math.ceil(width / tiles)
-    lines = min(max(COLUMNS // tile, 1), height)
+    tile = part_size(width, most)
+    tiles = math.ceil(width / tile)
+    lines = min(max(most // tile, 1), height)
     steps = math.ceil(height / lines)
     below, right = steps * lines - height, tiles * tile - width
     (up, down), (before, after) = _pads(kernel, dilation_rate)

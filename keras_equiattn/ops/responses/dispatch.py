@@ -1,8 +1,7 @@
 """How attention on responses is computed on which machine, and why.
 
 Chunks and schedules are chosen here, and the constants of the choice stand here
-with what was measured. The columns of a tile are a constant of `depthwise`, and
-functions of `ops.backend` ask for the compiler, too.
+with what was measured.
 """
 
 import math
@@ -16,6 +15,8 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import FilterWindow
+from keras_equiattn.ops.numerics import item_size
+from keras_equiattn.ops.numerics import part_size
 from keras_equiattn.ops.responses.spec import AllPlanes
 from keras_equiattn.ops.responses.spec import Kernel
 from keras_equiattn.ops.responses.spec import Planes
@@ -43,6 +44,9 @@ RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # 16 pixels, 16 channels on p4 and 3 x 3 filters a training step took 3.5 s
 # written out and 1.9 s with products (AMD EPYC, two cores, JAX 0.10.2).
 WRITTEN_OUT = 25
+# Columns of an image over which a gradient of the convolution of statistics is
+# written out.
+COLUMNS = 32
 
 
 class Schedule(NamedTuple):
@@ -55,15 +59,15 @@ class Schedule(NamedTuple):
             matrices.
         one_by_one: whether the maximum over the channels is taken of one
             channel after the other, or by a reduction.
-        depthwise_written_out: whether the convolution of statistics is written
-            out term by term, or left to the backend.
+        depthwise_columns: over how many columns the convolution of statistics
+            is written out term by term; None leaves it to the backend.
     """
 
     together: int
     reduced: int
     written_out: bool
     one_by_one: bool
-    depthwise_written_out: bool
+    depthwise_columns: int | None
 
 
 def chunk_size(
@@ -71,7 +75,7 @@ def chunk_size(
 ) -> int:
     """How many output channels are computed at a time.
 
-    Chunks are of equal size, but for what is added to the last one.
+    Chunks are of equal size but for the last, see `numerics.part_size`.
 
     Args:
         wanted: the largest size, or "auto".
@@ -83,8 +87,7 @@ def chunk_size(
         target = backend.find_target(planes)
         plane = _plane_bytes(planes.shape[2], size, planes, target, least=4)
         wanted = max(MEMORY_LIMIT // (LIVE * plane), 1)
-    chunks = -(-filters // wanted)
-    return -(-filters // chunks)
+    return part_size(filters, wanted)
 
 
 def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
@@ -110,7 +113,9 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
         reduced=channels if written_out else together,
         written_out=written_out,
         one_by_one=target.eager_on_cpu or target.xla_on_cpu,
-        depthwise_written_out=target.xla_on_cpu and None not in size,
+        depthwise_columns=COLUMNS
+        if target.xla_on_cpu and None not in size
+        else None,
     )
 
 
@@ -148,8 +153,7 @@ def _plane_bytes(
         target: where the computation runs.
         least: how many bytes a number has at least.
     """
-    dtype = keras.backend.standardize_dtype(like.dtype)
-    number = {"float32": 4, "float64": 8}.get(dtype, 2)
+    number = item_size(like)
     height, width = size
     pixels = ASSUMED_PIXELS
     # JAX exports sizes as symbols.

@@ -115,7 +115,8 @@ def window_softmax(
     Args:
         scores: the result of `window_scores`, or several such results joined
             along the first axis, such as the scores against several key
-            elements: all scores along that axis share the weight of one.
+            elements: all scores along that axis share the weight of one. They
+            are finite, also those of neighbours outside of the image.
         window: the window of the scores. It says which neighbours the border
             "mask" leaves out, and how much the neighbours in a disc count.
             Other windows are only checked.
@@ -138,10 +139,13 @@ def window_softmax(
             'border="mask" leaves out. Received: size=None'
         )
     added = _added_to_scores(window, scores, size)
-    if added is not None:
-        pairs = scores.shape[0] // len(window.offsets)
-        scores = scores + ops.tile(added, (pairs, *[1] * 5))
-    return softmax(scores, (0,))
+    if added is None:
+        return softmax(scores, (0,))
+    # What is added is the same for all key elements.
+    shape, neighbours = ops.shape(scores), len(window.offsets)
+    pairs = scores.shape[0] // neighbours, neighbours
+    scores = ops.reshape(scores, (*pairs, *shape[1:])) + added
+    return softmax(ops.reshape(scores, shape), (0,))
 
 
 @checked()

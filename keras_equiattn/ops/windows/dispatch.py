@@ -4,9 +4,8 @@ The module that computes derivatives is chosen here, and the tuned constants of
 all modules stand here, with what was measured.
 """
 
-import keras
-
 from keras_equiattn.ops import backend
+from keras_equiattn.ops.numerics import item_size
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
 from keras_equiattn.ops.windows.form import Queries
@@ -26,14 +25,14 @@ TILE_SETUP_ROWS = 4
 CACHE = 2**22
 # `planes`: neighbours up to which all are written out: 11 x 11 take a compiler
 # less than 16 s (AMD EPYC, two cores, JAX 0.10.2). It gets one row if there are
-# more.
+# more, but for windows with strides, which are written out whatever their size.
 WRITTEN_OUT = 121
 # `planes`: neighbours whose channels one reduction adds up. With more, a core
 # has too few registers; with fewer, queries and keys are read more often.
-TOGETHER = 5
+NEIGHBOURS_OF_SUM = 5
 # `planes`: channels up to which a reduction is vectorised along the columns,
 # since XLA writes out as many terms.
-SHORT = 8
+CHANNELS_OF_SUM = 8
 
 
 def choose(form: Form, k: Keys, weighted: bool) -> str:
@@ -64,14 +63,16 @@ def images_together(k: Keys, size: int | None) -> int | None:
     """
     if size is None or not backend.find_target(k).eager_on_cpu:
         return None
-    item = {"float64": 8}.get(keras.backend.standardize_dtype(k.dtype), 4)
+    # Half precision is widened.
+    item = max(item_size(k), 4)
     return max(1, CACHE // (item * size or 1))
 
 
 def writes_sums_out(x: Queries) -> bool:
-    """Whether a sum over a few products has a term for each of them.
+    """Whether the map of a query is a sum with a term for each group element.
 
-    Compilers fuse the terms. Otherwise the sum is one product of matrices.
+    Compilers fuse the terms. The other form is one product of matrices, which
+    OpenVINO computes wrongly.
     """
     target = backend.find_target(x)
     return target.fuses or target.unrolls

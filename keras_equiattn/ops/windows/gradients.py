@@ -180,7 +180,7 @@ def _attention(
     found = of_keys.derivative("a", query, keys)
     if mask is not None:
         found = in_full_precision(found) + mask
-    weights = backend.softmax(found, axis=0)
+    weights = backend.softmax_in_one_reduction(found, axis=0)
     kept = ops.cast(weights, values[0].dtype)
     y = of_values.derivative("x", of_values.own(kept), values)
     y = ops.cast(y, values[0].dtype)

@@ -260,8 +260,8 @@ def _some(form: Form) -> list[range]:
     """The neighbours, as many at a time as are reduced together."""
     count = len(form.neighbours)
     return [
-        range(start, min(start + dispatch.TOGETHER, count))
-        for start in range(0, count, dispatch.TOGETHER)
+        range(start, min(start + dispatch.NEIGHBOURS_OF_SUM, count))
+        for start in range(0, count, dispatch.NEIGHBOURS_OF_SUM)
     ]
 
 
@@ -292,12 +292,13 @@ def _seen(
 def _channel_sums(
     terms: list[QueryPlanes],
 ) -> list[Float[Tensor, "batch elements heads height width"]]:
-    """Sums over the channels of a head, in blocks of `SHORT` channels."""
+    """Sums over the channels of a head, some channels at a time."""
+    size = dispatch.CHANNELS_OF_SUM
     blocks = [
         backend.sums_together(
-            [x[:, :, :, start : start + dispatch.SHORT] for x in terms], axis=3
+            [x[:, :, :, start : start + size] for x in terms], axis=3
         )
-        for start in range(0, terms[0].shape[3], dispatch.SHORT)
+        for start in range(0, terms[0].shape[3], size)
     ]
     return [sum(parts[1:], parts[0]) for parts in zip(*blocks, strict=True)]
 
@@ -309,7 +310,7 @@ def _planes(
     n = len(x.shape) - 4
     *outer, height, width, elements, channels = ops.shape(x)
     x = ops.reshape(x, (*outer, height, width, elements * channels))
-    x = backend.by_halves(_pixels_last, x, axis=n + 2, joined=n)
+    x = backend.by_parts(_pixels_last, x, axis=n + 2, joined=n)
     split = (elements, form.heads, channels // form.heads)
     return ops.reshape(x, (*outer, *split, height, width))
 
@@ -321,7 +322,7 @@ def _pixels(
     n = len(x.shape) - 5
     *outer, elements, heads, channels, height, width = ops.shape(x)
     x = ops.reshape(x, (*outer, elements * heads * channels, height, width))
-    x = backend.by_halves(_pixels_first, x, axis=n + 1, joined=n)
+    x = backend.by_parts(_pixels_first, x, axis=n + 1, joined=n)
     return ops.reshape(x, (*outer, height, width, elements, heads * channels))
 
 
