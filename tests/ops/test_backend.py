@@ -210,7 +210,7 @@ def test_constants_of_a_transform_are_not_kept():
     first, second = (torch.func.grad(slope)(x).detach() for _ in range(2))
     assert first.abs().max() > 0
     np.testing.assert_array_equal(first, second)
-    assert float(loss(x)) == float(loss(x))
+    assert loss(x).isfinite()
 
 
 def test_only_dispatch_asks_for_the_target():

@@ -247,7 +247,7 @@ def window_attention(
 def _added_to_scores(
     window: Window,
     like: Float[Tensor, "..."],
-    size: tuple[Any, Any] | None,
+    size: Any,
 ) -> Float[Tensor, "neighbours 1 1 1 height_or_1 width_or_1"] | None:
     """Returns what the shape of the window and its border add to all scores.
 
