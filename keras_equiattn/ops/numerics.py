@@ -26,12 +26,12 @@ def in_full_precision(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
 
 def is_half(x: Shaped[Tensor, "..."]) -> bool:
     """Whether these are numbers of half precision."""
-    return keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+    return dtype_name(x) in ("float16", "bfloat16")
 
 
 def dtype_of_sums(x: Shaped[Tensor, "..."]) -> str:
     """The dtype in which to add up numbers like `x`: float32 at least."""
-    dtype = str(keras.backend.standardize_dtype(x.dtype))
+    dtype = dtype_name(x)
     return "float32" if is_half(x) or dtype == "bool" else dtype
 
 
@@ -40,7 +40,9 @@ def dtype_name(x: Shaped[Tensor, "..."]) -> str:
     return str(keras.backend.standardize_dtype(x.dtype))
 
 
-def of_one_dtype(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+def of_one_dtype(
+    tensors: tuple[Float[Tensor, "..."] | None, ...],
+) -> tuple[Any, ...]:
     """The tensors in one dtype: float32 at least where theirs differ."""
     dtypes = {dtype_name(x) for x in tensors if x is not None}
     if len(dtypes) == 1:
@@ -51,7 +53,7 @@ def of_one_dtype(tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
 
 def lowest_score(x: Float[Tensor, "..."]) -> float:
     """A masked score among scores like these, finite in their dtype."""
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_name(x)
     return -6e4 if dtype == "float16" else MASKED
 
 
@@ -153,7 +155,7 @@ def layer_norm(
     epsilon: float,
 ) -> Float[Tensor, "*outer channels"]:
     """Channels to mean 0 and variance 1, then scaled and shifted."""
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_name(x)
     x = in_full_precision(x)
     x = x - mean(x, axis=-1)[..., None]
     variance = mean(ops.square(x), axis=-1)[..., None]

@@ -163,15 +163,17 @@ class ConvolutionPath:
         bias = None
         if biases[0] is not None:
             bias = ops.concatenate(
-                [ops.reshape(full(x), (-1, self.size)) for x in biases]
+                [ops.reshape(precise(x), (-1, self.size)) for x in biases]
             )
         joint = joint_convolution(
-            ops.concatenate([split_maps(full(x), self.size) for x in kernels]),
+            ops.concatenate(
+                [split_maps(precise(x), self.size) for x in kernels]
+            ),
             bias,
-            full(self.mixing_kernel),
+            precise(self.mixing_kernel),
             self._shift(),
             self.outputs,
-            None if self.mixing_bias is None else full(self.mixing_bias),
+            None if self.mixing_bias is None else precise(self.mixing_bias),
         )
         return Convolution(
             *(None if x is None else ops.cast(x, dtype) for x in joint)
@@ -180,9 +182,9 @@ class ConvolutionPath:
     def _shift(self) -> Tensor:
         """The shift kernels, those that are fixed as well."""
         if self.shift_kernels != "fixed":
-            kernel = full(self.shift_kernel)
+            kernel = precise(self.shift_kernel)
             return self._filters_of(kernel, self.kernel_size[0])
-        dtype = full(self.mixing_kernel).dtype
+        dtype = precise(self.mixing_kernel).dtype
         return _shifts((*self.kernel_size, None, self.size), dtype)
 
     def rates_of_paths(self) -> tuple[Any, Any]:
@@ -209,7 +211,7 @@ def uniform_by_fan_in() -> keras.initializers.Initializer:
     return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 
 
-def full(x: Any) -> Tensor:
+def precise(x: Any) -> Tensor:
     """A variable as a tensor, at least in single precision."""
     return in_full_precision(ops.convert_to_tensor(x))
 

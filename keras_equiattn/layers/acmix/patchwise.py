@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
-from keras_equiattn.layers.acmix.convolution_path import full
+from keras_equiattn.layers.acmix.convolution_path import precise
 from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
@@ -372,11 +372,11 @@ class BatchNorm(keras.layers.Layer):
             self._remember(self.moving_variance, variance)
         else:
             mean, variance = (
-                full(self.moving_mean),
-                full(self.moving_variance),
+                precise(self.moving_mean),
+                precise(self.moving_variance),
             )
-        scale = full(self.gamma) / ops.sqrt(variance + EPSILON)
-        return scale, full(self.beta) - mean * scale
+        scale = precise(self.gamma) / ops.sqrt(variance + EPSILON)
+        return scale, precise(self.beta) - mean * scale
 
     def _moments(
         self, moments: Callable[[], tuple[Tensor, Tensor]]
@@ -385,7 +385,7 @@ class BatchNorm(keras.layers.Layer):
         return moments()
 
     def _remember(self, moving: Any, statistic: Tensor) -> None:
-        new = full(moving) * MOMENTUM + statistic * (1 - MOMENTUM)
+        new = precise(moving) * MOMENTUM + statistic * (1 - MOMENTUM)
         moving.assign(ops.cast(ops.stop_gradient(new), moving.dtype))
 
 

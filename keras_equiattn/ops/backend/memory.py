@@ -20,6 +20,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import is_portable
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
@@ -303,7 +304,7 @@ def for_products(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     There PyTorch and TensorFlow multiply matrices of float16 a hundred times as
     slowly as those of float32.
     """
-    if keras.backend.standardize_dtype(x.dtype) != "float16":
+    if dtype_name(x) != "float16":
         return x
     target = find_target(x)
     return x if target.device != "cpu" or target.xla else ops.cast(x, "float32")

@@ -21,6 +21,7 @@ from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.target import find_target
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
@@ -126,7 +127,7 @@ def einsum_in_full_precision(
         return jnp.einsum(
             pattern, x, y, preferred_element_type=dtype_of_sums(x)
         )
-    if keras.backend.standardize_dtype(x.dtype) == "float16":
+    if dtype_name(x) == "float16":
         x, y = in_full_precision(x), in_full_precision(y)
     return in_full_precision(ops.einsum(pattern, x, y))
 
@@ -218,11 +219,11 @@ def _join(
 
 
 def _reduce(
-    operands: Sequence[Tensor],
+    operands: Sequence[Shaped[Tensor, "..."]],
     starts: Sequence[float | int],
     combine: Callable[..., Any],
     axis: int,
-) -> list[Tensor]:
+) -> list[Shaped[Tensor, "..."]]:
     """One reduction of several tensors of a shape along an axis, under XLA.
 
     Args:
@@ -268,11 +269,11 @@ def _reduce(
 
 
 def _reduce_by_parts(
-    operands: Sequence[Float[Tensor, "..."]],
-    starts: Sequence[float],
+    operands: Sequence[Shaped[Tensor, "..."]],
+    starts: Sequence[float | int],
     combine: Callable[..., Any],
     axis: int,
-) -> list[Float[Tensor, "..."]]:
+) -> list[Shaped[Tensor, "..."]]:
     """`_reduce`, of no more than `SHORT` terms at a time.
 
     Parts are of equal size, if a number of terms divides the size that is not

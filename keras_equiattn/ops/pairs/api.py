@@ -140,7 +140,7 @@ def plain_attention(
     With dropout it draws other numbers; the seed is that of
     `backend.seed_as_floats`.
     """
-    query, keys, values, encoding, embedding = _full(
+    query, keys, values, encoding, embedding = _precise(
         query, keys, values, encoding, embedding
     )
     seen = neighbourhood(ops.shape(keys)[1:3], encoding, local, window_shape)
@@ -189,7 +189,9 @@ def group_attention_weights(
     _check(query, encoding, embedding, local, window_shape)
     count = query.shape[0]
     query, keys = map(backend.with_an_image, (query, keys))
-    query, keys, encoding, embedding = _full(query, keys, encoding, embedding)
+    query, keys, encoding, embedding = _precise(
+        query, keys, encoding, embedding
+    )
     size = ops.shape(keys)[1:3]
     seen = neighbourhood(size, encoding, local, window_shape, pixel)
     content, position = _scores(query, keys, encoding, embedding, seen)
@@ -376,7 +378,7 @@ def _scores(
     return content, position
 
 
-def _full(*tensors: Float[Tensor, "..."] | None) -> list[Any]:
+def _precise(*tensors: Float[Tensor, "..."] | None) -> list[Any]:
     """The tensors in single precision at least."""
     return [None if x is None else in_full_precision(x) for x in tensors]
 

@@ -32,14 +32,14 @@ class Convolution(NamedTuple):
     """The path of convolution as one convolution.
 
     Attributes:
-        kernel: `(rows, columns, order, channels, filters)`.
-        bias: `(rows, columns, filters)`: what each pixel of the image adds,
-            whatever its value. Pixels outside of it add nothing, so that the
-            sum is another one along the border. None for none.
+        kernel: the filters.
+        bias: what each pixel of the image adds, whatever its value. Pixels
+            outside of it add nothing, so that the sum is another one along the
+            border. None for none.
     """
 
-    kernel: Tensor
-    bias: Tensor | None
+    kernel: Float[Tensor, "rows columns order channels filters"]
+    bias: Float[Tensor, "rows columns filters"] | None
 
 
 def image_coordinates(

@@ -6,7 +6,6 @@ precision none. Scores are computed in float32; what has the size of the input
 keeps its dtype.
 """
 
-import keras
 from keras import ops
 
 from keras_equiattn import groups
@@ -19,6 +18,7 @@ from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
@@ -31,7 +31,11 @@ from keras_equiattn.ops.numerics import mean
 )
 def input_attention(
     x: Float[Tensor, "batch height width *order channels"],
-    channel_kernels: tuple[Tensor, Tensor] | None,
+    channel_kernels: tuple[
+        Float[Tensor, "*order channels hidden"],
+        Float[Tensor, "*order hidden channels"],
+    ]
+    | None,
     spatial_kernel: Float[Tensor, "rows columns *order 2 1"] | None,
     group: str | Group,
     dilation_rate: int = 1,
@@ -119,7 +123,7 @@ def co_attention(
     Returns:
         Values in (0, 1) for each pixel and group element.
     """
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_name(x)
     x, kernel = in_full_precision(x), in_full_precision(kernel)
     if len(x.shape) == 5:
         scores = group_conv(x, kernel, group)

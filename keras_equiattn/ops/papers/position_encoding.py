@@ -67,9 +67,9 @@ def seen_offsets(
 
 def encode(
     coordinate: Float[Tensor, "*shape"],
-    first: tuple[Tensor, Tensor],
-    norm: tuple[Tensor, Tensor],
-    second: tuple[Tensor, Tensor],
+    first: tuple[Float[Tensor, "1 hidden"], Float[Tensor, " hidden"]],
+    norm: tuple[Float[Tensor, " hidden"], Float[Tensor, " hidden"]],
+    second: tuple[Float[Tensor, "hidden channels"], Float[Tensor, " channels"]],
     epsilon: float,
 ) -> Float[Tensor, "*shape channels"]:
     """A small network of one coordinate.

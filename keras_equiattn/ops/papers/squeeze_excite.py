@@ -1,11 +1,11 @@
 """Squeeze-and-Excitation: one weight per channel from the whole feature map."""
 
-import keras
 from keras import ops
 
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
@@ -35,7 +35,7 @@ def squeeze_excite(
     Returns:
         `y` like `x`, and `s`.
     """
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_name(x)
     axes = tuple(range(1, len(x.shape) - 1))
     reduce_kernel, reduce_bias, expand_kernel, expand_bias = map(
         in_full_precision,

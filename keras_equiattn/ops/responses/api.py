@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
 
-import keras
 from keras import ops
 
 from keras_equiattn import _checks
@@ -26,6 +25,7 @@ from keras_equiattn.ops.geometry import FilterWindow
 from keras_equiattn.ops.group.convolution import group_conv
 from keras_equiattn.ops.group.convolution import lifting_conv
 from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import mean
 from keras_equiattn.ops.responses import chunked
@@ -40,15 +40,16 @@ class AttentionKernels(NamedTuple):
     """Weights of the attention of a convolution on a group.
 
     Attributes:
-        channel_1: `([order,] channels, hidden, filters)` or None.
-        channel_2: `([order,] hidden, channels, filters)` or None.
-        spatial: `(rows, columns, [order,] 2, filters)` for (mean, maximum),
-            or None.
+        channel_1: the first layer of channel attention, or None; images have no
+            axis of the order.
+        channel_2: the second layer of channel attention, or None.
+        spatial: the filters of spatial attention, which see the mean and the
+            maximum over the channels; or None.
     """
 
-    channel_1: Tensor | None = None
-    channel_2: Tensor | None = None
-    spatial: Tensor | None = None
+    channel_1: Float[Tensor, "*order channels hidden filters"] | None = None
+    channel_2: Float[Tensor, "*order hidden channels filters"] | None = None
+    spatial: Float[Tensor, "rows columns *order 2 filters"] | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "AttentionKernels":
         """A function applied to the weights that there are."""
@@ -122,7 +123,7 @@ def _attentive(
     options: dict[str, Any],
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """The convolution without what attention takes away."""
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_name(x)
     names = ("strides", "padding", "dilation_rate", "filter_basis")
     plain = {name: options[name] for name in names if name in options}
     count = x.shape[0]
@@ -222,7 +223,7 @@ def response_attention(
     # (j, b, x, y, h, o) to (b, x, y, h, j, o).
     gate = _joined(gate, order, filters)
     gate = ops.transpose(gate, (1, 2, 3, 4, 0, 5))
-    dtype = keras.backend.standardize_dtype(x.dtype)
+    dtype = dtype_name(x)
 
     def remaining(attended: Tensor, axis: int | None) -> Tensor:
         """`1 - attended`, without the input group elements of an image."""

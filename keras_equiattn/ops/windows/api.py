@@ -279,7 +279,7 @@ def by_position(
 
 def _run(
     functions: Any,
-    tensors: tuple[Tensor | None, ...],
+    tensors: tuple[Float[Tensor, "..."] | None, ...],
     recompute: bool,
     **options: Any,
 ) -> Any:

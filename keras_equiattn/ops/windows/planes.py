@@ -189,7 +189,7 @@ def _over_neighbours(
     form: Form,
     step: Callable[..., Any],
     total: Any,
-    pieces: tuple[Tensor | None, ...],
+    pieces: tuple[Float[Tensor, "neighbours ..."] | None, ...],
     like: Any = (),
 ) -> tuple[Any, Any]:
     """A step for all neighbours, or of a large window for one row at a time.

@@ -137,7 +137,7 @@ def _correlation(
 
 def with_bias(
     form: Form,
-    found: dict[str, Tensor],
+    found: dict[str, Float[Tensor, "..."]],
     a: NeighbourWeights | None,
     x: Queries | None,
     bias: Biases | None,
