@@ -81,6 +81,18 @@ def has_one_kernel(x: Float[Tensor, "..."]) -> bool:
     return backend.find_target(x).compiler is None
 
 
+def sums_gradients_at_once(x: Float[Tensor, "..."]) -> bool:
+    """Whether gradients of scores are reductions of terms that are not stored.
+
+    TensorFlow's XLA otherwise computes sums of gradients anew where they are
+    used, without vectors: a training step of 128 images took 2.9 s in place of
+    1.3 s with windows of 5 x 5, and 1.3 s in place of 0.6 s with the whole
+    image of 7 x 7 (AMD EPYC, two cores, TensorFlow 2.21.0). Under JAX it takes
+    as long as before.
+    """
+    return backend.find_target(x).fuses
+
+
 def blocks(
     query: Float[Tensor, "batch height width query_order heads channels"],
     keys: Float[Tensor, "batch height width key_order heads channels"],

@@ -51,6 +51,7 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import lowest_score
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import sum_in_full_precision
+from keras_equiattn.ops.pairs.dispatch import sums_gradients_at_once
 from keras_equiattn.ops.pairs.lines import Keys
 from keras_equiattn.ops.pairs.lines import Line
 from keras_equiattn.ops.pairs.lines import Lines
@@ -75,6 +76,8 @@ ElementScores: TypeAlias = Float[
 PositionScores: TypeAlias = Float[
     Tensor, "order query_elements rows columns images"
 ]
+# Weights of the values, added up over query elements.
+Weights: TypeAlias = Float[Tensor, "key_elements order rows columns images"]
 # Factors of dropout: the key elements of each neighbour, one after the other.
 Factors: TypeAlias = Float[
     Tensor, "key_elements_of_all query_elements rows columns images"
@@ -170,17 +173,18 @@ class Gradients(NamedTuple):
 
     Attributes:
         of_elements: see `Scores`.
+        kept: these after dropout; empty where nothing is dropped.
         of_neighbours: the softmax over neighbours.
+        d_weights: the gradient of the weights of the values.
         d_positions: the gradient of the scores of positions, before `mean` is
-            subtracted.
-        d_scores: the gradient of the scores of content and group, before `mean`
-            is subtracted.
+            subtracted; empty where it is found anew, see `score_gradients`.
     """
 
     of_elements: list[ElementScores]
+    kept: list[ElementScores]
     of_neighbours: list[PositionScores]
+    d_weights: list[Weights]
     d_positions: list[PositionScores]
-    d_scores: list[ElementScores]
 
 
 def attend(block: Block) -> tuple[Outputs, PositionScores]:
@@ -247,11 +251,13 @@ def gradients(
     # Not `zeros_like`, whose layout would be another than that of a sum.
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
     like = block.listed(block.keys)
+    kept = [] if block.dropout is None else like
+    d_positions = [] if sums_gradients_at_once(query) else like
     (mean, d_values), found = backend.scan(
         first,
         (nothing, d_values),
         numbers,
-        Gradients(*4 * [like]),
+        Gradients(like, kept, like, like, d_positions),
         stacked=False,
     )
 
@@ -396,15 +402,18 @@ def add_means(
     d_values = _spread(lines, "cv,mv->cm", upstream, weights)
     pairs = list(zip(d_weights, kept, strict=True))
     d_positions = products("mv,mg->vg", pairs, dtype)
-    pairs = list(zip(d_weights, of_neighbours, strict=True))
-    d_scores = products("mv,vg->mg", pairs, dtype)
     d_positions = [
         f * d for f, d in zip(of_neighbours, d_positions, strict=True)
     ]
-    d_scores = [k * d for k, d in zip(kept, d_scores, strict=True)]
     mean = add(mean, d_positions)
-    parts = found.of_elements, of_neighbours, d_positions, d_scores
-    return mean, d_values, Gradients(*parts)
+    parts = Gradients(
+        found.of_elements,
+        kept if factors is not None else [],
+        of_neighbours,
+        d_weights,
+        [] if sums_gradients_at_once(query) else d_positions,
+    )
+    return mean, d_values, parts
 
 
 @backend.part()
@@ -435,14 +444,7 @@ def add_gradients(
     """
     d_query, d_first, d_group = sums
     width, dtype = ops.shape(query)[-2], line.keys.dtype
-    minus = ops.cast(-mean, dtype)
-    d_positions, d_scores = [], []
-    for e, f, d_position, d_score in zip(*found, strict=True):
-        f = f * minus
-        total = ops.cast(sum_in_full_precision(e, (0,)), dtype)
-        d_positions.append(backend.add_product(d_position, f, total))
-        total = ops.cast(sum_in_full_precision(f, (0,)), dtype)
-        d_scores.append(backend.add_product(d_score, e, total))
+    d_positions, d_scores = score_gradients(found, mean, dtype)
     encoded = line.encoding.shape[0]
     encodings = seen(line.encoding, lines.offsets(width))
     pairs = list(zip(encodings, d_positions, strict=True))
@@ -458,6 +460,51 @@ def add_gradients(
     d_keys = _spread(lines, "cg,mg->cm", query, d_scores)
     d_group = add(d_group, d_scores)
     return (d_query, d_first, d_group), (d_keys, d_encoding)
+
+
+def score_gradients(
+    found: Gradients, mean: PositionScores, dtype: Any
+) -> tuple[list[PositionScores], list[ElementScores]]:
+    """The gradients of the scores of positions, and of content and group.
+
+    Both are sums of the same terms, over key elements and over output elements.
+    Compilers get them as reductions, which they store: what is added to the
+    result of a reduction they would compute again for each of its uses. Without
+    a compiler they are products and what `mean` adds to them.
+
+    Args:
+        found: the result of `add_means` for a line.
+        mean: the means over all lines.
+        dtype: the dtype of the results.
+    """
+    of_elements, kept, of_neighbours, d_weights, d_positions = found
+    kept = kept or of_elements
+    d_scores: list[Tensor]
+    if d_positions:
+        pairs = list(zip(d_weights, of_neighbours, strict=True))
+        d_scores = products("mv,vg->mg", pairs, dtype)
+        d_scores = [k * d for k, d in zip(kept, d_scores, strict=True)]
+        minus, added = ops.cast(-mean, dtype), []
+        for e, f, d_position, d_score in zip(
+            of_elements, of_neighbours, d_positions, d_scores, strict=True
+        ):
+            f = f * minus
+            total = ops.cast(sum_in_full_precision(e, (0,)), dtype)
+            d_position = backend.add_product(d_position, f, total)
+            total = ops.cast(sum_in_full_precision(f, (0,)), dtype)
+            added.append((d_position, backend.add_product(d_score, e, total)))
+        d_positions, d_scores = map(list, zip(*added, strict=True))
+        return d_positions, d_scores
+    terms = []
+    for parts in zip(of_elements, kept, of_neighbours, d_weights, strict=True):
+        e, k, f, d = map(in_full_precision, parts)
+        above = k[:, None] * d[:, :, None] - e[:, None] * mean[None]
+        terms.append(f[None] * above)
+    d_positions, d_scores = (
+        [ops.cast(x, dtype) for x in backend.sums_together(terms, axis)]
+        for axis in (0, 1)
+    )
+    return d_positions, d_scores
 
 
 def _scores(

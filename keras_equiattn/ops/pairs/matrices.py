@@ -97,9 +97,33 @@ def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
 
 def _written(equation: str, x: Matrix, y: Matrix) -> list[Matrix]:
     """The terms of a product. XLA for CPUs makes no vectors of a reduction."""
-    x, y = _terms(equation, x, y)
-    pairs = zip(ops.unstack(x), ops.unstack(y), strict=True)
+    first, second, inner, found = _axes(equation)
+    pairs = zip(
+        _cut(x, first, inner, found),
+        _cut(y, second, inner, found),
+        strict=True,
+    )
     return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]
+
+
+def _axes(equation: str) -> tuple[str, str, str, str]:
+    """The names of the axes of both factors, of the axis that is added up, and
+    of the axes of the result."""
+    factors, found = equation.split("->")
+    first, second = factors.split(",")
+    (inner,) = set(first) & set(second)
+    return first, second, inner, found
+
+
+def _cut(x: Matrix, names: str, inner: str, found: str) -> list[Matrix]:
+    """The slices of a factor along the inner axis, with an axis of size one
+    for what the result has from the other factor."""
+    other = found[0] in names
+    slices = [
+        x[n] if names[0] == inner else x[:, n]
+        for n in range(x.shape[names.index(inner)])
+    ]
+    return [ops.expand_dims(s, int(other)) for s in slices]
 
 
 def _einsum(equation: str, x: Matrix, y: Matrix, over: str = "") -> Matrix:
@@ -113,9 +137,7 @@ def _einsum(equation: str, x: Matrix, y: Matrix, over: str = "") -> Matrix:
 
 def _terms(equation: str, x: Matrix, y: Matrix) -> tuple[Terms, Terms]:
     """Two tensors whose product has what is added up along the first axis."""
-    names, found = equation.split("->")
-    first, second = names.split(",")
-    (inner,) = set(first) & set(second)
+    first, second, inner, found = _axes(equation)
     return (
         _aligned(x, first, inner + found),
         _aligned(y, second, inner + found),
