@@ -120,10 +120,7 @@ def sums(
         ones = ops.ones_like(planes[:, :, 0, :1] + kernel[:, :1])
         alpha = in_full_precision(ones)
     batch, height, width, filters = _shape(window, planes, kernel)[1:]
-    # The views of so many channels take as much memory as the responses of
-    # `together` channels.
-    together = dispatch.schedule(window, planes, kernel).together
-    size = max(together * filters // kernel.shape[1], 1)
+    size = dispatch.schedule(window, planes, kernel).viewed
     start = ops.zeros((batch, height * width, filters), alpha.dtype)
     groups = planes, kernel, alpha
     total, _ = backend.scan_groups(step, start, groups, size)
@@ -228,27 +225,35 @@ def through_attention(
     flat = ops.reshape(d_total, (batch, height * width, filters))
     schedule = dispatch.schedule(window, planes, kernel)
 
-    def step(carry: Any, group: Any) -> Any:
-        number, planes, kernel, alpha, floor = group
+    def through_sum(carry: Any, group: Any) -> Any:
+        planes, kernel, alpha = group
         seen = stacked_views(window, planes)
         of_views = backend.einsum_in_full_precision(
             "cbtp,bpn->cbtn", seen, flat
         )
         weights = in_full_precision(kernel)[:, None]
-        found = alpha * ops.sum(of_views * weights, axis=2)
+        return carry, alpha * ops.sum(of_views * weights, axis=2)
+
+    def through_maxima(carry: Any, group: Any) -> Any:
+        number, planes, kernel, floor = group
         values = responses(window, planes, kernel, None, schedule.written_out)
         terms = [_hits(values, floor)]
         if of_maxima is not None:
             hidden = ops.not_equal(index, _along_channels(number))
             terms.append(backend.masked(of_maxima, hidden, 0.0))
-        shape = (*ops.shape(found)[:2], -1, filters)
+        shape = (*ops.shape(floor)[:2], -1, filters)
         terms = [ops.reshape(x, shape) for x in terms]
-        count, *own = backend.sums_together(terms, 2)
-        return carry, (found + own[0] if own else found, count)
+        return carry, tuple(backend.sums_together(terms, 2))
 
-    groups = _numbers(planes), planes, kernel, alpha, floor
-    size, like = schedule.reduced, (alpha, alpha)
-    return backend.scan_groups(step, (), groups, size, like)[1]
+    groups: Any = planes, kernel, alpha
+    size = schedule.viewed
+    found = backend.scan_groups(through_sum, (), groups, size, alpha)[1]
+    groups = _numbers(planes), planes, kernel, floor
+    like = (alpha,) * (1 if of_maxima is None else 2)
+    count, *own = backend.scan_groups(
+        through_maxima, (), groups, schedule.reduced, like
+    )[1]
+    return found + own[0] if own else found, count
 
 
 class OfChannel(NamedTuple):
