@@ -33,6 +33,7 @@ from keras_equiattn import load_exported
 from keras_equiattn import plain
 from keras_equiattn import quantize
 from keras_equiattn.applications import get_model
+from keras_equiattn.applications import list_presets
 from keras_equiattn.applications.data import datasets
 
 PLAIN = (
@@ -40,14 +41,6 @@ PLAIN = (
     "rotmnist_p4cnn_input",
     "resnet29_p4_se",
     "resnet44_p4m",
-)
-SHIPPED = (
-    "rotmnist_p4cnn",
-    "rotmnist_p4cnn_input",
-    "rotmnist_p4cnn_co",
-    "rotmnist_p4cnn_big15",
-    "rotmnist_p16cnn",
-    "rotmnist_p16cnn_5x5",
 )
 SUFFIXES = (".onnx", ".xml", ".pt2", ".tflite", "")
 CALIBRATION = 200
@@ -172,7 +165,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.networks is None:
-        options.networks = PLAIN if options.mode == "plain" else SHIPPED
+        of_mode = {"plain": PLAIN, "int8": list_presets()}
+        options.networks = of_mode[options.mode]
     keras.utils.set_random_seed(0)
     start = time.perf_counter()
     measure = time_plain if options.mode == "plain" else certify_int8
