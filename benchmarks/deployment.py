@@ -33,7 +33,7 @@ from keras_equiattn import load_exported
 from keras_equiattn import plain
 from keras_equiattn import quantize
 from keras_equiattn.applications import get_model
-from keras_equiattn.applications import RotMNISTCNN
+from keras_equiattn.applications import list_presets
 from keras_equiattn.applications.data import datasets
 
 PLAIN = (
@@ -42,7 +42,6 @@ PLAIN = (
     "resnet29_p4_se",
     "resnet44_p4m",
 )
-ATTENTION = {"none": None, "input": "input", "co": "co"}
 SUFFIXES = (".onnx", ".xml", ".pt2", ".tflite", "")
 CALIBRATION = 200
 
@@ -106,8 +105,8 @@ def error(model, x, y):
 def certify_int8(options):
     x, y, calibration = test_images(options.images)
     found = {"test_images": len(x)}
-    for name, attention in ATTENTION.items():
-        network = RotMNISTCNN("p4", attention, weights="rot_mnist")
+    for name in options.networks:
+        network = get_model(name, weights="rot_mnist")
         networks = {
             "network": network,
             "plain": plain(network, fold_batch_normalization=True),
@@ -146,7 +145,7 @@ def certify_int8(options):
                         for file in checked.files
                     ],
                 )
-        found[f"rotmnist_p4cnn, attention {name}"] = entry
+        found[name] = entry
         print(name, json.dumps(entry))
     return found
 
@@ -159,8 +158,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--images", type=int, default=None, help="of the test")
-    parser.add_argument("--networks", nargs="+", default=PLAIN)
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        help="default: some of each kind for `plain`, all shipped for `int8`",
+    )
     options = parser.parse_args()
+    if options.networks is None:
+        of_mode = {"plain": PLAIN, "int8": list_presets()}
+        options.networks = of_mode[options.mode]
     keras.utils.set_random_seed(0)
     start = time.perf_counter()
     measure = time_plain if options.mode == "plain" else certify_int8

@@ -53,7 +53,7 @@ def int8(results: Results) -> str:
             time = found["onnxruntime"]
             rows.append(
                 [
-                    name,
+                    f"`{name}`",
                     label,
                     "" if error is None else f"{error:.2f}",
                     _poses(found["files"]),

@@ -33,7 +33,7 @@ from keras_equiattn.graphs import with_calls
 BATCH = 32
 # The bits of the levels that functions are tabulated for: no sum is made of
 # them.
-TABLE_BITS = 12
+TABLE_BITS = 10
 
 
 def quantize(
@@ -49,7 +49,7 @@ def quantize(
     mean is rounded to 256 levels, the weights to whole numbers of 8 bits, and
     every sum of products is a whole number below 2^24. Such sums do not depend
     on the order of their terms, as sums of floats do. Functions such as the
-    sigmoid become tables of 4,096 values. So a network on a group of quarter
+    sigmoid become tables of 1,024 values. So a network on a group of quarter
     turns and mirror images, such as `"p4"` and `"p4m"`, gives the turned image
     exactly the turned result, to the last bit; `certificate` measures it on a
     file.

@@ -183,7 +183,10 @@ INPUTS = {
 
 @pytest.mark.once
 def test_registry_is_complete():
-    assert applications.list_models() == sorted(PARAMETERS)
+    # Tests of examples, which may have run in this process, add their own.
+    others = {"tiny", "tiny_without_dropout"}
+    found = [name for name in applications.list_models() if name not in others]
+    assert found == sorted(PARAMETERS)
 
 
 # One or two of each constructor, which build in a moment.

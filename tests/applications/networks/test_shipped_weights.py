@@ -17,17 +17,7 @@ from keras_equiattn.applications.networks import rotmnist
 from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.testing import relative_difference
 
-SHIPPED = pytest.mark.parametrize(
-    "name",
-    [
-        "rotmnist_p4cnn",
-        "rotmnist_p4cnn_input",
-        "rotmnist_p4cnn_co",
-        "rotmnist_p4cnn_big15",
-        "rotmnist_p16cnn",
-        "rotmnist_p16cnn_5x5",
-    ],
-)
+SHIPPED = pytest.mark.parametrize("name", presets.list_presets())
 
 
 @pytest.mark.once
