@@ -2,11 +2,12 @@
 
     KERAS_BACKEND=torch python benchmarks/tuning.py
     KERAS_BACKEND=jax python benchmarks/tuning.py
+    KERAS_BACKEND=tensorflow python benchmarks/tuning.py
 
 Each constant of `keras_equiattn.ops` that says how much is computed at a time
-is given other values, and the steps of one layer
-with all of them are timed in turns, in one process. A step is the output and
-the gradients with respect to weights and input. Prints the medians, as ratios
+is given other values, and the steps of one layer with all of them are timed in
+turns, in one process. A step is the output and the gradients with respect to
+weights and input. Prints the medians, as ratios
 to the value that stands in the package, and writes
 `benchmarks/results/tuning-<backend>-<batch>-<date>.json`.
 """
@@ -56,6 +57,28 @@ EVERYWHERE = {
         vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 4, 8)
     ),
 }
+# Blocks of group self-attention, for all but JAX.
+BLOCKS = {
+    "pairs.EAGER_BLOCK": Constant(
+        vars(pairs), "EAGER_BLOCK", "gsa_p4", (5 * 2**19, 5 * 2**21, 5 * 2**23)
+    ),
+    "pairs.EAGER_TOGETHER": Constant(
+        vars(pairs), "EAGER_TOGETHER", "gsa_p4", (128, 1024)
+    ),
+}
+# What XLA gets on a CPU under JAX and TensorFlow.
+XLA = {
+    "windows.NEIGHBOURS_OF_SUM": Constant(
+        vars(windows), "NEIGHBOURS_OF_SUM", "sasa", (1, 5, 10)
+    ),
+    "windows.CHANNELS_OF_SUM": Constant(
+        vars(windows), "CHANNELS_OF_SUM", "acmix", (4, 8, 16)
+    ),
+    "responses.COLUMNS": Constant(
+        vars(responses), "COLUMNS", "spatial_attention_p4", (16, 32, 64)
+    ),
+    "reductions.SHORT": Constant(vars(reductions), "SHORT", "sasa", (16, 32)),
+}
 CONSTANTS = {
     "torch": {
         "windows.TILE_SETUP_ROWS": Constant(
@@ -64,20 +87,17 @@ CONSTANTS = {
         "windows.CACHE": Constant(
             vars(windows), "CACHE", "asc", (2**20, 2**22, 2**24)
         ),
+        **BLOCKS,
         **EVERYWHERE,
     },
+    "tensorflow": {**XLA, **BLOCKS, **EVERYWHERE},
     "jax": {
-        "windows.NEIGHBOURS_OF_SUM": Constant(
-            vars(windows), "NEIGHBOURS_OF_SUM", "sasa", (1, 5, 10)
-        ),
-        "windows.CHANNELS_OF_SUM": Constant(
-            vars(windows), "CHANNELS_OF_SUM", "acmix", (4, 8, 16)
-        ),
-        "responses.COLUMNS": Constant(
-            vars(responses), "COLUMNS", "spatial_attention_p4", (16, 32, 64)
-        ),
-        "reductions.SHORT": Constant(
-            vars(reductions), "SHORT", "sasa", (16, 32)
+        **XLA,
+        "pairs.COMPILED_BLOCK": Constant(
+            vars(pairs),
+            "COMPILED_BLOCK",
+            "gsa_p4",
+            (5 * 2**15, 5 * 2**17, 5 * 2**19),
         ),
         "group.VALUES_OF_STEP": Constant(
             vars(group),

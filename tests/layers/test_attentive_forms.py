@@ -20,25 +20,28 @@ from keras_equiattn.ops.responses import dispatch
 from keras_equiattn.testing import relative_difference
 
 
-def assert_chunks_agree(chunk_sizes, shape, group, **arguments):
-    """Outputs and gradients in float32, with those of the first size."""
+def assert_chunks_agree(
+    chunk_sizes, shape, group, dtype="float32", limit=1e-5, **arguments
+):
+    """Outputs and gradients agree with those of the first size."""
     results = []
     for chunk_size in chunk_sizes:
         layer, x = random_layer(
             AttentiveGroupConv2D,
             shape,
             group,
+            dtype,
             chunk_size=chunk_size,
             **arguments,
         )
-        x = x.astype("float32")
+        x = x.astype(dtype)
         y = as_array(layer(x))
         cotangent = np.random.default_rng(2).normal(size=y.shape)
-        found = gradients(layer, x, cotangent.astype("float32"))
+        found = gradients(layer, x, cotangent.astype(dtype))
         results.append([y, *found])
     for result in results[1:]:
         for actual, expected in zip(result, results[0], strict=True):
-            assert relative_difference(actual, expected) < 1e-5
+            assert relative_difference(actual, expected) < limit
 
 
 @pytest.mark.torch_first
@@ -115,6 +118,23 @@ def test_input_channels_in_groups(monkeypatch):
     monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 2**14})
     assert_chunks_agree(
         (None, "auto"), (2, 6, 7, 5), "p2", filters=2, kernel_size=(2, 3)
+    )
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="Its loops are told the dtypes of their outputs.",
+)
+def test_input_channels_in_groups_in_float64(monkeypatch):
+    monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 2**10})
+    assert_chunks_agree(
+        (None, "auto"),
+        (1, 4, 4, 3),
+        "p2",
+        "float64",
+        1e-12,
+        filters=2,
+        kernel_size=3,
     )
 
 

@@ -1,5 +1,6 @@
 """Dropout of group self-attention."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -30,6 +31,56 @@ def with_dropout(arrays, local, seed=SEED, shape="square"):
 
     cotangent = np.ones((*arrays[0].shape[:3], arrays[3].shape[2], 2, 5))
     return value_and_gradients(function, arrays, cotangent)
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="Inductor is PyTorch's."
+)
+@pytest.mark.parametrize("window", [3, None])
+def test_compiled_bodies_drop_the_same(window, monkeypatch):
+    """Four key, query and output elements, so that all scores have the same
+    shape; also where a body before another was not compiled."""
+    from keras_equiattn.ops.backend import inductor
+    from keras_equiattn.ops.pairs import blocks
+    from keras_equiattn.ops.pairs import fused
+
+    arrays = arguments(window, (3, 3), 4, 4)
+    local = window is not None
+    expected = with_dropout(arrays, local)
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    monkeypatch.setattr(inductor, "PATIENCE", 0)
+    bodies = "add_exponentials", "add_values", "add_means", "add_gradients"
+    for failing in (None, "add_means"):
+        for function in (
+            blocks._attention,
+            *(getattr(fused, name).programs for name in bodies),
+        ):
+            function.cache_clear()
+        with monkeypatch.context() as patch:
+            if failing is not None:
+                patch.setattr(inductor, "_compile", _all_but(failing))
+            value, gradients = with_dropout(arrays, local)
+        pairs = zip(
+            [value, *gradients], [expected[0], *expected[1]], strict=True
+        )
+        for actual, wanted in pairs:
+            assert relative_difference(actual, wanted) < 1e-12
+
+
+def _all_but(name):
+    """A compiler that fails for one body."""
+    from keras_equiattn.ops.backend import inductor
+
+    before = inductor._compile
+
+    def compile(function, *arguments):
+        if function.func.__name__ == name:
+            raise RuntimeError("not this one")
+        return before(function, *arguments)
+
+    return compile
 
 
 @pytest.mark.parametrize(

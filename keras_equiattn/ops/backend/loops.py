@@ -59,7 +59,8 @@ def scan(
         xs: a nest of tensors with the same first axis, and of `steps`. Entries
             of the nest may be None, except the first one; they are None in
             every slice.
-        like: a nest of tensors with structure and dtypes of an output.
+        like: a nest of tensors with structure and dtypes of an output. Entries
+            of an output may be None, the same ones in every step.
         stacked: False where the outputs are for another `scan` alone. Python
             then keeps them as they are, in `OfSteps`, and copies nothing.
 
@@ -210,13 +211,14 @@ def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
             keras.tree.pack_sequence_as(carry, flat_carry),
             keras.tree.pack_sequence_as(xs, piece),
         )
+        given = [y for y in keras.tree.flatten(outputs) if y is not None]
         written = [
             array.write(index, y)
-            for array, y in zip(
-                arrays, keras.tree.flatten(outputs), strict=True
-            )
+            for array, y in zip(arrays, given, strict=True)
         ]
         return index + 1, keras.tree.flatten(next_carry), written
+
+    wanted = keras.tree.flatten(like)
 
     _, flat_carry, arrays = tf.while_loop(
         lambda index, *_: index < length,
@@ -224,12 +226,14 @@ def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
         (
             tf.constant(0),
             keras.tree.flatten(carry),
-            [tf.TensorArray(y.dtype, length) for y in keras.tree.flatten(like)],
+            [tf.TensorArray(y.dtype, length) for y in wanted if y is not None],
         ),
         parallel_iterations=1,
         maximum_iterations=length,
     )
+    stacked = (array.stack() for array in arrays)
+    found = [None if y is None else next(stacked) for y in wanted]
     return (
         keras.tree.pack_sequence_as(carry, flat_carry),
-        keras.tree.pack_sequence_as(like, [a.stack() for a in arrays]),
+        keras.tree.pack_sequence_as(like, found),
     )

@@ -18,8 +18,8 @@ from keras_equiattn.ops.numerics import part_size
 # much 5.7 s and 1.5 s. Temporaries of the windows grew from 212 MiB to 226 and
 # 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
-# Scores of a block for all other devices and compilers. On that machine PyTorch
-# takes as long for 64 images and all heads with half as many as with four times
+# Scores of a block for all other devices and compilers, and for TensorFlow,
+# which chooses blocks before it calls XLA. On that machine PyTorch takes as long for 64 images and all heads with half as many as with four times
 # as many; on accelerators nothing was measured yet.
 EAGER_BLOCK = 5 * 2**21
 # Scores of a block where the compiler gets every step by itself. OpenVINO
@@ -81,16 +81,25 @@ def has_one_kernel(x: Float[Tensor, "..."]) -> bool:
     return backend.find_target(x).compiler is None
 
 
-def sums_gradients_at_once(x: Float[Tensor, "..."]) -> bool:
-    """Whether gradients of scores are reductions of terms that are not stored.
+def reduces_score_gradients(x: Float[Tensor, "..."], dropout: bool) -> bool:
+    """Whether each gradient of scores is one reduction, or made of products.
 
-    TensorFlow's XLA otherwise computes sums of gradients anew where they are
-    used, without vectors: a training step of 128 images took 2.9 s in place of
-    1.3 s with windows of 5 x 5, and 1.3 s in place of 0.6 s with the whole
-    image of 7 x 7 (AMD EPYC, two cores, TensorFlow 2.21.0). Under JAX it takes
-    as long as before.
+    A compiler does not store the terms of a reduction, and it stores its
+    result. What is added to products it may compute again for each use of the
+    sum, and TensorFlow's XLA makes no vectors of that: a training step of 128
+    images took 2.9 s in place of 1.3 s with windows of 5 x 5, and 1.3 s in
+    place of 0.6 s with the whole image of 7 x 7 (AMD EPYC, two cores,
+    TensorFlow 2.21.0). JAX takes as long either way, Inductor 0.8 of the time
+    with windows. Reductions move 0.80 (JAX) to 0.90 (Inductor) of the bytes.
+    With dropout, terms are made of five tensors, and Inductor stores them: its
+    functions would move 1.33 times as much.
+
+    Args:
+        x: a tensor of the computation.
+        dropout: whether there is dropout.
     """
-    return backend.find_target(x).fuses
+    target = backend.find_target(x)
+    return target.xla or (target.fuses and not dropout)
 
 
 def blocks(

@@ -51,7 +51,7 @@ from keras_equiattn.ops.numerics import in_full_precision
 from keras_equiattn.ops.numerics import lowest_score
 from keras_equiattn.ops.numerics import MASKED
 from keras_equiattn.ops.numerics import sum_in_full_precision
-from keras_equiattn.ops.pairs.dispatch import sums_gradients_at_once
+from keras_equiattn.ops.pairs.dispatch import reduces_score_gradients
 from keras_equiattn.ops.pairs.lines import Keys
 from keras_equiattn.ops.pairs.lines import Line
 from keras_equiattn.ops.pairs.lines import Lines
@@ -173,18 +173,18 @@ class Gradients(NamedTuple):
 
     Attributes:
         of_elements: see `Scores`.
-        kept: these after dropout; empty where nothing is dropped.
+        kept: these after dropout; None without dropout.
         of_neighbours: the softmax over neighbours.
         d_weights: the gradient of the weights of the values.
         d_positions: the gradient of the scores of positions, before `mean` is
-            subtracted; empty where it is found anew, see `score_gradients`.
+            subtracted. None where a reduction finds the gradients.
     """
 
     of_elements: list[ElementScores]
-    kept: list[ElementScores]
+    kept: list[ElementScores] | None
     of_neighbours: list[PositionScores]
     d_weights: list[Weights]
-    d_positions: list[PositionScores]
+    d_positions: list[PositionScores] | None
 
 
 def attend(block: Block) -> tuple[Outputs, PositionScores]:
@@ -251,8 +251,9 @@ def gradients(
     # Not `zeros_like`, whose layout would be another than that of a sum.
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
     like = block.listed(block.keys)
-    kept = [] if block.dropout is None else like
-    d_positions = [] if sums_gradients_at_once(query) else like
+    kept = None if block.dropout is None else like
+    reduces = reduces_score_gradients(query, block.dropout is not None)
+    d_positions = None if reduces else like
     (mean, d_values), found = backend.scan(
         first,
         (nothing, d_values),
@@ -393,6 +394,9 @@ def add_means(
     """
     found = _scores(lines, query, group, line, factors)
     dtype, kept = line.keys.dtype, found.kept
+    # Reductions find the same sums anew, and the means must cancel them.
+    reduces = reduces_score_gradients(query, factors is not None)
+    precise = dtype_of_sums(line.keys) if reduces else dtype
     of_neighbours = [backend.exp_below(x, logs) for x in found.of_positions]
     views = lines.keys(ops.shape(query)[-2])
     near = seen(line.values, views)
@@ -401,17 +405,19 @@ def add_means(
     weights = products("mg,vg->mv", pairs, dtype)
     d_values = _spread(lines, "cv,mv->cm", upstream, weights)
     pairs = list(zip(d_weights, kept, strict=True))
-    d_positions = products("mv,mg->vg", pairs, dtype)
     d_positions = [
-        f * d for f, d in zip(of_neighbours, d_positions, strict=True)
+        ops.cast(f, precise) * d
+        for f, d in zip(
+            of_neighbours, products("mv,mg->vg", pairs, precise), strict=True
+        )
     ]
     mean = add(mean, d_positions)
     parts = Gradients(
         found.of_elements,
-        kept if factors is not None else [],
+        None if factors is None else kept,
         of_neighbours,
         d_weights,
-        [] if sums_gradients_at_once(query) else d_positions,
+        None if reduces else d_positions,
     )
     return mean, d_values, parts
 
@@ -444,7 +450,10 @@ def add_gradients(
     """
     d_query, d_first, d_group = sums
     width, dtype = ops.shape(query)[-2], line.keys.dtype
-    d_positions, d_scores = score_gradients(found, mean, dtype)
+    given = found, mean, dtype
+    d_positions, d_scores = (
+        _reduced(*given) if found.d_positions is None else _added(*given)
+    )
     encoded = line.encoding.shape[0]
     encodings = seen(line.encoding, lines.offsets(width))
     pairs = list(zip(encodings, d_positions, strict=True))
@@ -462,48 +471,56 @@ def add_gradients(
     return (d_query, d_first, d_group), (d_keys, d_encoding)
 
 
-def score_gradients(
+def _reduced(
     found: Gradients, mean: PositionScores, dtype: Any
 ) -> tuple[list[PositionScores], list[ElementScores]]:
     """The gradients of the scores of positions, and of content and group.
 
     Both are sums of the same terms, over key elements and over output elements.
-    Compilers get them as reductions, which they store: what is added to the
-    result of a reduction they would compute again for each of its uses. Without
-    a compiler they are products and what `mean` adds to them.
 
     Args:
         found: the result of `add_means` for a line.
         mean: the means over all lines.
         dtype: the dtype of the results.
     """
-    of_elements, kept, of_neighbours, d_weights, d_positions = found
-    kept = kept or of_elements
-    d_scores: list[Tensor]
-    if d_positions:
-        pairs = list(zip(d_weights, of_neighbours, strict=True))
-        d_scores = products("mv,vg->mg", pairs, dtype)
-        d_scores = [k * d for k, d in zip(kept, d_scores, strict=True)]
-        minus, added = ops.cast(-mean, dtype), []
-        for e, f, d_position, d_score in zip(
-            of_elements, of_neighbours, d_positions, d_scores, strict=True
-        ):
-            f = f * minus
-            total = ops.cast(sum_in_full_precision(e, (0,)), dtype)
-            d_position = backend.add_product(d_position, f, total)
-            total = ops.cast(sum_in_full_precision(f, (0,)), dtype)
-            added.append((d_position, backend.add_product(d_score, e, total)))
-        d_positions, d_scores = map(list, zip(*added, strict=True))
-        return d_positions, d_scores
-    terms = []
+    of_elements, kept, of_neighbours, d_weights, _ = found
+    kept, terms = kept or of_elements, []
     for parts in zip(of_elements, kept, of_neighbours, d_weights, strict=True):
         e, k, f, d = map(in_full_precision, parts)
         above = k[:, None] * d[:, :, None] - e[:, None] * mean[None]
         terms.append(f[None] * above)
-    d_positions, d_scores = (
-        [ops.cast(x, dtype) for x in backend.sums_together(terms, axis)]
-        for axis in (0, 1)
+    d_positions = backend.sums_together(terms, 0)
+    d_scores = backend.sums_together(terms, 1)
+    return (
+        [ops.cast(x, dtype) for x in d_positions],
+        [ops.cast(x, dtype) for x in d_scores],
     )
+
+
+def _added(
+    found: Gradients, mean: PositionScores, dtype: Any
+) -> tuple[list[PositionScores], list[ElementScores]]:
+    """`_reduced`, as products to which the part of the mean is added."""
+    of_elements, kept, of_neighbours, d_weights, d_positions = found
+    pairs = list(zip(d_weights, of_neighbours, strict=True))
+    d_scores = [
+        k * d
+        for k, d in zip(
+            kept or of_elements,
+            products("mv,vg->mg", pairs, dtype),
+            strict=True,
+        )
+    ]
+    minus, added = ops.cast(-mean, dtype), []
+    for e, f, d_position, d_score in zip(
+        of_elements, of_neighbours, d_positions or (), d_scores, strict=True
+    ):
+        f = f * minus
+        total = ops.cast(sum_in_full_precision(e, (0,)), dtype)
+        d_position = backend.add_product(d_position, f, total)
+        total = ops.cast(sum_in_full_precision(f, (0,)), dtype)
+        added.append((d_position, backend.add_product(d_score, e, total)))
+    d_positions, d_scores = map(list, zip(*added, strict=True))
     return d_positions, d_scores
 
 

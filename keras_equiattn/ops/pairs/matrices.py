@@ -96,7 +96,10 @@ def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
 
 
 def _written(equation: str, x: Matrix, y: Matrix) -> list[Matrix]:
-    """The terms of a product. XLA for CPUs makes no vectors of a reduction."""
+    """The terms of a product, which XLA for CPUs makes vectors of.
+
+    It makes none of the reduction of a single product.
+    """
     first, second, inner, found = _axes(equation)
     pairs = zip(
         _cut(x, first, inner, found),
@@ -118,20 +121,19 @@ def _axes(equation: str) -> tuple[str, str, str, str]:
 def _cut(x: Matrix, names: str, inner: str, found: str) -> list[Matrix]:
     """The slices of a factor along the inner axis, with an axis of size one
     for what the result has from the other factor."""
-    other = found[0] in names
+    missing = 1 if found[0] in names else 0
     slices = [
         x[n] if names[0] == inner else x[:, n]
         for n in range(x.shape[names.index(inner)])
     ]
-    return [ops.expand_dims(s, int(other)) for s in slices]
+    return [ops.expand_dims(s, missing) for s in slices]
 
 
 def _einsum(equation: str, x: Matrix, y: Matrix, over: str = "") -> Matrix:
     """One product, by the kernel of the backend."""
-    names, found = equation.split("->")
-    first, second = (name + PIXELS for name in names.split(","))
+    first, second, _, found = _axes(equation)
     kept = "".join(axis for axis in PIXELS if axis not in over)
-    z = ops.einsum(f"{first},{second}->{found}{kept}", x, y)
+    z = ops.einsum(f"{first}{PIXELS},{second}{PIXELS}->{found}{kept}", x, y)
     return ops.expand_dims(z, [2 + PIXELS.index(axis) for axis in over])
 
 

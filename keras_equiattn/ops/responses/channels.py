@@ -120,7 +120,7 @@ def sums(
         ones = ops.ones_like(planes[:, :, 0, :1] + kernel[:, :1])
         alpha = in_full_precision(ones)
     batch, height, width, filters = _shape(window, planes, kernel)[1:]
-    size = dispatch.schedule(window, planes, kernel).viewed
+    size = dispatch.schedule(window, planes, kernel).stacked
     start = ops.zeros((batch, height * width, filters), alpha.dtype)
     groups = planes, kernel, alpha
     total, _ = backend.scan_groups(step, start, groups, size)
@@ -209,7 +209,8 @@ def through_attention(
 
     The gradient is the sum over space of each weighted response times its
     gradient. The part that flows through the sum of the responses takes none of
-    them, and of the maxima over the channels each belongs to one channel.
+    them, so its loop is one of its own, over more channels at a time. Each of
+    the maxima over the channels belongs to one channel.
 
     Args:
         planes, kernel, alpha, window: see `responses`.
@@ -243,10 +244,11 @@ def through_attention(
             terms.append(backend.masked(of_maxima, hidden, 0.0))
         shape = (*ops.shape(floor)[:2], -1, filters)
         terms = [ops.reshape(x, shape) for x in terms]
-        return carry, tuple(backend.sums_together(terms, 2))
+        found = backend.sums_together(terms, 2)
+        return carry, tuple(ops.cast(x, alpha.dtype) for x in found)
 
     groups: Any = planes, kernel, alpha
-    size = schedule.viewed
+    size = schedule.stacked
     found = backend.scan_groups(through_sum, (), groups, size, alpha)[1]
     groups = _numbers(planes), planes, kernel, floor
     like = (alpha,) * (1 if of_maxima is None else 2)

@@ -54,8 +54,8 @@ class Schedule(NamedTuple):
 
     Attributes:
         together: how many input channels are seen at a time.
-        viewed: how many where no responses are stored, but the pixels under
-            each entry of a filter.
+        stacked: how many channels' views are stacked at once, where no
+            responses are stored.
         reduced: how many where responses are reduced at once.
         written_out: whether a response is a sum of products, or a product of
             matrices.
@@ -66,7 +66,7 @@ class Schedule(NamedTuple):
     """
 
     together: int
-    viewed: int
+    stacked: int
     reduced: int
     written_out: bool
     one_by_one: bool
@@ -112,8 +112,8 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
     )
     return Schedule(
         together=together,
-        # Their views take as much memory as responses of `together` channels.
-        viewed=max(together * filters // taps, 1),
+        # They take as much memory as the responses of `together` channels.
+        stacked=max(together * filters // taps, 1),
         # Responses that a compiler does not store take no memory.
         reduced=channels if written_out else together,
         written_out=written_out,
