@@ -19,8 +19,9 @@ from keras_equiattn.ops.numerics import part_size
 # 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
 # Scores of a block for all other devices and compilers, and for TensorFlow,
-# which chooses blocks before it calls XLA. On that machine PyTorch takes as long for 64 images and all heads with half as many as with four times
-# as many; on accelerators nothing was measured yet.
+# which chooses blocks before it calls XLA. On that machine PyTorch takes as
+# long for 64 images and all heads with half as many as with four times as many;
+# on accelerators nothing was measured yet.
 EAGER_BLOCK = 5 * 2**21
 # Scores of a block where the compiler gets every step by itself. OpenVINO
 # compiled gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s
