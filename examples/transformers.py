@@ -6,13 +6,13 @@ r"""Trains a plain and equivariant vision transformers for the same time.
     KERAS_BACKEND=torch python examples/transformers.py p4m
 
 Each network is equally wide, learns from the same upright images with the same
-recipe, and stops after four hours of processor time, which are two hours on two
-cores. Its rate of learning follows the time, and falls to zero at the end. The
-test images are shown upright and turned by 90, 180 or 270 degrees, again and
-again while it trains; that takes no time of its own. A run that was stopped
-goes on where it was last saved. With `OMP_NUM_THREADS=1` each network uses one
-core, and two of them can train side by side. It is a comparison at a small
-scale: with more time the plain network would learn more.
+recipe, and stops after two hours of processor time. Its rate of learning
+follows the time, and falls to zero at the end. The test images are shown
+upright and turned by 90, 180 or 270 degrees, again and again while it trains;
+that takes no time of its own. A run that was stopped goes on where it was last
+saved. With `OMP_NUM_THREADS=1` each network uses one core, and two of them can
+train side by side. It is a comparison at a small scale: with more time the
+plain network would learn more.
 
 Writes `transformers-<backend>-<date>.json` to `--results`, with all networks
 that have a run in `--out`, and the picture of them to `--pictures`. Use
@@ -190,7 +190,7 @@ def main() -> None:
     add = parser.add_argument
     add("groups", nargs="+")
     add("--dataset", default="cifar10")
-    add("--minutes", type=float, default=240, help="of processor time")
+    add("--minutes", type=float, default=120, help="of processor time")
     add("--test-images", type=int, default=10_000)
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=ROOT / "runs" / "transformers")

@@ -1,7 +1,7 @@
 """The graphs of functional and Sequential models, and how they are rewritten.
 
-The module reads parts of Keras that are not public. Some others do so, too,
-such as `deployment.exactness`, `visualization.sites` and `ops.backend.dynamo`.
+The module reads parts of Keras that are not public. The only other one that
+does is `ops.backend.dynamo`, which comes before it.
 """
 
 import itertools
@@ -64,10 +64,7 @@ def require_float32(model: keras.Model) -> None:
 
 def nodes(model: keras.Model) -> Iterator[Any]:
     """The calls that make a graph, each after those that it depends on."""
-    histories = [tensor._keras_history for tensor in reversed(model.outputs)]
-    stack = [
-        (h.operation._inbound_nodes[h.node_index], False) for h in histories
-    ]
+    stack = [(producer(tensor), False) for tensor in reversed(model.outputs)]
     seen = set()
     while stack:
         node, complete = stack.pop()
@@ -141,6 +138,12 @@ def with_calls(
             values.update(zip(map(id, node.outputs), given, strict=True))
     outputs = [values[id(x)] for x in model.outputs]
     return keras.Model(*structure(model, inputs, outputs), name=model.name)
+
+
+def producer(tensor: Any) -> Any:
+    """The call that has made a symbolic tensor, or its input."""
+    operation, call, _ = tensor._keras_history
+    return operation._inbound_nodes[call]
 
 
 def layers_within(layer: Any) -> Iterator[Any]:

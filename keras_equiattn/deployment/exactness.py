@@ -23,6 +23,7 @@ from keras_equiattn.deployment.integers import Scaling
 from keras_equiattn.graphs import arguments
 from keras_equiattn.graphs import MERGING
 from keras_equiattn.graphs import POINTWISE
+from keras_equiattn.graphs import producer
 
 # Sums without weights, by the axes that they sum over.
 POOLING = (keras.layers.AveragePooling2D, keras.layers.AveragePooling3D)
@@ -211,9 +212,8 @@ def _is_along_channels(axis: Any, tensor: Any) -> bool:
     if any(a not in (-1, len(tensor.shape) - 1) for a in axes):
         return False
     while True:
-        operation, call, _ = tensor._keras_history
-        node = operation._inbound_nodes[call]
-        kind = type(operation)
+        node = producer(tensor)
+        kind = type(node.operation)
         if node.is_input or kind in (*INTEGER_LAYERS, *GLOBAL_POOLING):
             return True
         before = node.input_tensors[0]

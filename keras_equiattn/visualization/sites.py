@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_equiattn import _checks
 from keras_equiattn.graphs import has_graph
+from keras_equiattn.graphs import layers_within
 from keras_equiattn.graphs import nodes
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 
@@ -206,7 +207,8 @@ def _attends(operation: Any) -> bool:
 def _hides_attention(operation: Any) -> bool:
     return isinstance(operation, keras.Layer) and any(
         _attends(layer)
-        for layer in operation._flatten_layers(include_self=False)
+        for layer in layers_within(operation)
+        if layer is not operation
     )
 
 

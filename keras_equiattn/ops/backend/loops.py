@@ -206,6 +206,7 @@ def _scan_tensorflow(function: Function, carry: Any, xs: Any, like: Any) -> Any:
     length = ops.shape(flat[0])[0]
 
     def body(index: Any, flat_carry: Any, arrays: Any) -> Any:
+        """Runs one step, and writes its outputs into the arrays."""
         piece = [None if x is None else tf.gather(x, index) for x in flat]
         next_carry, outputs = function(
             keras.tree.pack_sequence_as(carry, flat_carry),

@@ -71,6 +71,7 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
     """
 
     def forward(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
+        """The result. Nothing but the arguments is kept."""
         matrices = _matrices(kernel, group)
 
         def step(_: Any, x: Tensor) -> tuple[Any, Tensor]:
@@ -82,6 +83,7 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
     def backward(
         arguments: tuple[Tensor, ...], _: Any, upstream: Tensor
     ) -> tuple[Tensor, ...]:
+        """The gradients, with those of the blocks added up over the steps."""
         x, kernel, *bias = arguments
         matrices = _matrices(kernel, group)
         transposed = [ops.transpose(matrix) for matrix in matrices]
@@ -91,6 +93,8 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
         ]
 
         def step(totals: Any, x: Tensor, upstream: Tensor) -> Any:
+            """Adds the gradients of blocks and bias over some rows, and returns
+            the gradient of these rows."""
             sums, of_y = (to_sums(z, group=group) for z in (x, upstream))
             found = [_outer(a, b) for a, b in zip(sums, of_y, strict=True)]
             if bias:
@@ -138,6 +142,7 @@ def _in_steps(
     whole, left = divmod(height, together)
 
     def some_rows(carry: Any, at: Any, rows: int = together) -> Any:
+        """Puts the rows of one step into the result."""
         result, totals = carry
         start = (0, at * together, 0, 0, 0)
         parts = [

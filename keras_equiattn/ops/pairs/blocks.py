@@ -195,6 +195,7 @@ def _attend(shared: Shared, _: Any, piece: Any) -> Any:
     query, keys, values, head = piece
 
     def of_block(_: Any, piece: Any) -> Any:
+        """The output and logarithms of one block."""
         query, number = piece
         y, logs = fused.attend(shared.block(query, keys, values, head, number))
         return (), (ops.cast(y, values.dtype), logs)
@@ -238,6 +239,7 @@ def _gradients(shared: Shared, totals: Any, piece: Any) -> Any:
     query, keys, values, head, logs, upstream = piece
 
     def of_block(totals: Any, piece: Any) -> Any:
+        """Adds the gradients of one block, and returns that of its queries."""
         query, number, upstream, logs = piece
         *totals, d_embedding = totals
         block = shared.block(query, keys, values, head, number)

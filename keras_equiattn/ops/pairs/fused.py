@@ -197,6 +197,7 @@ def attend(block: Block) -> tuple[Outputs, PositionScores]:
     group = block.group_scores()
 
     def first(carry: Any, number: Any) -> Any:
+        """Finds the scores of a line."""
         given = query, group, block.line(number), block.kept(number)
         return add_exponentials(carry, *given, lines=lines)
 
@@ -208,6 +209,7 @@ def attend(block: Block) -> tuple[Outputs, PositionScores]:
     inverse = 1 / total
 
     def second(y: Any, piece: Any) -> Any:
+        """Adds the values of a line to the output."""
         number, found = piece
         given = block.line(number).values, found, highest, inverse
         return add_values(y, *given, lines=lines), ()
@@ -242,6 +244,7 @@ def gradients(
     d_keys, d_values, d_offsets = totals
 
     def first(carry: Any, number: Any) -> Any:
+        """Adds a line to the means, and to the gradient of the values."""
         mean, d_values = carry
         given = query, group, block.line(number), block.kept(number)
         mean, part, found = add_means(mean, *given, logs, upstream, lines=lines)
@@ -263,6 +266,7 @@ def gradients(
     )
 
     def second(carry: Any, piece: Any) -> Any:
+        """Adds the gradients of a line to those of all lines."""
         number, found = piece
         sums, d_keys, d_offsets = carry
         given = query, block.line(number), found, mean

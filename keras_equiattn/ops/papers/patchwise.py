@@ -234,6 +234,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
     def forward(
         frames: Frames, *by_row: Float[Tensor, "..."]
     ) -> tuple[Features, tuple[()]]:
+        """The sum. Nothing but the arguments is kept."""
         strips = _strips(window, frames)
         batch, height, width = ops.shape(strips)[2:5]
         width = width - reach(window.neighbours)[1]
@@ -249,6 +250,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
     def backward(
         arguments: tuple[Tensor, ...], _: Any, d: Features
     ) -> tuple[Tensor, ...]:
+        """The gradients of the frames and of the parts of each row."""
         frames, *by_row = arguments
         rows = (_strips(window, frames), *by_row)
         of_row = functools.partial(_of_row, window)

@@ -106,6 +106,7 @@ def sums(
     """
 
     def step(total: Any, group: Any) -> Any:
+        """Adds some channels to the sum."""
         planes, kernel, alpha = group
         scaled = in_full_precision(kernel)[:, None] * alpha[:, :, None]
         # With the images first, channels and taps are one axis of a product.
@@ -171,6 +172,7 @@ def maxima(
     index = (ops.zeros(shape, numbers.dtype),) if where else ()
 
     def step(carry: Any, group: Any) -> Any:
+        """Compares the maxima so far with the responses of some channels."""
         number, planes, kernel, *alpha = group
         weight = alpha[0] if alpha else None
         found = responses(window, planes, kernel, weight, schedule.written_out)
@@ -227,6 +229,7 @@ def through_attention(
     schedule = dispatch.schedule(window, planes, kernel)
 
     def through_sum(carry: Any, group: Any) -> Any:
+        """The part of the gradient that flows through the sum."""
         planes, kernel, alpha = group
         seen = stacked_views(window, planes)
         of_views = backend.einsum_in_full_precision(
@@ -236,6 +239,7 @@ def through_attention(
         return carry, alpha * ops.sum(of_views * weights, axis=2)
 
     def through_maxima(carry: Any, group: Any) -> Any:
+        """The count, and the part that flows through the maxima, if any."""
         number, planes, kernel, floor = group
         values = responses(window, planes, kernel, None, schedule.written_out)
         terms = [_hits(values, floor)]

@@ -138,9 +138,11 @@ def _forward(
     kept_like = {"peaks": like} if spec.has_channel else {}
 
     def element(total: Tensor, piece: Any) -> Any:
+        """Adds the responses at one input group element to the total."""
         planes, weights = piece
 
         def chunk(carry: Any, weights: Weights) -> Any:
+            """The sum of some filters, and the maxima that are kept."""
             kept = _peaks(spec, planes, weights)
             found = _reduced(spec, planes, weights | kept)
             gated = spec.has_spatial
@@ -181,9 +183,11 @@ def _backward(
     kept_like = dict.fromkeys(_kept_names(spec), like)
 
     def element(carry: Any, piece: Any) -> Any:
+        """The gradients of the planes and weights of one input element."""
         planes, weights = piece
 
         def chunk(d_planes: Tensor, piece: Any) -> Any:
+            """Adds the gradient of some filters to that of the planes."""
             weights, upstream = piece
             found, kept = _chunk_gradients(
                 spec, planes, weights, upstream, blocks
@@ -418,9 +422,11 @@ def _maps(
     """
 
     def element(carry: Any, piece: Any) -> Any:
+        """The attention at one input group element."""
         planes, weights = piece
 
         def chunk(carry: Any, weights: Weights) -> Any:
+            """The attention to the responses of some filters."""
             peaks = _peaks(spec, planes, weights)
             found = _reduced(spec, planes, weights | peaks)
             gate = (

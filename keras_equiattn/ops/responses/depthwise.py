@@ -167,6 +167,8 @@ def _kernel_gradient(
     high, wide = (effective_window(n, dilation_rate) for n in (rows, columns))
 
     def step(total: Tensor, start: Tensor) -> Any:
+        """Adds the products of some rows, written out over tiles of columns."""
+
         def part(x: Tensor, height: int) -> Tensor:
             shape = (batch, height, *ops.shape(x)[2:])
             zeros = (0,) * (len(x.shape) - 2)

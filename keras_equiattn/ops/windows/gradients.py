@@ -212,6 +212,7 @@ def _attention_gradients(
         d_weights = in_full_precision(d_weights) + upstream
 
     def mean() -> Tensor:
+        """The mean of the gradient of the weights, under the weights."""
         # From the sums: that takes a number for each channel, not for each
         # neighbour.
         found = of_values.mean_gradient(d, y)

@@ -39,6 +39,7 @@ def scores(
     size = tuple(ops.shape(x)[-2:])
 
     def step(some: Form, _: Any, first: Any, *weights: Any) -> Any:
+        """The derivatives of some neighbours, see `_over_neighbours`."""
         found = []
         for numbers in _some(some):
             seen = _seen(
@@ -67,6 +68,7 @@ def sums(
     def step(
         some: Form, total: Tensor, first: Any, a: Tensor, *weights: Any
     ) -> Any:
+        """Adds some weighted neighbours to the total."""
         near = _rows_from(k, first, some, size)
         for numbers in _some(some):
             seen = _seen(some, numbers, near, size, *weights)
@@ -88,6 +90,8 @@ def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
     _, along = form.reach
 
     def step(some: Form, totals: Any, first: Any, a: Any, w: Any) -> Any:
+        """Adds what some neighbours get from the queries to the frames of the
+        totals. Without totals it returns new frames."""
         down = some.reach[0]
         around = ((down, down), (along, along))
         size = height + down, width + along
@@ -95,6 +99,7 @@ def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
         queries = ops.pad(x, ((0, 0),) * 4 + around)
 
         def add(found: list[Tensor], piece: Any) -> Any:
+            """Adds the part of one query element to the frames."""
             a, x, w = piece
             found = list(found)
             for n, place in enumerate(some.neighbours):
@@ -154,6 +159,8 @@ def weight_gradients(
     elements = k.shape[2] if weighted else 0
 
     def step(some: Form, _: Any, first: Any, a: Tensor) -> Any:
+        """The derivatives of some neighbours: for each of them one with respect
+        to its map for every key element, and one with respect to its bias."""
         near = _rows_from(k, first, some, size)
         # (batch, elements, heads, 1, height, width) for each neighbour.
         a = ops.expand_dims(a, axis=4)

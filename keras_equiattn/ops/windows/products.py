@@ -52,6 +52,11 @@ def derivatives(
     of_weights = w is not None and "k" in wanted
 
     def images(a: Tensor, x: Tensor, k: Keys) -> tuple[Tensor, ...]:
+        """The wanted derivatives for some images.
+
+        One neighbour comes after the other. Derivatives with respect to queries
+        and keys add up in place.
+        """
         size = ops.shape(x)[1:3] if a is None else ops.shape(a)[4:]
         queries: Any = None if x is None else ops.moveaxis(x, 3, 1)
         found = {}
