@@ -9,6 +9,7 @@ from typing import NamedTuple
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.numerics import item_size
 from keras_equiattn.ops.numerics import part_size
 
 # Scores of a block, for XLA on a CPU. A training step of 128 images on p4 took
@@ -16,12 +17,15 @@ from keras_equiattn.ops.numerics import part_size
 # 14 pixels, and 1.4 s where pixels see the whole image of 7 x 7; with a quarter
 # of it 3.3 s and 1.4 s, with the double 3.3 s and 1.4 s, and with four times as
 # much 5.7 s and 1.5 s. Temporaries of the windows grew from 212 MiB to 226 and
-# 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
+# 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2). For all constants that a file
+# benchmarks/results/tuning-<backend>-128-<date>.json has, it has two other
+# values for comparison.
 COMPILED_BLOCK = 5 * 2**17
 # Scores of a block for all other devices and compilers, and for TensorFlow,
 # which chooses blocks before it calls XLA. On that machine PyTorch takes as
-# long for 64 images and all heads with half as many as with four times as many;
-# on accelerators nothing was measured yet.
+# long with a quarter as many and 0.9 of that with four times as many, and
+# TensorFlow 0.96 and 1.57 times as long (tuning files, batch 128). On
+# accelerators nothing was measured yet.
 EAGER_BLOCK = 5 * 2**21
 # Scores of a block where the compiler gets every step by itself. OpenVINO
 # compiled gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s
@@ -36,7 +40,9 @@ COMPILED_TOGETHER = 24
 EAGER_TOGETHER = 1024
 # Neighbours of a line of the whole image, at most: each is written out. In
 # images of 13 x 13, lines of 7 took 0.35 of the time of lines of one under JAX,
-# and 0.81 under PyTorch (steps of 8 images, Intel Xeon, one core).
+# and 0.81 under PyTorch (steps of 8 images, Intel Xeon, one core). In images of
+# 7 x 7, lines of two take 1.13 to 1.45 times as long as lines of 7 (tuning
+# files).
 WRITTEN_OUT = 8
 # Images of a batch whose size is not known before run time.
 UNKNOWN_BATCH = 32
@@ -73,13 +79,27 @@ def choose(
     return blocks(query, keys, encoding, local, *sizes)
 
 
-def has_one_kernel(x: Float[Tensor, "..."]) -> bool:
-    """Whether a product with this tensor is one kernel of PyTorch.
+def form_of_products(x: Float[Tensor, "..."]) -> str:
+    """How products with this tensor are computed.
 
-    Compilers and graphs of TensorFlow get the sum over the inner axis written
-    out instead.
+    PyTorch's kernel for many small matrices moves the fewest bytes without a
+    compiler, 0.7 of those of terms that are added in place. But on CPUs it
+    copies one matrix after the other, since pixels come last: a training step
+    of 128 images took 5.6 s in place of 2.7 s with windows of 5 x 5, and 8.7 s
+    in place of 1.7 s with the whole image of 7 x 7 (AMD EPYC, two cores). In
+    half precision terms would be widened, and moved nearly twice.
+
+    Args:
+        x: a factor of the product.
+
+    Returns:
+        "terms" that are written out, for compilers and graphs of TensorFlow;
+        "in_place" for one term after the other; "kernel" for one kernel.
     """
-    return backend.find_target(x).compiler is None
+    target = backend.find_target(x)
+    if target.compiler is not None:
+        return "terms"
+    return "in_place" if target.eager_on_cpu and item_size(x) > 2 else "kernel"
 
 
 def reduces_score_gradients(x: Float[Tensor, "..."], dropout: bool) -> bool:

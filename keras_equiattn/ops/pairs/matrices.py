@@ -6,8 +6,9 @@ Equations name the first two axes: "cm,cg->mg" adds up channels for each pair of
 a key element and a query element.
 
 Compilers get the sums written out, which they fuse with what the products are
-made of. Without one, PyTorch has a kernel for matrices, which reads and writes
-each number once. Sums are in single precision at least.
+made of. Without one, PyTorch adds one term after the other in place, or calls a
+kernel for all matrices of a product, see `dispatch.form_of_products`. Sums are
+in single precision at least.
 """
 
 import functools
@@ -22,7 +23,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
-from keras_equiattn.ops.pairs.dispatch import has_one_kernel
+from keras_equiattn.ops.pairs.dispatch import form_of_products
 
 # Two axes of the matrix, then rows, columns and images, of any sizes.
 Matrix: TypeAlias = Float[Tensor, "_ _ _ _ _"]
@@ -46,7 +47,10 @@ def products(
         dtype: the dtype of the results.
         start: a matrix that is added to each of them.
     """
-    if has_one_kernel(pairs[0][0]):
+    form = form_of_products(pairs[0][0])
+    if form == "in_place":
+        found = [_in_place(equation, *pair) for pair in pairs]
+    elif form == "kernel":
         found = [_einsum(equation, *pair) for pair in pairs]
     else:
         terms = (
@@ -68,7 +72,12 @@ def add_products(total: Matrix, equation: str, pairs: Sequence[Pair]) -> Matrix:
         equation: the equation of the first two axes.
         pairs: the two factors of each product.
     """
-    if has_one_kernel(total):
+    form = form_of_products(pairs[0][0])
+    if form == "in_place":
+        for pair in pairs:
+            total = _in_place(equation, *pair, total)
+        return total
+    if form == "kernel":
         return add(total, (_einsum(equation, *pair) for pair in pairs))
     return add(total, [t for pair in pairs for t in _written(equation, *pair)])
 
@@ -82,11 +91,15 @@ def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
         over: the axes of the pixels that are added up: rows `y`, columns `x`
             and images `b`. They keep size one.
     """
-    if has_one_kernel(x):
+    form = form_of_products(x)
+    if form == "kernel":
         return _einsum(equation, x, y, over)
-    terms = _written(equation, x, y)
+    if form == "in_place":
+        total = _in_place(equation, x, y)
+    else:
+        terms = _written(equation, x, y)
+        total = sum(terms[1:], terms[0])
     axes = [2 + PIXELS.index(axis) for axis in over]
-    total = sum(terms[1:], terms[0])
     return ops.sum(total, axis=axes, keepdims=True) if over else total
 
 
@@ -100,13 +113,32 @@ def _written(equation: str, x: Matrix, y: Matrix) -> list[Matrix]:
 
     It makes none of the reduction of a single product.
     """
+    pairs = _factors(equation, x, y)
+    return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]
+
+
+def _in_place(
+    equation: str, x: Matrix, y: Matrix, total: Matrix | None = None
+) -> Matrix:
+    """A product whose terms are added to the total, or to the first of them."""
+    for a, b in _factors(equation, x, y):
+        if total is None:
+            total = in_full_precision(a) * in_full_precision(b)
+        else:
+            total = backend.add_product(total, a, b)
+    return total
+
+
+def _factors(
+    equation: str, x: Matrix, y: Matrix
+) -> Iterable[tuple[Matrix, Matrix]]:
+    """Both factors of each term."""
     first, second, inner, found = _axes(equation)
-    pairs = zip(
+    return zip(
         _cut(x, first, inner, found),
         _cut(y, second, inner, found),
         strict=True,
     )
-    return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]
 
 
 def _axes(equation: str) -> tuple[str, str, str, str]:

@@ -45,7 +45,8 @@ RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # written out and 1.9 s with products (AMD EPYC, two cores, JAX 0.10.2).
 WRITTEN_OUT = 25
 # Columns of an image over which a gradient of the convolution of statistics is
-# written out.
+# written out. With 16 and 64 spatial attention takes up to 1.03 and 1.09 times
+# as long (benchmarks/results/tuning-<backend>-128-<date>.json).
 COLUMNS = 32
 
 

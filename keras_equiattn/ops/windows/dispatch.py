@@ -17,11 +17,14 @@ from keras_equiattn.ops.windows.form import Queries
 # p4) 0.62 of the bytes and 1.6 times the time (steps of 64 images of 32 x 32,
 # AMD EPYC, two cores, PyTorch 2.13).
 TILED_CHANNELS = 8
-# `tiles`: what the keys of a tile cost to set up, in rows of queries. It was
-# chosen by hand.
+# Other values of the constants below are compared in the files
+# benchmarks/results/tuning-<backend>-128-<date>.json.
+
+# `tiles`: what the keys of a tile cost to set up, in rows of queries. With 1 and
+# 16 ACmix takes 1.12 and 1.16 times as long.
 TILE_SETUP_ROWS = 4
-# `products`: bytes that one pass writes, about what a core keeps at hand.
-# Halving or doubling them was not measured at batch 128.
+# `products`: bytes that one pass writes, about what a core keeps at hand. With a
+# quarter and four times as many ASC takes 1.41 and 1.33 times as long.
 CACHE = 2**22
 # `planes`: neighbours up to which all are written out: 11 x 11 take a compiler
 # less than 16 s (AMD EPYC, two cores, JAX 0.10.2). It gets one row if there are
@@ -30,9 +33,11 @@ CACHE = 2**22
 WRITTEN_OUT = 121
 # `planes`: neighbours whose channels one reduction adds up. With more, a core
 # has too few registers; with fewer, queries and keys are read more often.
+# Sums of one neighbour alone take 9.5 times as long under JAX.
 NEIGHBOURS_OF_SUM = 5
 # `planes`: channels up to which a reduction is vectorised along the columns,
-# since XLA writes out as many terms.
+# since XLA writes out as many terms. With 4 and 16 ACmix takes up to 1.05 and
+# 1.13 times as long.
 CHANNELS_OF_SUM = 8
 
 
