@@ -20,8 +20,8 @@ TILED_CHANNELS = 8
 # Other values of the constants below are compared in the files
 # benchmarks/results/tuning-<backend>-128-<date>.json.
 
-# `tiles`: what the keys of a tile cost to set up, in rows of queries. With 1 and
-# 16 ACmix takes 1.12 and 1.16 times as long.
+# `tiles`: what the keys of a tile cost to set up, in rows of queries. With 1
+# and 16 ACmix takes 1.12 and 1.16 times as long.
 TILE_SETUP_ROWS = 4
 # `products`: bytes that one pass writes, about what a core keeps at hand. With a
 # quarter and four times as many ASC takes 1.41 and 1.33 times as long.
