@@ -23,8 +23,8 @@ TILED_CHANNELS = 8
 # `tiles`: what the keys of a tile cost to set up, in rows of queries. With 1
 # and 16 ACmix takes 1.12 and 1.16 times as long.
 TILE_SETUP_ROWS = 4
-# `products`: bytes that one pass writes, about what a core keeps at hand. With a
-# quarter and four times as many ASC takes 1.41 and 1.33 times as long.
+# `products`: bytes that one pass writes, about what a core keeps at hand. With
+# a quarter and four times as many ASC takes 1.41 and 1.33 times as long.
 CACHE = 2**22
 # `planes`: neighbours up to which all are written out: 11 x 11 take a compiler
 # less than 16 s (AMD EPYC, two cores, JAX 0.10.2). It gets one row if there are
