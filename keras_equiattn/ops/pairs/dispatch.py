@@ -12,14 +12,15 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import item_size
 from keras_equiattn.ops.numerics import part_size
 
+# Other values of the constants below are compared in the files
+# benchmarks/results/tuning-<backend>-128-<date>.json.
+
 # Scores of a block, for XLA on a CPU. A training step of 128 images on p4 took
 # 2.9 s of processor time with this where windows of 5 x 5 lie in images of 14 x
 # 14 pixels, and 1.4 s where pixels see the whole image of 7 x 7; with a quarter
 # of it 3.3 s and 1.4 s, with the double 3.3 s and 1.4 s, and with four times as
 # much 5.7 s and 1.5 s. Temporaries of the windows grew from 212 MiB to 226 and
-# 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2). For all constants that a file
-# benchmarks/results/tuning-<backend>-128-<date>.json has, it has two other
-# values for comparison.
+# 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
 # Scores of a block for all other devices and compilers, and for TensorFlow,
 # which chooses blocks before it calls XLA. On that machine PyTorch takes as
