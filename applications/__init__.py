@@ -40,6 +40,7 @@ from keras_equiattn.applications.networks.unet import GroupUNet
 from keras_equiattn.applications.presets import from_preset
 from keras_equiattn.applications.presets import list_presets
 from keras_equiattn.applications.presets import save_to_preset
+from keras_equiattn.applications.registry import converter_of
 from keras_equiattn.applications.registry import get_model
 from keras_equiattn.applications.registry import list_models
 
@@ -67,6 +68,7 @@ __all__ = [
     "ResNet44",
     "ResNet83",
     "RotMNISTCNN",
+    "converter_of",
     "from_preset",
     "get_model",
     "list_models",

@@ -4,6 +4,9 @@ A network registers its own variants next to its constructor:
 
     @register({"mynet_p4": {"group": "p4"}, "mynet_p4m": {"group": "p4m"}})
     def MyNet(group, input_shape=(32, 32, 3), classes=10, name=None): ...
+
+It also says there which function of `keras_equiattn.convert` loads the weights
+that the code of a paper's authors has trained.
 """
 
 import difflib
@@ -11,6 +14,7 @@ import fnmatch
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 from typing import TypeAlias
 from typing import TypeVar
 
@@ -19,16 +23,42 @@ import keras
 Constructor = TypeVar("Constructor", bound=Callable[..., keras.Model])
 # Names of networks, and the arguments that make a constructor build each.
 Variants: TypeAlias = Mapping[str, Mapping[str, Any]]
+Converter: TypeAlias = Callable[..., keras.Model]
 
-_MODELS: dict[str, tuple[Callable[..., keras.Model], Mapping[str, Any]]] = {}
+
+class _Registered(NamedTuple):
+    """A registered network.
+
+    Attributes:
+        constructor: builds it.
+        arguments: the arguments with which the constructor builds it.
+        converter: loads the authors' weights, a function of a model and a
+            file; None if there are none that it could load.
+        of_authors: arguments of the constructor for a network into which the
+            converter can load.
+    """
+
+    constructor: Callable[..., keras.Model]
+    arguments: Mapping[str, Any]
+    converter: Converter | None
+    of_authors: Mapping[str, Any]
 
 
-def register(variants: Variants) -> Callable[[Constructor], Constructor]:
+_MODELS: dict[str, _Registered] = {}
+
+
+def register(
+    variants: Variants, converter: Converter | None = None, **of_authors: Any
+) -> Callable[[Constructor], Constructor]:
     """Returns a decorator that registers variants of a network.
 
     Args:
         variants: the name of each variant, and the arguments with which the
             constructor builds it. The constructor must also take `name`.
+        converter: the function of `keras_equiattn.convert` that loads weights
+            of the authors' code into these networks.
+        **of_authors: arguments of the constructor for networks into which the
+            converter can load.
 
     Returns:
         A decorator that gives back the constructor as it is.
@@ -44,7 +74,9 @@ def register(variants: Variants) -> Callable[[Constructor], Constructor]:
                 f"A network called '{taken[0]}' is registered already."
             )
         for name, arguments in variants.items():
-            _MODELS[name] = constructor, arguments
+            _MODELS[name] = _Registered(
+                constructor, arguments, converter, of_authors
+            )
         return constructor
 
     return add
@@ -81,8 +113,38 @@ def get_model(name: str, **overrides: Any) -> keras.Model:
             names that are close to it), or if the constructor refuses an
             argument.
     """
-    constructor, arguments = _MODELS[check_name(name)]
-    return constructor(**{"name": name, **arguments, **overrides})
+    found = _MODELS[check_name(name)]
+    return found.constructor(**{"name": name, **found.arguments, **overrides})
+
+
+def converter_of(name: str) -> tuple[Converter, dict[str, Any]]:
+    """Returns the function that loads the authors' weights of a network.
+
+    Args:
+        name: one of `list_models()`.
+
+    Returns:
+        A function of `keras_equiattn.convert`, and the arguments that
+        `get_model` needs for a network into which that function can load.
+
+    Raises:
+        ValueError: if there is no network of this name, or none of the
+            formats that `keras_equiattn.convert` reads has its weights.
+
+    Example:
+        >>> from keras_equiattn import applications
+        >>> load, arguments = applications.converter_of("gsanet_rotmnist_p4")
+        >>> load.__name__, arguments["epsilon"]
+        ('g_selfatt', 1e-12)
+    """
+    found = _MODELS[check_name(name)]
+    if found.converter is None:
+        raise ValueError(
+            "Weights of the authors can be loaded into networks of attentive "
+            "group convolution, of group self-attention, and into Swin and "
+            f"octic vision transformers. Received: {name!r}"
+        )
+    return found.converter, dict(found.of_authors)
 
 
 def check_name(name: Any) -> str:

@@ -44,7 +44,6 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_equiattn import applications
-from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import visualization
 from keras_equiattn.applications.data import datasets
@@ -134,7 +133,7 @@ def load(options: argparse.Namespace, image: np.ndarray) -> keras.Model:
     """The exact network, its weights loaded or trained."""
     if str(options.weights).endswith(AUTHORS_FILES):
         try:
-            converter, overrides = convert.of_registered(options.model)
+            converter, overrides = applications.converter_of(options.model)
         except ValueError as error:  # --model, with such a file
             raise SystemExit(f"attention_maps.py: error: {error}") from None
         model = build(options, **overrides)

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from keras_equiattn import applications
-from keras_equiattn import convert
 from keras_equiattn.applications import training
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import reporting
@@ -32,7 +31,7 @@ from keras_equiattn.applications.training import reporting
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """Counts the errors of one network."""
     info = datasets.info(options.dataset)
-    converter, overrides = convert.of_registered(options.model)
+    converter, overrides = applications.converter_of(options.model)
     overrides = {"normalization": info.normalization, **overrides}
     model = applications.get_model(options.model, **overrides)
     converter(model, options.weights)

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_equiattn import _checks
+from keras_equiattn import convert
 from keras_equiattn import layers
 from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.applications.networks.common import imagenet
@@ -30,9 +31,10 @@ EPSILON = 1e-5
         classes=10,
         patch_size=2,
         window_size=4,
-    )
+    ),
+    convert.acmix,
 )
-@register(imagenet.with_plain("acmix_swin_tiny", "attention"))
+@register(imagenet.with_plain("acmix_swin_tiny", "attention"), convert.acmix)
 def ACmixSwinTiny(
     include_top: bool = True,
     weights: str | Path | None = None,
@@ -123,7 +125,7 @@ def ACmixSwinTiny(
     return _network("Tiny", design, window_size, frame)
 
 
-@register(imagenet.with_plain("acmix_swin_small", "attention"))
+@register(imagenet.with_plain("acmix_swin_small", "attention"), convert.acmix)
 def ACmixSwinSmall(
     include_top: bool = True,
     weights: str | Path | None = None,

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn.applications.networks.common import convolution
 from keras_equiattn.applications.networks.common import ends
@@ -28,7 +29,8 @@ SCALE = 0.035  # scale of the kernels at the start, see `Network`
     variants(
         "allcnnc_{}",
         "z2 p4 p4_full p4_channel p4_spatial p4_input p4m p4m_input",
-    )
+    ),
+    convert.att_gconvs,
 )
 def AllCNNC(
     group: str | groups.Group = "p4",

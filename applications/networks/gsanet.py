@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn import layers
 from keras_equiattn.applications.networks import gsanet_blocks as parts
@@ -226,7 +227,12 @@ def _variants(preset: str) -> Variants:
     return {f"gsanet_{preset}_{group}": {"group": group} for group in VARIANTS}
 
 
-@register(_variants("rotmnist"))
+@register(
+    _variants("rotmnist"),
+    convert.g_selfatt,
+    epsilon=convert.G_SELFATT_EPSILON,
+    normalization=convert.G_SELFATT_ROT_MNIST,
+)
 def GSANetRotMNIST(
     group: str | groups.Group = "p4",
     kernel_size: int | None = 5,
@@ -270,7 +276,11 @@ def GSANetRotMNIST(
     return _preset("rotmnist", _ROT_MNIST, group, kernel_size, name, options)
 
 
-@register(_variants("cifar10"))
+@register(
+    _variants("cifar10"),
+    convert.g_selfatt,
+    epsilon=convert.G_SELFATT_EPSILON,
+)
 def GSANetCIFAR10(
     group: str | groups.Group = "z2m",
     kernel_size: int | None = 5,
@@ -318,7 +328,9 @@ def GSANetCIFAR10(
     return _preset("cifar10", _CIFAR10, group, kernel_size, name, options)
 
 
-@register(_variants("pcam"))
+@register(
+    _variants("pcam"), convert.g_selfatt, epsilon=convert.G_SELFATT_EPSILON
+)
 def GSANetPCam(
     group: str | groups.Group = "p4",
     kernel_size: int | None = 5,

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn import convert
 from keras_equiattn import layers
 from keras_equiattn.applications.networks import octic_blocks as octic
 from keras_equiattn.applications.networks.common import ends
@@ -30,7 +31,8 @@ EPSILON = 1e-6  # for the layer norms of plain blocks, and for the last one
         f"octic_vit_{size}_{head}": {"head": head, **settings}
         for size, settings in SIZES.items()
         for head in HEADS
-    }
+    },
+    convert.octic_vits,
 )
 def OcticViT(
     include_top: bool = True,

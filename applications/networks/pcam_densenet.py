@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn.applications.networks.common import convolution
 from keras_equiattn.applications.networks.common import ends
@@ -24,7 +25,10 @@ TRANSITION_ATTENTION = ((7, 4), (7, 4), (7, 3), (7, 1))
 LAST_ATTENTION = (3, 1)
 
 
-@register(variants("pcam_densenet_{}", "z2 p4 p4_input p4m p4m_input"))
+@register(
+    variants("pcam_densenet_{}", "z2 p4 p4_input p4m p4m_input"),
+    convert.att_gconvs,
+)
 def PCamDenseNet(
     group: str | groups.Group = "p4",
     attention: str | None = None,

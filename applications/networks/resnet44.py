@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn.applications.networks.common import convolution
 from keras_equiattn.applications.networks.common import ends
@@ -21,7 +22,7 @@ WIDTHS = {"z2": (32, 64, 128), "p4m": (11, 23, 45)}
 BLOCKS = 7  # in each stage
 
 
-@register(variants("resnet44_{}", "z2 p4m p4m_input"))
+@register(variants("resnet44_{}", "z2 p4m p4m_input"), convert.att_gconvs)
 def ResNet44(
     group: str | groups.Group = "p4m",
     attention: str | None = None,

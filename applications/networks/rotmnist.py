@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_equiattn import _checks
+from keras_equiattn import convert
 from keras_equiattn import groups
 from keras_equiattn.applications.networks.common import convolution
 from keras_equiattn.applications.networks.common import ends
@@ -66,19 +67,22 @@ SHIPPED: dict[int, pretrained.Shipped] = {
             "kernel_size": 5,
             "filters": 20,
         },
-    }
+    },
+    convert.att_gconvs,
 )
 @register(
     {  # the paper's wider baselines
         f"rotmnist_p4cnn_big{width}": {"group": "p4", "filters": width}
         for width in (11, 15, 19)
-    }
+    },
+    convert.att_gconvs,
 )
 @register(
     variants(
         "rotmnist_{}cnn",
         "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m p8 p16",
-    )
+    ),
+    convert.att_gconvs,
 )
 def RotMNISTCNN(
     group: str | groups.Group = "p4",

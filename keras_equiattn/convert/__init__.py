@@ -4,9 +4,7 @@ The public functions stand here. `reading` reads files and assigns arrays; one
 file for each authors' code says where our variables come from.
 """
 
-import fnmatch
 import os
-from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +37,6 @@ __all__ = [
     "att_gconvs",
     "g_selfatt",
     "octic_vits",
-    "of_registered",
 ]
 
 G_SELFATT_EPSILON: float = EPSILON
@@ -47,56 +44,6 @@ G_SELFATT_EPSILON: float = EPSILON
 
 G_SELFATT_ROT_MNIST: tuple[float, float] = (0.1307, 0.3081)
 """The `normalization` of rotated MNIST in the code of `g_selfatt`."""
-
-
-# Names of the networks that the authors' weights fit, the first match counts.
-_SELF_ATTENTION: Mapping[str, Mapping[str, Any]] = {
-    "gsanet_rotmnist*": {
-        "epsilon": G_SELFATT_EPSILON,
-        "normalization": G_SELFATT_ROT_MNIST,
-    },
-    "gsanet*": {"epsilon": G_SELFATT_EPSILON},
-}
-_ATTENTIVE = ("rotmnist*", "allcnnc*", "resnet44*", "pcam_densenet*")
-
-
-def of_registered(
-    name: str,
-) -> tuple[Callable[..., keras.Model], dict[str, Any]]:
-    """The function that loads the authors' weights of a registered network.
-
-    Args:
-        name: the name of the network, see `applications.list_models`.
-
-    Returns:
-        The function of this module, and the arguments that
-        `applications.get_model` needs for a network that it can load into.
-
-    Raises:
-        ValueError: for a network whose authors' code has another format, or
-            that no paper's code has.
-
-    Example:
-        >>> from keras_equiattn import convert
-        >>> converter, arguments = convert.of_registered("gsanet_rotmnist_p4")
-        >>> converter.__name__, arguments["epsilon"]
-        ('g_selfatt', 1e-12)
-    """
-    for pattern, arguments in _SELF_ATTENTION.items():
-        if fnmatch.fnmatch(name, pattern):
-            return g_selfatt, dict(arguments)
-    if fnmatch.fnmatch(name, "acmix_swin*"):
-        return acmix, {}
-    if fnmatch.fnmatch(name, "octic_vit*"):
-        return octic_vits, {}
-    if any(fnmatch.fnmatch(name, pattern) for pattern in _ATTENTIVE):
-        return att_gconvs, {}
-    raise ValueError(
-        "Weights of the authors can be loaded into networks of attentive "
-        "group convolution, group self-attention, and Swin and octic vision "
-        "transformers. "
-        f"Received: {name!r}"
-    )
 
 
 def att_gconvs(

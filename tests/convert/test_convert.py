@@ -537,33 +537,41 @@ def test_example(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.once
 def test_example_with_weights_of_acmix(tmp_path, monkeypatch):
-    """Swin transformers go to their own converter."""
+    """The network and its file go to the converter of the network."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     import evaluate_checkpoint
 
     model = applications.get_model("rotmnist_z2cnn")  # one that takes digits
     monkeypatch.setattr(applications, "get_model", lambda name, **_: model)
     found = []
-    monkeypatch.setattr(convert, "acmix", lambda *given: found.append(given))
+    names = []
+
+    def converter_of(name):
+        names.append(name)
+        return (lambda *given: found.append(given)), {}
+
+    monkeypatch.setattr(applications, "converter_of", converter_of)
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"")
     command = f"_ {weights} --model acmix_swin_tiny --dataset digits"
     monkeypatch.setattr(sys, "argv", command.split())
     evaluate_checkpoint.main()
+    assert names == ["acmix_swin_tiny"]
     assert found == [(model, weights)]
 
 
 @pytest.mark.once
 def test_converters_of_registered_networks():
+    """Networks that a converter can fill say which one it is."""
     for name in applications.list_models():
         family = name.split("_")[0]
         if family in ("resnet29", "resnet83", "unet", "vit") or (
             family == "acmix" and "swin" not in name
         ):
             with pytest.raises(ValueError, match=f"Received: '{name}'"):
-                convert.of_registered(name)
+                applications.converter_of(name)
             continue
-        converter, arguments = convert.of_registered(name)
+        converter, arguments = applications.converter_of(name)
         expected = {
             "gsanet": convert.g_selfatt,
             "acmix": convert.acmix,
