@@ -41,18 +41,20 @@ FORMS = {
 }
 
 
-def eager_views(form, wanted, a, x, k, w, bias):
+def eager_views(form, wanted, weights, queries, keys, scale, bias):
     """`views.derivatives` of as many images at a time as fit into a cache."""
     height, width = (
-        n - reach for n, reach in zip(k.shape[2:4], form.reach, strict=True)
+        n - reach for n, reach in zip(keys.shape[2:4], form.reach, strict=True)
     )
-    pairs = 1 if w is None else w.shape[1] * w.shape[2]
-    size = len(form.neighbours) * height * width * k.shape[-1] * pairs
+    pairs = 1 if scale is None else scale.shape[1] * scale.shape[2]
+    size = len(form.neighbours) * height * width * keys.shape[-1] * pairs
 
-    def some(a, x, k):
-        return views.derivatives(form, wanted, a, x, k, w, bias)
+    def some(weights, queries, keys):
+        return views.derivatives(
+            form, wanted, weights, queries, keys, scale, bias
+        )
 
-    return products.over_images(some, wanted, a, x, k, size)
+    return products.over_images(some, wanted, weights, queries, keys, size)
 
 
 def in_form(name: str, step: Callable[[], Any]) -> Callable[[], Any]:
@@ -60,7 +62,7 @@ def in_form(name: str, step: Callable[[], Any]) -> Callable[[], Any]:
 
     def run() -> Any:
         choose = dispatch.choose
-        dispatch.choose = lambda form, k, weighted: name
+        dispatch.choose = lambda form, keys, weighted: name
         try:
             return step()
         finally:

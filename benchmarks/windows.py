@@ -186,7 +186,7 @@ def profile(options: argparse.Namespace) -> dict:
         keys = window.frames(y)
         rng = np.random.default_rng(1)
         pixels = (options.batch, 1, options.heads, *x.shape[1:3])
-        a, w, bias = (
+        weights, scale, bias = (
             ops.convert_to_tensor(rng.normal(size=shape).astype("float32"))
             for shape in (
                 (k * k, *pixels),
@@ -195,13 +195,13 @@ def profile(options: argparse.Namespace) -> dict:
             )
         )
         parts = {
-            "scores": (planes.scores, (x, keys, w, bias)),
-            "softmax": (lambda _, a: window_softmax(a), (a,)),
-            "weighted sums": (planes.sums, (a, keys, w, bias)),
-            "gradient of the keys": (planes.spread, (a, x, w)),
+            "scores": (planes.scores, (x, keys, scale, bias)),
+            "softmax": (lambda _, x: window_softmax(x), (weights,)),
+            "weighted sums": (planes.sums, (weights, keys, scale, bias)),
+            "gradient of the keys": (planes.spread, (weights, x, scale)),
             "gradients of psi and beta": (
-                planes.weight_gradients,
-                (a, x, keys, w, bias),
+                planes.affine_gradients,
+                (weights, x, keys, scale, bias),
             ),
         }
         steps = {}

@@ -356,12 +356,14 @@ def test_few_images_at_a_time(device, compiler, expected, monkeypatch):
     x = np.arange(10, dtype="float32").reshape(5, 1, 1, 1, 2)
     k, found = x[None], []
 
-    def double(a, x, k):
-        assert a is None
-        found.append(len(x))
-        return 2 * x, 3 * k, ops.sum(x, axis=0)
+    def double(weights, queries, keys):
+        assert weights is None
+        found.append(len(queries))
+        return 2 * queries, 3 * keys, ops.sum(queries, axis=0)
 
-    y, z, total = window_products.over_images(double, "xk", None, x, k, 10)
+    y, z, total = window_products.over_images(
+        double, ("queries", "keys"), None, x, k, 10
+    )
     assert found == expected
     np.testing.assert_array_equal(as_array(y), 2 * x)
     np.testing.assert_array_equal(as_array(z), 3 * k)

@@ -99,7 +99,7 @@ def window_scores(
     side, seen = _side(keys, window, num_heads, affine)
     tensors = of_one_dtype((_query(query, affine), *seen))
     found = _run(
-        gradients.DERIVATIVE, tensors, recompute, side=side, wanted="a"
+        gradients.DERIVATIVE, tensors, recompute, side=side, wanted="weights"
     )
     return _with_heads(in_full_precision(found), query.shape[3], num_heads)
 
@@ -186,7 +186,9 @@ def window_sum(
     _check_shape("weights", weights, expected, window, values)
     side, seen = _side(values, window, heads, affine)
     tensors = side.own(_tensor(weights)), *of_one_dtype(seen)
-    y = _run(gradients.DERIVATIVE, tensors, recompute, side=side, wanted="x")
+    y = _run(
+        gradients.DERIVATIVE, tensors, recompute, side=side, wanted="queries"
+    )
     y = ops.reshape(y, (batch, height, width, order, values.shape[-1]))
     return ops.cast(y, values.dtype)
 

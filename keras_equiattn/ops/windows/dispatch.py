@@ -41,7 +41,7 @@ NEIGHBOURS_OF_SUM = 5
 CHANNELS_OF_SUM = 8
 
 
-def choose(form: Form, k: Keys, weighted: bool) -> str:
+def choose(form: Form, keys: Keys, weighted: bool) -> str:
     """The name of the module that computes derivatives with these keys.
 
     Args:
@@ -49,36 +49,36 @@ def choose(form: Form, k: Keys, weighted: bool) -> str:
         k: the keys, which say where it is computed.
         weighted: whether the keys have weights.
     """
-    target = backend.find_target(k)
+    target = backend.find_target(keys)
     if target.compiler == "xla":
         return "planes"
     if target.compiler == "inductor":
         return "views"
-    channels = k.shape[-1] // form.heads
+    channels = keys.shape[-1] // form.heads
     if target.compiler is None and not weighted and channels >= TILED_CHANNELS:
         return "tiles"
     return "products"
 
 
-def images_together(k: Keys, size: int | None) -> int | None:
+def images_together(keys: Keys, size: int | None) -> int | None:
     """How many images `products` takes at a time; None for all.
 
     Args:
         k: the keys of all images.
         size: how many numbers are built at once for an image, if known.
     """
-    if size is None or not backend.find_target(k).eager_on_cpu:
+    if size is None or not backend.find_target(keys).eager_on_cpu:
         return None
     # Half precision is widened.
-    item = max(item_size(k), 4)
+    item = max(item_size(keys), 4)
     return max(1, CACHE // (item * size or 1))
 
 
-def writes_sums_out(x: Queries) -> bool:
+def writes_sums_out(queries: Queries) -> bool:
     """Whether the map of a query is a sum with a term for each group element.
 
     Compilers fuse the terms. The other form is one product of matrices, which
     OpenVINO computes wrongly.
     """
-    target = backend.find_target(x)
+    target = backend.find_target(queries)
     return target.fuses or target.unrolls

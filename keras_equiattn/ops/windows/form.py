@@ -1,43 +1,46 @@
 """The one sum behind everything that looks at a window of neighbours.
 
-    F(a, x, k, w) = sum a[n, p, i] x[i, p, c] k[i + d_n, r, c] w[n, p, r, c]
+    F(weights, queries, keys, scale) =
+        sum weights[n, p, i] queries[i, p, c] keys[i + d_n, r, c]
+            scale[n, p, r, c]
 
 over pixels `i`, neighbours `n` at offsets `d_n`, query elements `p`, key
 elements `r` and the channels `c` of a head, for each head by itself. Its
-derivative with respect to `a` are the scores of queries `x` against keys `k`
-transformed by `w`; with respect to `x` it is the sum of values `k` transformed
-by `w` and weighted by `a`. The other two are gradients of these, and all
-gradients of any of the four are among the four again. A bias `b[n, p, c]` may
-stand beside the product `k w`, as in an affine map.
+derivative with respect to the weights are the scores of queries against keys
+transformed by the scale; that with respect to the queries is the weighted sum
+of values, which are the keys then, transformed by the scale. The other two are
+gradients of these, and all gradients of any of the four are among the four
+again. A bias `b[n, p, c]` may stand beside the product of keys and scale, as in
+an affine map.
 
 The modules `planes`, `views`, `products` and `tiles` are ways to compute it.
 Each has one function, `derivatives`, and none builds the neighbours of all
 pixels:
 
-    derivatives(form, wanted, a, x, k, w, bias)
+    derivatives(form, wanted, weights, queries, keys, scale, bias)
 
-`wanted` is a string of names. It starts with "a" or "x", for the derivative
-with respect to `a` or `x`; a "k" after it asks for those with respect to `k`
-and, where they are given, `w` and `bias`, too. Thus "a" are scores and "x"
-weighted sums; "xk" are all gradients of scores, and "ak" those of sums. `a` or
-`x` may be None where it is not needed. Arguments may be in half precision.
-`planes` and `views` widen them before they multiply; `products` and `tiles`
-multiply them as they are, and where they then add up the products of several
-neighbours, tiles or images, they do so in float32.
+`wanted` says with respect to what: `("weights",)` are scores and `("queries",)`
+weighted sums. With "keys" as a second name the derivatives with respect to the
+keys and, where they are given, scale and bias are found, too: `("queries",
+"keys")` are all gradients of scores, and `("weights", "keys")` those of sums.
+Weights or queries may be None where they are not needed. Arguments may be in
+half precision. `planes` and `views` widen them before they multiply; `products`
+and `tiles` multiply them as they are, and where they then add up the products
+of several neighbours, tiles or images, they do so in float32.
 
 This module is the vocabulary of the others:
 
-    a     `NeighbourWeights`  (neighbours, batch, query elements, heads, height,
-                              width)
-    x     `Queries`  (batch, height, width, query elements, channels)
-    k     `Keys`     (frames, batch, rows, columns, key elements, channels)
-    w     `Maps`     (neighbours, query elements, key elements, channels); None
-                     for one, with one query element and one key element
-    bias  `Biases`   (neighbours, query elements, channels), or None
+    weights  `NeighbourWeights`  (neighbours, batch, query elements, heads,
+                                 height, width)
+    queries  `Queries`  (batch, height, width, query elements, channels)
+    keys     `Keys`     (frames, batch, rows, columns, key elements, channels)
+    scale    `Scales`   (neighbours, query elements, key elements, channels);
+                        None for one, with one query element and one key element
+    bias     `Biases`   (neighbours, query elements, channels), or None
 
 `QueryPlanes` and `KeyPlanes` are queries and keys with the channels of each
 head before the rows and columns. A `Source` is what is seen: the image that
-keys or values are, and `w` and `bias`, or None.
+keys or values are, and scale and bias, or None.
 
 The keys are padded, and cut into `strides[0] * strides[1]` frames in which
 the neighbours of adjacent queries are adjacent, see `geometry.Window.frames`.
@@ -62,7 +65,7 @@ Queries: TypeAlias = Float[Tensor, "batch height width elements channels"]
 Keys: TypeAlias = Float[
     Tensor, "frames batch rows columns key_elements channels"
 ]
-Maps: TypeAlias = Float[Tensor, "neighbours elements key_elements channels"]
+Scales: TypeAlias = Float[Tensor, "neighbours elements key_elements channels"]
 Biases: TypeAlias = Float[Tensor, "neighbours elements channels"]
 QueryPlanes: TypeAlias = Float[
     Tensor, "batch elements heads head_channels height width"
@@ -73,7 +76,7 @@ KeyPlanes: TypeAlias = Float[
 Image: TypeAlias = Float[
     Tensor, "batch image_height image_width order channels"
 ]
-Source: TypeAlias = tuple[Image, Maps | None, Biases | None]
+Source: TypeAlias = tuple[Image, Scales | None, Biases | None]
 # The type of the function `derivatives` of each of these modules.
 Derivatives: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
@@ -181,40 +184,40 @@ def joined(
 
 
 def derivatives_from(
-    scores: Callable[[Form, Queries, Keys, Maps, Biases], NeighbourWeights],
-    sums: Callable[[Form, NeighbourWeights, Keys, Maps, Biases], Queries],
-    spread: Callable[[Form, NeighbourWeights, Queries, Maps], Keys],
-    weight_gradients: Callable[..., list[Tensor]],
+    scores: Callable[[Form, Queries, Keys, Scales, Biases], NeighbourWeights],
+    sums: Callable[[Form, NeighbourWeights, Keys, Scales, Biases], Queries],
+    spread: Callable[[Form, NeighbourWeights, Queries, Scales], Keys],
+    affine_gradients: Callable[..., list[Tensor]],
 ) -> Derivatives:
     """The function `derivatives` of a module that finds each by itself.
 
     Args:
-        scores: finds the derivative with respect to `a` from the other
+        scores: finds the derivative with respect to the weights from the other
             arguments of the form.
-        sums: finds that with respect to `x`.
-        spread: finds that with respect to `k`, which has no bias.
-        weight_gradients: finds those with respect to `w` and `bias`, of what
+        sums: finds that with respect to the queries.
+        spread: finds that with respect to the keys, which has no bias.
+        affine_gradients: finds those with respect to scale and bias, of what
             is given, from all arguments.
     """
 
     def derivatives(
         form: Form,
-        wanted: str,
-        a: NeighbourWeights | None,
-        x: Queries | None,
-        k: Keys,
-        w: Maps | None,
+        wanted: tuple[str, ...],
+        weights: NeighbourWeights | None,
+        queries: Queries | None,
+        keys: Keys,
+        scale: Scales | None,
         bias: Biases | None,
     ) -> tuple[Tensor, ...]:
         """Derivatives of the form, those with respect to what is wanted."""
         found = []
-        if "a" in wanted:
-            found.append(scores(form, x, k, w, bias))
-        if "x" in wanted:
-            found.append(sums(form, a, k, w, bias))
-        if "k" in wanted:
-            found.append(spread(form, a, x, w))
-            found += weight_gradients(form, a, x, k, w, bias)
+        if "weights" in wanted:
+            found.append(scores(form, queries, keys, scale, bias))
+        if "queries" in wanted:
+            found.append(sums(form, weights, keys, scale, bias))
+        if "keys" in wanted:
+            found.append(spread(form, weights, queries, scale))
+            found += affine_gradients(form, weights, queries, keys, scale, bias)
         return tuple(found)
 
     return derivatives

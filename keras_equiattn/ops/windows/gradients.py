@@ -53,12 +53,14 @@ class Side(NamedTuple):
         """Scores of queries, or weighted sums.
 
         Args:
-            wanted: "a" for scores, "x" for weighted sums.
+            wanted: with respect to what the form is differentiated: "weights"
+                for scores, "queries" for weighted sums.
             other: the queries, or the weights.
             source: the image that is seen, and its affine map.
         """
-        a, x = (None, other) if wanted == "a" else (other, None)
-        return self._derivatives(wanted, a, x, source)[0]
+        if wanted == "weights":
+            return self._derivatives((wanted,), None, other, source)[0]
+        return self._derivatives((wanted,), other, None, source)[0]
 
     def gradients(
         self,
@@ -73,10 +75,10 @@ class Side(NamedTuple):
             wanted, other, source: see `derivative`.
             d: the gradient with respect to its result.
         """
-        if wanted == "a":
-            found = self._derivatives("xk", d, other, source)
+        if wanted == "weights":
+            found = self._derivatives(("queries", "keys"), d, other, source)
         else:
-            found = self._derivatives("ak", other, d, source)
+            found = self._derivatives(("weights", "keys"), other, d, source)
         arguments = [x for x in (other, *source) if x is not None]
         of_other, of_image, *rest = (
             ops.cast(gradient, x.dtype)
@@ -119,22 +121,27 @@ class Side(NamedTuple):
 
     def _derivatives(
         self,
-        wanted: str,
-        a: NeighbourWeights | None,
-        x: Queries | None,
+        wanted: tuple[str, ...],
+        weights: NeighbourWeights | None,
+        queries: Queries | None,
         source: Source,
     ) -> tuple[Tensor, ...]:
         """Derivatives of the form, with all tensors in the dtype of the keys.
 
         The gradient of the keys has the layout of `Window.frames`.
         """
-        image, w, bias = source
-        a, x = (None if t is None else ops.cast(t, image.dtype) for t in (a, x))
+        image, scale, bias = source
+        weights, queries = (
+            None if t is None else ops.cast(t, image.dtype)
+            for t in (weights, queries)
+        )
         keys = self.window.frames(image)
         frames = math.prod(self.window.strides)
         form = Form(self.window.neighbours, self.heads, frames)
-        way = WAYS[dispatch.choose(form, keys, w is not None)]
-        return way.derivatives(form, wanted, a, x, keys, w, bias)
+        way = WAYS[dispatch.choose(form, keys, scale is not None)]
+        return way.derivatives(
+            form, wanted, weights, queries, keys, scale, bias
+        )
 
 
 @backend.part()
@@ -177,12 +184,12 @@ def _attention(
     zero.
     """
     query, keys, values, mask = _parts(tensors)
-    found = of_keys.derivative("a", query, keys)
+    found = of_keys.derivative("weights", query, keys)
     if mask is not None:
         found = in_full_precision(found) + mask
     weights = backend.softmax_in_one_reduction(found, axis=0)
     kept = ops.cast(weights, values[0].dtype)
-    y = of_values.derivative("x", of_values.own(kept), values)
+    y = of_values.derivative("queries", of_values.own(kept), values)
     y = ops.cast(y, values[0].dtype)
     if return_weights:
         return (y, in_full_precision(weights)), (y, kept)
@@ -205,7 +212,7 @@ def _attention_gradients(
     d, upstream = d if return_weights else (d, None)
     d = ops.zeros_like(y) if d is None else d
     d_weights, *d_values = of_values.gradients(
-        "x", d, of_values.own(weights), values
+        "queries", d, of_values.own(weights), values
     )
     d_weights = ops.reshape(d_weights, ops.shape(weights))
     if upstream is not None:
@@ -223,7 +230,7 @@ def _attention_gradients(
         return found + ops.sum(both, axis=0)
 
     d_scores = backend.softmax_gradient(d_weights, weights, mean)
-    d_query, *d_keys = of_keys.gradients("a", d_scores, query, keys)
+    d_query, *d_keys = of_keys.gradients("weights", d_scores, query, keys)
     of_mask = () if mask is None else (ops.zeros_like(mask),)
     return (d_query, *d_keys, *d_values, *of_mask)
 

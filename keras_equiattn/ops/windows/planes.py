@@ -25,100 +25,111 @@ from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import joined
 from keras_equiattn.ops.windows.form import KeyPlanes
 from keras_equiattn.ops.windows.form import Keys
-from keras_equiattn.ops.windows.form import Maps
 from keras_equiattn.ops.windows.form import NeighbourWeights
 from keras_equiattn.ops.windows.form import Queries
 from keras_equiattn.ops.windows.form import QueryPlanes
+from keras_equiattn.ops.windows.form import Scales
 
 
 def scores(
-    form: Form, x: Queries, k: Keys, w: Maps | None, bias: Biases | None
+    form: Form,
+    queries: Queries,
+    keys: Keys,
+    scale: Scales | None,
+    bias: Biases | None,
 ) -> NeighbourWeights:
-    """The derivative of the form with respect to `a`."""
-    x, k = _planes(form, x), _planes(form, k)
-    size = tuple(ops.shape(x)[-2:])
+    """The derivative of the form with respect to the weights."""
+    queries, keys = _planes(form, queries), _planes(form, keys)
+    size = tuple(ops.shape(queries)[-2:])
 
-    def step(some: Form, _: Any, first: Any, *weights: Any) -> Any:
+    def step(some: Form, _: Any, first: Any, *affine: Any) -> Any:
         """The derivatives of some neighbours, see `_over_neighbours`."""
+        near = _rows_from(keys, first, some, size)
+        wide = in_full_precision(queries)
         found = []
         for numbers in _some(some):
-            seen = _seen(
-                some, numbers, _rows_from(k, first, some, size), size, *weights
-            )
-            queries = in_full_precision(x)
-            found += _channel_sums([queries * y for y in seen])
+            seen = _seen(some, numbers, near, size, *affine)
+            found += _channel_sums([wide * y for y in seen])
         return (), ops.stack(found)
 
-    weights = _columns(form, w), _columns(form, bias)
-    return _over_neighbours(form, step, (), weights, in_full_precision(x))[1]
+    affine = _columns(form, scale), _columns(form, bias)
+    like = in_full_precision(queries)
+    return _over_neighbours(form, step, (), affine, like)[1]
 
 
 def sums(
     form: Form,
-    a: NeighbourWeights,
-    k: Keys,
-    w: Maps | None,
+    weights: NeighbourWeights,
+    keys: Keys,
+    scale: Scales | None,
     bias: Biases | None,
 ) -> Queries:
-    """The derivative of the form with respect to `x`."""
-    k = _planes(form, k)
-    a = ops.expand_dims(a, axis=4)
-    size = tuple(ops.shape(a)[-2:])
+    """The derivative of the form with respect to the queries."""
+    keys = _planes(form, keys)
+    weights = ops.expand_dims(weights, axis=4)
+    size = tuple(ops.shape(weights)[-2:])
 
     def step(
-        some: Form, total: Tensor, first: Any, a: Tensor, *weights: Any
+        some: Form, total: Tensor, first: Any, weights: Tensor, *affine: Any
     ) -> Any:
         """Adds some weighted neighbours to the total."""
-        near = _rows_from(k, first, some, size)
+        near = _rows_from(keys, first, some, size)
         for numbers in _some(some):
-            seen = _seen(some, numbers, near, size, *weights)
+            seen = _seen(some, numbers, near, size, *affine)
             for n, y in zip(numbers, seen, strict=True):
-                total = total + in_full_precision(a[n]) * y
+                total = total + in_full_precision(weights[n]) * y
         return total, ()
 
-    pieces = a, _columns(form, w), _columns(form, bias)
-    elements = ops.shape(a)[1:4], ops.shape(k)[4]
-    nothing = ops.zeros((*elements[0], elements[1], *size), dtype_of_sums(k))
+    pieces = weights, _columns(form, scale), _columns(form, bias)
+    elements = ops.shape(weights)[1:4], ops.shape(keys)[4]
+    nothing = ops.zeros((*elements[0], elements[1], *size), dtype_of_sums(keys))
     return _pixels(_over_neighbours(form, step, nothing, pieces)[0])
 
 
-def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
-    """The derivative of the form with respect to `k`."""
-    x, w = _planes(form, x), _columns(form, w)
-    order = 1 if w is None else w.shape[2]
-    batch, elements, *channels, height, width = ops.shape(x)
+def spread(
+    form: Form,
+    weights: NeighbourWeights,
+    queries: Queries,
+    scale: Scales | None,
+) -> Keys:
+    """The derivative of the form with respect to the keys."""
+    queries, scale = _planes(form, queries), _columns(form, scale)
+    order = 1 if scale is None else scale.shape[2]
+    batch, elements, *channels, height, width = ops.shape(queries)
     _, along = form.reach
 
-    def step(some: Form, totals: Any, first: Any, a: Any, w: Any) -> Any:
+    def step(
+        some: Form, totals: Any, first: Any, weights: Any, scale: Any
+    ) -> Any:
         """Adds what some neighbours get from the queries to the frames of the
         totals. Without totals it returns new frames."""
         down = some.reach[0]
         around = ((down, down), (along, along))
         size = height + down, width + along
-        a = ops.pad(ops.expand_dims(a, 4), ((0, 0),) * 5 + around)
-        queries = ops.pad(x, ((0, 0),) * 4 + around)
+        weights = ops.pad(ops.expand_dims(weights, 4), ((0, 0),) * 5 + around)
+        padded = ops.pad(queries, ((0, 0),) * 4 + around)
 
         def add(found: list[Tensor], piece: Any) -> Any:
             """Adds the part of one query element to the frames."""
-            a, x, w = piece
+            weights, queries, scale = piece
             found = list(found)
             for n, place in enumerate(some.neighbours):
                 i, j = down - place.row, along - place.column
                 rows, columns = slice(i, i + size[0]), slice(j, j + size[1])
-                term = in_full_precision(a[n, ..., rows, columns])
-                term = term * in_full_precision(x[..., rows, columns])
-                if w is not None:
-                    term = term * w[n]
+                term = in_full_precision(weights[n, ..., rows, columns])
+                term = term * in_full_precision(queries[..., rows, columns])
+                if scale is not None:
+                    term = term * scale[n]
                 found[place.frame] = found[place.frame] + term
             return found, ()
 
         shape = batch, order, *channels, *size
         nothing = [
-            ops.zeros(shape, dtype_of_sums(x)) for _ in range(form.frames)
+            ops.zeros(shape, dtype_of_sums(queries)) for _ in range(form.frames)
         ]
-        pieces: Any = _elements(a, 2), _elements(queries, 1), w
-        if w is not None:
-            pieces = *pieces[:2], ops.moveaxis(w, 1, 0)
+        pieces: Any = _elements(weights, 2), _elements(padded, 1), scale
+        if scale is not None:
+            pieces = *pieces[:2], ops.moveaxis(scale, 1, 0)
         if elements == 1:
             first_pieces = [None if x is None else x[0] for x in pieces]
             found, _ = add(nothing, first_pieces)
@@ -133,42 +144,43 @@ def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
         ], ()
 
     shape = batch, order, *channels, height + form.reach[0], width + along
-    totals = [ops.zeros(shape, dtype_of_sums(x))] if _rows(form) else None
-    found, _ = _over_neighbours(form, step, totals, (a, w))
+    totals = [ops.zeros(shape, dtype_of_sums(queries))] if _rows(form) else None
+    found, _ = _over_neighbours(form, step, totals, (weights, scale))
     return _pixels(ops.stack(found))
 
 
-def weight_gradients(
+def affine_gradients(
     form: Form,
-    a: NeighbourWeights,
-    x: Queries,
-    k: Keys,
-    w: Maps | None,
+    weights: NeighbourWeights,
+    queries: Queries,
+    keys: Keys,
+    scale: Scales | None,
     bias: Biases | None,
 ) -> list[Tensor]:
-    """The derivatives with respect to `w` and `bias`, of those given.
+    """The derivatives with respect to scale and bias, of those given.
 
     Summed over the rows first, in loops that are vectorised along the
     columns, then over images and columns: short sums lose few digits.
     """
-    weighted, biased = w is not None, bias is not None
+    weighted, biased = scale is not None, bias is not None
     if not weighted and not biased:
         return []
-    x, k = _planes(form, x), _planes(form, k)
-    size = tuple(ops.shape(x)[-2:])
-    elements = k.shape[2] if weighted else 0
+    queries, keys = _planes(form, queries), _planes(form, keys)
+    size = tuple(ops.shape(queries)[-2:])
+    elements = keys.shape[2] if weighted else 0
 
-    def step(some: Form, _: Any, first: Any, a: Tensor) -> Any:
+    def step(some: Form, _: Any, first: Any, weights: Tensor) -> Any:
         """The derivatives of some neighbours: for each of them one with respect
         to its map for every key element, and one with respect to its bias."""
-        near = _rows_from(k, first, some, size)
+        near = _rows_from(keys, first, some, size)
         # (batch, elements, heads, 1, height, width) for each neighbour.
-        a = ops.expand_dims(a, axis=4)
-        of_w, of_bias = [], []
+        weights = ops.expand_dims(weights, axis=4)
+        of_scale, of_bias = [], []
         for numbers in _some(some):
             terms = []
             for n in numbers:
-                product = in_full_precision(a[n]) * in_full_precision(x)
+                product = in_full_precision(weights[n])
+                product = product * in_full_precision(queries)
                 seen = _window(near, some.neighbours[n], size)
                 seen = in_full_precision(seen)
                 terms += [product * seen[:, None, r] for r in range(elements)]
@@ -179,17 +191,17 @@ def weight_gradients(
             ]
             while sums:
                 if weighted:
-                    of_w.append(ops.stack(sums[:elements], axis=1))
+                    of_scale.append(ops.stack(sums[:elements], axis=1))
                     sums = sums[elements:]
                 of_bias += [sums.pop(0)] if biased else []
-        return (), [ops.stack(found) for found in (of_w, of_bias) if found]
+        return (), [ops.stack(found) for found in (of_scale, of_bias) if found]
 
-    like = [in_full_precision(x)] * (weighted + biased)
-    _, found = _over_neighbours(form, step, (), (a,), like)
-    return [joined(w) for w in found]
+    like = [in_full_precision(queries)] * (weighted + biased)
+    _, found = _over_neighbours(form, step, (), (weights,), like)
+    return [joined(x) for x in found]
 
 
-derivatives = derivatives_from(scores, sums, spread, weight_gradients)
+derivatives = derivatives_from(scores, sums, spread, affine_gradients)
 
 
 def _over_neighbours(
@@ -250,17 +262,17 @@ def _rows(form: Form) -> tuple[Form, int, int] | None:
 
 
 def _rows_from(
-    k: KeyPlanes,
+    keys: KeyPlanes,
     first: Any,
     form: Form,
     size: tuple[Any, Any],
 ) -> Float[Tensor, "frames batch key_elements heads channels some columns"]:
     """The rows of the keys that neighbours of this form lie in."""
     if first is None:
-        return k
-    *outer, _, columns = ops.shape(k)
+        return keys
+    *outer, _, columns = ops.shape(keys)
     shape = (*outer, size[0] + form.reach[0], columns)
-    return backend.part_at(k, (0,) * 5 + (first, 0), shape)
+    return backend.part_at(keys, (0,) * 5 + (first, 0), shape)
 
 
 def _some(form: Form) -> list[range]:
@@ -275,20 +287,21 @@ def _some(form: Form) -> list[range]:
 def _seen(
     form: Form,
     some: range,
-    k: KeyPlanes,
+    keys: KeyPlanes,
     size: tuple[Any, Any],
-    w: Float[Tensor, "neighbours elements key_elements heads channels 1 1"]
+    scale: Float[Tensor, "neighbours elements key_elements heads channels 1 1"]
     | None,
     bias: Float[Tensor, "neighbours elements heads channels 1 1"] | None,
 ) -> list[QueryPlanes]:
     """Some of the neighbours, as the query elements see them."""
     found = []
     for n in some:
-        seen = in_full_precision(_window(k, form.neighbours[n], size)[:, None])
+        seen = _window(keys, form.neighbours[n], size)
+        seen = in_full_precision(seen[:, None])
         # A slice for each use: XLA would store one of all key elements.
         parts = [
-            seen[:, :, r] if w is None else seen[:, :, r] * w[n, :, r]
-            for r in range(k.shape[2])
+            seen[:, :, r] if scale is None else seen[:, :, r] * scale[n, :, r]
+            for r in range(keys.shape[2])
         ]
         if bias is not None:
             parts.append(bias[n])
@@ -348,19 +361,19 @@ def _pixels_first(
 
 
 def _columns(
-    form: Form, w: Float[Tensor, "neighbours *elements all"] | None
+    form: Form, x: Float[Tensor, "neighbours *elements all"] | None
 ) -> Float[Tensor, "neighbours *elements heads channels 1 1"] | None:
     """Weights or a bias with the axes of planes, if there are any."""
-    if w is None:
+    if x is None:
         return None
-    return form.split(in_full_precision(w))[..., None, None]
+    return form.split(in_full_precision(x))[..., None, None]
 
 
 def _window(
-    k: KeyPlanes, place: Neighbour, size: tuple[Any, Any]
+    keys: KeyPlanes, place: Neighbour, size: tuple[Any, Any]
 ) -> Float[Tensor, "batch key_elements heads channels height width"]:
     """The keys that every pixel sees at this place."""
-    return k[(place.frame, ..., *place.seen(size))]
+    return keys[(place.frame, ..., *place.seen(size))]
 
 
 def _elements(

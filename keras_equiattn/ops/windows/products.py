@@ -24,9 +24,9 @@ from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Keys
-from keras_equiattn.ops.windows.form import Maps
 from keras_equiattn.ops.windows.form import NeighbourWeights
 from keras_equiattn.ops.windows.form import Queries
+from keras_equiattn.ops.windows.form import Scales
 
 # Queries with their elements first; products of queries and keys, and matrices
 # that add up their channels, both with "all" channels of all key elements.
@@ -35,83 +35,89 @@ Products: TypeAlias = Float[Tensor, "batch elements pixels all"]
 Matrix: TypeAlias = Float[Tensor, "elements heads all"]
 
 # Where the images lie in the derivatives that are not summed over them.
-IMAGES = {"a": 1, "x": 0, "k": 1}
+IMAGES = {"weights": 1, "queries": 0, "keys": 1}
 
 
 def derivatives(
     form: Form,
-    wanted: str,
-    a: NeighbourWeights | None,
-    x: Queries | None,
-    k: Keys,
-    w: Maps | None,
+    wanted: tuple[str, ...],
+    weights: NeighbourWeights | None,
+    queries: Queries | None,
+    keys: Keys,
+    scale: Scales | None,
     bias: Biases | None,
 ) -> tuple[Tensor, ...]:
     """Derivatives of the form, those with respect to what is wanted."""
-    matrices = _matrices(form, k, w)
-    of_weights = w is not None and "k" in wanted
+    matrices = _matrices(form, keys, scale)
+    scaled = scale is not None and "keys" in wanted
 
-    def images(a: Tensor, x: Tensor, k: Keys) -> tuple[Tensor, ...]:
+    def images(
+        weights: Tensor, queries: Tensor, keys: Keys
+    ) -> tuple[Tensor, ...]:
         """The wanted derivatives for some images.
 
         One neighbour comes after the other. Derivatives with respect to queries
         and keys add up in place.
         """
-        size = ops.shape(x)[1:3] if a is None else ops.shape(a)[4:]
-        queries: Any = None if x is None else ops.moveaxis(x, 3, 1)
+        size = (
+            ops.shape(queries)[1:3]
+            if weights is None
+            else ops.shape(weights)[4:]
+        )
+        rows: Any = None if queries is None else ops.moveaxis(queries, 3, 1)
         found = {}
-        if "x" in wanted:
-            shape = (*ops.shape(a)[1:3], *size, k.shape[5])
-            found["x"] = ops.zeros(shape, dtype_of_sums(k))
-        of_a, of_w = [], []
-        dtype = dtype_of_sums(k)
-        frames = range(form.frames) if "k" in wanted else ()
-        of_k = [ops.zeros_like(k[n], dtype) for n in frames]
+        if "queries" in wanted:
+            shape = (*ops.shape(weights)[1:3], *size, keys.shape[5])
+            found["queries"] = ops.zeros(shape, dtype_of_sums(keys))
+        of_weights, of_scale = [], []
+        dtype = dtype_of_sums(keys)
+        frames = range(form.frames) if "keys" in wanted else ()
+        of_keys = [ops.zeros_like(keys[n], dtype) for n in frames]
         for n, place in enumerate(form.neighbours):
-            seen = k[place.frame][:, None, *place.seen(size)]
-            if "a" in wanted or of_weights:
-                products = _products(queries, seen)
-            if "a" in wanted:
-                of_a.append(matrices[n] @ _transposed(products))
-            if of_weights:
-                of_w.append(_correlation(a[n], products))
-            if a is not None:
-                weights = _on_channels(a[n], matrices[n], seen)
-            for r in range(seen.shape[4] if "x" in wanted else 0):
-                pair = weights[..., r, :], seen[..., r, :]
-                found["x"] = backend.add_product(found["x"], *pair)
-            for p in range(queries.shape[1] if "k" in wanted else 0):
-                pair = weights[:, p], queries[:, p, :, :, None]
-                of_k[place.frame] = backend.add_product(
-                    of_k[place.frame], *pair, place[1:], form.reach
+            seen = keys[place.frame][:, None, *place.seen(size)]
+            if "weights" in wanted or scaled:
+                products = _products(rows, seen)
+            if "weights" in wanted:
+                of_weights.append(matrices[n] @ _transposed(products))
+            if scaled:
+                of_scale.append(_correlation(weights[n], products))
+            if weights is not None:
+                on_channels = _on_channels(weights[n], matrices[n], seen)
+            for r in range(seen.shape[4] if "queries" in wanted else 0):
+                pair = on_channels[..., r, :], seen[..., r, :]
+                found["queries"] = backend.add_product(found["queries"], *pair)
+            for p in range(rows.shape[1] if "keys" in wanted else 0):
+                pair = on_channels[:, p], rows[:, p, :, :, None]
+                of_keys[place.frame] = backend.add_product(
+                    of_keys[place.frame], *pair, place[1:], form.reach
                 )
-        if "a" in wanted:
-            planes = ops.stack(of_a)
+        if "weights" in wanted:
+            planes = ops.stack(of_weights)
             shape = (*ops.shape(planes)[:4], *size)
-            found["a"] = ops.reshape(planes, shape)
-        if "x" in wanted:
-            found["x"] = ops.moveaxis(found["x"], 1, 3)
-        if "k" in wanted:
-            found["k"] = ops.stack(of_k)
-        if w is not None and "k" in wanted:
-            count, order, elements, channels = w.shape
+            found["weights"] = ops.reshape(planes, shape)
+        if "queries" in wanted:
+            found["queries"] = ops.moveaxis(found["queries"], 1, 3)
+        if "keys" in wanted:
+            found["keys"] = ops.stack(of_keys)
+        if scale is not None and "keys" in wanted:
+            count, order, elements, channels = scale.shape
             shape = (count, order, form.heads, elements, channels)
-            of_heads = ops.reshape(ops.stack(of_w), shape)
-            found["w"] = _own_head(form, of_heads)
-        return with_bias(form, found, a, x, bias)
+            of_heads = ops.reshape(ops.stack(of_scale), shape)
+            found["scale"] = _own_head(form, of_heads)
+        return with_bias(form, found, weights, queries, bias)
 
-    order = 1 if w is None else w.shape[1]
-    numbers = (order, *k.shape[2:])
+    order = 1 if scale is None else scale.shape[1]
+    numbers = (order, *keys.shape[2:])
     size = None if None in numbers else math.prod(numbers)
-    return over_images(images, wanted, a, x, k, size)
+    return over_images(images, wanted, weights, queries, keys, size)
 
 
 def _products(
-    x: Rows,
+    queries: Rows,
     seen: Float[Tensor, "batch 1 height width key_elements channels"],
 ) -> Products:
     """Queries times what they see."""
-    products = x[..., None, :] * seen
+    products = queries[..., None, :] * seen
     batch, order, height, width, elements, channels = ops.shape(products)
     return ops.reshape(
         products, (batch, order, height * width, elements * channels)
@@ -119,32 +125,34 @@ def _products(
 
 
 def _on_channels(
-    a: Float[Tensor, "batch elements heads height width"],
+    weights: Float[Tensor, "batch elements heads height width"],
     matrix: Float[Tensor, "some_elements heads all"],
     seen: Float[Tensor, "batch 1 height width key_elements channels"],
 ) -> Float[Tensor, "batch elements height width key_elements channels"]:
     """Weights of the heads, for every channel of every key element."""
-    batch, order, heads, height, width = ops.shape(a)
-    a = ops.reshape(a, (batch, order, heads, height * width))
+    batch, order, heads, height, width = ops.shape(weights)
+    weights = ops.reshape(weights, (batch, order, heads, height * width))
     return ops.reshape(
-        _transposed(a) @ matrix, (batch, order, height, width, *seen.shape[4:])
+        _transposed(weights) @ matrix,
+        (batch, order, height, width, *seen.shape[4:]),
     )
 
 
 def _correlation(
-    a: Float[Tensor, "batch elements heads height width"], products: Products
+    weights: Float[Tensor, "batch elements heads height width"],
+    products: Products,
 ) -> Matrix:
     """Products with weights of the heads, summed over images and pixels."""
-    batch, order, heads, height, width = ops.shape(a)
-    a = ops.reshape(a, (batch, order, heads, height * width))
-    return ops.sum(in_full_precision(a @ products), axis=0)
+    batch, order, heads, height, width = ops.shape(weights)
+    weights = ops.reshape(weights, (batch, order, heads, height * width))
+    return ops.sum(in_full_precision(weights @ products), axis=0)
 
 
 def with_bias(
     form: Form,
     found: dict[str, Float[Tensor, "..."]],
-    a: NeighbourWeights | None,
-    x: Queries | None,
+    weights: NeighbourWeights | None,
+    queries: Queries | None,
     bias: Biases | None,
 ) -> tuple[Tensor, ...]:
     """Adds the bias to derivatives, and its own derivative to those of keys.
@@ -152,65 +160,67 @@ def with_bias(
     Args:
         form: the sum that is computed.
         found: the derivatives without a bias, by name.
-        a, x, bias: arguments of the form.
+        weights, queries, bias: arguments of the form.
 
     Returns:
         The derivatives in the order of the arguments of the form.
     """
     if bias is not None:
         count, (order, channels) = len(form.neighbours), bias.shape[1:]
-        heads: Any = _by_head(a)
-        queries: Any = _by_element(x)
-        if "a" in found:
-            more = _bias_matrix(form, bias) @ _transposed(queries)
-            batch, *_, height, width = ops.shape(found["a"])[1:]
+        by_head: Any = _by_head(weights)
+        by_element: Any = _by_element(queries)
+        if "weights" in found:
+            more = _bias_matrix(form, bias) @ _transposed(by_element)
+            batch, *_, height, width = ops.shape(found["weights"])[1:]
             shape = (batch, order, count, form.heads, height, width)
             more = ops.moveaxis(ops.reshape(more, shape), 2, 0)
-            found["a"] = found["a"] + more
-        if "x" in found:
-            more = _transposed(heads) @ _bias_matrix(form, bias)
-            batch, height, width = ops.shape(found["x"])[:3]
+            found["weights"] = found["weights"] + more
+        if "queries" in found:
+            more = _transposed(by_head) @ _bias_matrix(form, bias)
+            batch, height, width = ops.shape(found["queries"])[:3]
             rows = ops.reshape(more, (batch, order, height, width, channels))
             more = ops.moveaxis(rows, 1, 3)
-            found["x"] = found["x"] + ops.cast(more, found["x"].dtype)
-        if "k" in found:
-            more = ops.sum(in_full_precision(heads @ queries), axis=0)
+            found["queries"] = found["queries"] + ops.cast(
+                more, found["queries"].dtype
+            )
+        if "keys" in found:
+            more = ops.sum(in_full_precision(by_head @ by_element), axis=0)
             more = ops.reshape(more, (order, count, form.heads, channels))
             found["bias"] = _own_head(form, ops.swapaxes(more, 0, 1))
-    names = ("a", "x", "k", "w", "bias")
+    names = ("weights", "queries", "keys", "scale", "bias")
     return tuple(found[name] for name in names if name in found)
 
 
 def _by_head(
-    a: NeighbourWeights | None,
+    weights: NeighbourWeights | None,
 ) -> Float[Tensor, "batch elements neighbours_and_heads pixels"] | None:
     """Weights with neighbours and heads along one axis, if there are any."""
-    if a is None:
+    if weights is None:
         return None
-    count, batch, order, heads, height, width = ops.shape(a)
-    a = ops.moveaxis(a, 0, 2)
-    return ops.reshape(a, (batch, order, count * heads, height * width))
+    count, batch, order, heads, height, width = ops.shape(weights)
+    weights = ops.moveaxis(weights, 0, 2)
+    return ops.reshape(weights, (batch, order, count * heads, height * width))
 
 
 def _by_element(
-    x: Queries | None,
+    queries: Queries | None,
 ) -> Float[Tensor, "batch elements pixels channels"] | None:
     """Queries of all pixels along one axis, for each element, if any."""
-    if x is None:
+    if queries is None:
         return None
-    batch, height, width, order, channels = ops.shape(x)
-    x = ops.moveaxis(x, 3, 1)
-    return ops.reshape(x, (batch, order, height * width, channels))
+    batch, height, width, order, channels = ops.shape(queries)
+    queries = ops.moveaxis(queries, 3, 1)
+    return ops.reshape(queries, (batch, order, height * width, channels))
 
 
 def _own_head(
-    form: Form, w: Float[Tensor, "neighbours elements heads *key_elements all"]
+    form: Form, x: Float[Tensor, "neighbours elements heads *key_elements all"]
 ) -> Float[Tensor, "neighbours elements *key_elements all"]:
     """Selects, for each channel, the head that the channel belongs to."""
-    own = _own_channels(form, w)
-    between = (1,) * (len(w.shape) - 4)
+    own = _own_channels(form, x)
+    between = (1,) * (len(x.shape) - 4)
     own = ops.reshape(own, (form.heads, *between, own.shape[1]))
-    return ops.sum(w * own, axis=2)
+    return ops.sum(x * own, axis=2)
 
 
 def _own_channels(
@@ -222,14 +232,14 @@ def _own_channels(
     return backend.constant(own, like, like.dtype)
 
 
-def _matrices(form: Form, k: Keys, w: Maps | None) -> list[Matrix]:
+def _matrices(form: Form, keys: Keys, scale: Scales | None) -> list[Matrix]:
     """For each neighbour a matrix that adds up the channels of each head."""
-    if w is None:
-        return [_own_channels(form, k)[None]] * len(form.neighbours)
-    count, order, elements, channels = w.shape
-    w = w[:, :, None] * _own_channels(form, w)[:, None]
-    w = ops.reshape(w, (count, order, form.heads, elements * channels))
-    return [w[n] for n in range(count)]
+    if scale is None:
+        return [_own_channels(form, keys)[None]] * len(form.neighbours)
+    count, order, elements, channels = scale.shape
+    scale = scale[:, :, None] * _own_channels(form, scale)[:, None]
+    scale = ops.reshape(scale, (count, order, form.heads, elements * channels))
+    return [scale[n] for n in range(count)]
 
 
 def _bias_matrix(
@@ -250,34 +260,35 @@ def _transposed(
 
 def over_images(
     function: Callable[..., tuple[Tensor, ...]],
-    wanted: str,
-    a: NeighbourWeights | None,
-    x: Queries | None,
-    k: Keys,
+    wanted: tuple[str, ...],
+    weights: NeighbourWeights | None,
+    queries: Queries | None,
+    keys: Keys,
     size: int | None,
 ) -> tuple[Tensor, ...]:
     """A function of some images at a time, on a CPU without a compiler.
 
     Args:
-        function: from `a`, `x` and `k` of some images to derivatives.
+        function: from weights, queries and keys of some images to
+            derivatives.
         wanted: names of derivatives, see `ops.windows.form`; those that follow
             the named ones have no images, and are added up.
-        a, x, k: arguments of the form, for all images.
+        weights, queries, keys: arguments of the form, for all images.
         size: how many numbers the function builds at once for an image. None
             means that this is unknown; all images are then taken together.
     """
-    images = k.shape[1]
-    together = dispatch.images_together(k, size)
+    images = keys.shape[1]
+    together = dispatch.images_together(keys, size)
     if images is None or together is None or images <= together:
-        return function(a, x, k)
+        return function(weights, queries, keys)
     parts = []
     for first in range(0, images, together):
         some = slice(first, first + together)
         parts.append(
             function(
-                None if a is None else a[:, some],
-                None if x is None else x[some],
-                k[:, some],
+                None if weights is None else weights[:, some],
+                None if queries is None else queries[some],
+                keys[:, some],
             )
         )
     pieces = list(zip(*parts, strict=True))

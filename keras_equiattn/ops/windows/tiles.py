@@ -36,31 +36,35 @@ Matrices: TypeAlias = list[Float[Tensor, "tiles queries keys"]]
 
 def derivatives(
     form: Form,
-    wanted: str,
-    a: NeighbourWeights | None,
-    x: Queries | None,
-    k: Keys,
-    w: None,
+    wanted: tuple[str, ...],
+    weights: NeighbourWeights | None,
+    queries: Queries | None,
+    keys: Keys,
+    scale: None,
     bias: Biases | None,
 ) -> tuple[Tensor, ...]:
     """Derivatives of the form, those with respect to what is wanted."""
-    size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
+    size = keys.shape[2] - form.reach[0], keys.shape[3] - form.reach[1]
     tiles = Tiles(form, size, tuple(map(_tile_size, size, form.reach)))
 
-    def images(a: Tensor, x: Tensor, k: Keys) -> tuple[Tensor, ...]:
-        queries: Any = None if x is None else _queries(tiles, x)
-        matrices: Any = None if a is None else _matrices(tiles, a)
+    def images(
+        weights: Tensor, queries: Tensor, keys: Keys
+    ) -> tuple[Tensor, ...]:
+        cut: Any = None if queries is None else _queries(tiles, queries)
+        matrices: Any = None if weights is None else _matrices(tiles, weights)
         found = {}
-        if "a" in wanted:
-            found["a"] = _scores(tiles, queries, k)
-        if "x" in wanted:
-            found["x"] = _sums(tiles, matrices, k)
-        if "k" in wanted:
-            found["k"] = _spread(tiles, matrices, queries)
-        return products.with_bias(form, found, a, x, bias)
+        if "weights" in wanted:
+            found["weights"] = _scores(tiles, cut, keys)
+        if "queries" in wanted:
+            found["queries"] = _sums(tiles, matrices, keys)
+        if "keys" in wanted:
+            found["keys"] = _spread(tiles, matrices, cut)
+        return products.with_bias(form, found, weights, queries, bias)
 
     sizes = *tiles.counts, *tiles.size, *tiles.seen, form.heads
-    return products.over_images(images, wanted, a, x, k, math.prod(sizes))
+    return products.over_images(
+        images, wanted, weights, queries, keys, math.prod(sizes)
+    )
 
 
 class Tiles(NamedTuple):
@@ -133,47 +137,47 @@ def _tile_size(image: int, reach: int) -> int:
     return min(range(1, max(image, 1) + 1), key=cost)
 
 
-def _queries(tiles: Tiles, x: Queries) -> TileQueries:
+def _queries(tiles: Tiles, queries: Queries) -> TileQueries:
     """The queries of each tile and head."""
     (down, along), (rows, columns) = tiles.counts, tiles.size
-    x = tiles.form.split(tiles.filled(x[:, :, :, 0], 1))
-    shape = (-1, down, rows, along, columns, *x.shape[3:])
-    x = ops.transpose(ops.reshape(x, shape), (0, 1, 3, 5, 2, 4, 6))
-    return ops.reshape(x, (-1, rows * columns, x.shape[-1]))
+    queries = tiles.form.split(tiles.filled(queries[:, :, :, 0], 1))
+    shape = (-1, down, rows, along, columns, *queries.shape[3:])
+    queries = ops.transpose(ops.reshape(queries, shape), (0, 1, 3, 5, 2, 4, 6))
+    return ops.reshape(queries, (-1, rows * columns, queries.shape[-1]))
 
 
 def _keys(
     tiles: Tiles,
-    k: Float[Tensor, "batch rows columns 1 channels"],
+    keys: Float[Tensor, "batch rows columns 1 channels"],
 ) -> Float[Tensor, "tiles keys head_channels"]:
     """The keys that each tile and head meets, of one frame."""
-    k = tiles.form.split(tiles.filled(k[:, :, :, 0], 1))
+    keys = tiles.form.split(tiles.filled(keys[:, :, :, 0], 1))
     for axis in (0, 1):
         # (batch, tiles, [tiles,] ...); the rows and columns of a tile are last.
-        k = k.unfold(axis + 1, tiles.seen[axis], tiles.size[axis])
-    k = ops.transpose(k, (0, 1, 2, 3, 5, 6, 4))
-    return ops.reshape(k, (-1, math.prod(tiles.seen), k.shape[-1]))
+        keys = keys.unfold(axis + 1, tiles.seen[axis], tiles.size[axis])
+    keys = ops.transpose(keys, (0, 1, 2, 3, 5, 6, 4))
+    return ops.reshape(keys, (-1, math.prod(tiles.seen), keys.shape[-1]))
 
 
-def _scores(tiles: Tiles, queries: TileQueries, k: Keys) -> NeighbourWeights:
-    """The derivative of the form with respect to `a`."""
+def _scores(tiles: Tiles, queries: TileQueries, keys: Keys) -> NeighbourWeights:
+    """The derivative of the form with respect to the weights."""
     (down, along), (height, width) = tiles.counts, tiles.image
     found = []
     for grid in tiles.form.grids():
-        keys = _keys(tiles, k[grid.frame])
-        matrices = queries @ ops.swapaxes(keys, 1, 2)
+        seen = _keys(tiles, keys[grid.frame])
+        matrices = queries @ ops.swapaxes(seen, 1, 2)
         shape, strides, start = tiles.windows(grid)
         count, entries = matrices.shape[0], math.prod(matrices.shape[1:])
-        a = matrices.as_strided((count, *shape), (entries, *strides), start)
-        a = ops.reshape(a, (-1, down, along, tiles.form.heads, *shape))
-        a = ops.transpose(a, (6, 7, 0, 3, 1, 4, 2, 5))
+        x = matrices.as_strided((count, *shape), (entries, *strides), start)
+        x = ops.reshape(x, (-1, down, along, tiles.form.heads, *shape))
+        x = ops.transpose(x, (6, 7, 0, 3, 1, 4, 2, 5))
         size = down * shape[0], along * shape[1]
-        a = ops.reshape(a, (len(grid.numbers), -1, 1, a.shape[3], *size))
-        found.append(a[..., :height, :width])
+        x = ops.reshape(x, (len(grid.numbers), -1, 1, x.shape[3], *size))
+        found.append(x[..., :height, :width])
     return tiles.form.in_order(found)
 
 
-def _matrices(tiles: Tiles, a: NeighbourWeights) -> Matrices:
+def _matrices(tiles: Tiles, weights: NeighbourWeights) -> Matrices:
     """Matrices of weights that take keys to queries in each tile, by frame."""
     (down, along), heads = tiles.counts, tiles.form.heads
     queries, keys = math.prod(tiles.size), math.prod(tiles.seen)
@@ -181,7 +185,7 @@ def _matrices(tiles: Tiles, a: NeighbourWeights) -> Matrices:
     for grid in tiles.form.grids():
         windows, strides, start = tiles.windows(grid)
         rows, columns, high, wide = windows
-        b = tiles.filled(grid.part(a[:, :, 0]), 3)
+        b = tiles.filled(grid.part(weights[:, :, 0]), 3)
         shape = (high, wide, -1, heads, down, rows, along, columns)
         b = ops.transpose(ops.reshape(b, shape), (2, 4, 6, 3, 5, 7, 0, 1))
         b = ops.reshape(b, (-1, *windows))
@@ -192,11 +196,11 @@ def _matrices(tiles: Tiles, a: NeighbourWeights) -> Matrices:
     return matrices
 
 
-def _sums(tiles: Tiles, matrices: Matrices, k: Keys) -> Queries:
-    """The derivative of the form with respect to `x`."""
+def _sums(tiles: Tiles, matrices: Matrices, keys: Keys) -> Queries:
+    """The derivative of the form with respect to the queries."""
     (down, along), (rows, columns) = tiles.counts, tiles.size
     parts = [
-        matrix @ _keys(tiles, k[grid.frame])
+        matrix @ _keys(tiles, keys[grid.frame])
         for grid, matrix in zip(tiles.form.grids(), matrices, strict=True)
     ]
     total = sum(map(in_full_precision, parts)) if parts[1:] else parts[0]
@@ -209,7 +213,7 @@ def _sums(tiles: Tiles, matrices: Matrices, k: Keys) -> Queries:
 
 
 def _spread(tiles: Tiles, matrices: Matrices, queries: TileQueries) -> Keys:
-    """The derivative of the form with respect to `k`."""
+    """The derivative of the form with respect to the keys."""
     (down, along), heads = tiles.counts, tiles.form.heads
     channels = queries.shape[-1]
     height, width = (
@@ -218,12 +222,12 @@ def _spread(tiles: Tiles, matrices: Matrices, queries: TileQueries) -> Keys:
     )
     found = []
     for matrix in matrices:
-        k = ops.swapaxes(matrix, 1, 2) @ queries
-        k = ops.reshape(k, (-1, down, along, heads, *tiles.seen, channels))
-        k = ops.transpose(k, (0, 1, 4, 2, 5, 3, 6))
-        k = _overlap_add(_overlap_add(k, 1, tiles.size[0]), 2, tiles.size[1])
-        k = k[:, :height, :width]
-        found.append(ops.reshape(k, (-1, height, width, 1, heads * channels)))
+        x = ops.swapaxes(matrix, 1, 2) @ queries
+        x = ops.reshape(x, (-1, down, along, heads, *tiles.seen, channels))
+        x = ops.transpose(x, (0, 1, 4, 2, 5, 3, 6))
+        x = _overlap_add(_overlap_add(x, 1, tiles.size[0]), 2, tiles.size[1])
+        x = x[:, :height, :width]
+        found.append(ops.reshape(x, (-1, height, width, 1, heads * channels)))
     return tiles.form.all_frames(found)
 
 

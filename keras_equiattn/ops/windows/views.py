@@ -21,10 +21,10 @@ from keras_equiattn.ops.windows.form import Form
 from keras_equiattn.ops.windows.form import Grid
 from keras_equiattn.ops.windows.form import joined
 from keras_equiattn.ops.windows.form import Keys
-from keras_equiattn.ops.windows.form import Maps
 from keras_equiattn.ops.windows.form import NeighbourWeights
 from keras_equiattn.ops.windows.form import Queries
 from keras_equiattn.ops.windows.form import QueryPlanes
+from keras_equiattn.ops.windows.form import Scales
 
 # The keys that all pixels see, with an axis for key elements.
 Views: TypeAlias = Float[
@@ -38,138 +38,155 @@ GridWeights: TypeAlias = Float[
 
 
 def scores(
-    form: Form, x: Queries, k: Keys, w: Maps | None, bias: Biases | None
+    form: Form,
+    queries: Queries,
+    keys: Keys,
+    scale: Scales | None,
+    bias: Biases | None,
 ) -> NeighbourWeights:
-    """The derivative of the form with respect to `a`."""
-    queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
+    """The derivative of the form with respect to the weights."""
+    queries = in_full_precision(_planes(form, queries)[..., None, None, :, :])
     found = []
     for grid in form.grids():
-        seen = _affine(form, grid, _seen(form, grid, k), w, bias)
+        seen = _affine(form, grid, _seen(form, grid, keys), scale, bias)
         found.append(_by_neighbour(ops.sum(queries * seen, axis=3)))
     return form.in_order(found)
 
 
 def sums(
     form: Form,
-    a: NeighbourWeights,
-    k: Keys,
-    w: Maps | None,
+    weights: NeighbourWeights,
+    keys: Keys,
+    scale: Scales | None,
     bias: Biases | None,
 ) -> Queries:
-    """The derivative of the form with respect to `x`."""
+    """The derivative of the form with respect to the queries."""
     y = 0.0
     for grid in form.grids():
-        seen = _affine(form, grid, _seen(form, grid, k), w, bias)
-        weights = _by_row_and_column(grid, in_full_precision(a))[:, :, :, None]
-        y = y + ops.sum(weights * seen, axis=(4, 5))
+        seen = _affine(form, grid, _seen(form, grid, keys), scale, bias)
+        own = _by_row_and_column(grid, in_full_precision(weights))
+        y = y + ops.sum(own[:, :, :, None] * seen, axis=(4, 5))
     return _pixels(y)
 
 
-def spread(form: Form, a: NeighbourWeights, x: Queries, w: Maps | None) -> Keys:
-    """The derivative of the form with respect to `k`."""
+def spread(
+    form: Form,
+    weights: NeighbourWeights,
+    queries: Queries,
+    scale: Scales | None,
+) -> Keys:
+    """The derivative of the form with respect to the keys."""
     # Seen from a key, the neighbours are the other way round.
     down, along = form.reach
     around = ((down, down), (along, along))
-    queries = _laid_out(ops.pad(_planes(form, x), ((0, 0),) * 4 + around))
-    size = x.shape[1] + down, x.shape[2] + along
+    size = queries.shape[1] + down, queries.shape[2] + along
+    queries = ops.pad(_planes(form, queries), ((0, 0),) * 4 + around)
+    queries = _laid_out(queries)
     frames = []
     for grid in form.grids():
-        weights = ops.flip(_by_row_and_column(grid, a), (3, 4))
-        weights = _laid_out(ops.pad(weights, ((0, 0),) * 5 + around))
+        own = ops.flip(_by_row_and_column(grid, weights), (3, 4))
+        own = _laid_out(ops.pad(own, ((0, 0),) * 5 + around))
         last = form.neighbours[grid.numbers[-1]]
         flipped = grid._replace(start=(down - last.row, along - last.column))
-        weights = _own_windows(flipped, weights, size)
+        own = _own_windows(flipped, own, size)
         seen = _windows(flipped, queries, size)
         # (batch, elements, heads, channels, rows, columns, height, width)
-        both = in_full_precision(weights[:, :, :, None])
+        both = in_full_precision(own[:, :, :, None])
         both = both * in_full_precision(seen)
-        if w is None:
+        if scale is None:
             found = ops.sum(both, axis=(4, 5))
         else:
-            w_grid = ops.flip(_on_grid(form, grid, w), (4, 5))
-            found = ops.sum(both[:, :, None] * w_grid, axis=(1, 5, 6))
+            own_scale = ops.flip(_on_grid(form, grid, scale), (4, 5))
+            found = ops.sum(both[:, :, None] * own_scale, axis=(1, 5, 6))
         frames.append(_pixels(found))
     return form.all_frames(frames)
 
 
-def weight_gradients(
+def affine_gradients(
     form: Form,
-    a: NeighbourWeights,
-    x: Queries,
-    k: Keys,
-    w: Maps | None,
+    weights: NeighbourWeights,
+    queries: Queries,
+    keys: Keys,
+    scale: Scales | None,
     bias: Biases | None,
 ) -> list[Tensor]:
-    """The derivatives with respect to `w` and `bias`, of those given."""
-    queries = in_full_precision(_planes(form, x)[..., None, None, :, :])
-    of_w, of_bias = [], []
+    """The derivatives with respect to scale and bias, of those given."""
+    queries = in_full_precision(_planes(form, queries)[..., None, None, :, :])
+    of_scale, of_bias = [], []
     for grid in form.grids():
-        weights = _by_row_and_column(grid, in_full_precision(a))[:, :, :, None]
+        own = _by_row_and_column(grid, in_full_precision(weights))
+        own = own[:, :, :, None]
         # Not one product for both: Inductor would write it to memory.
         if bias is not None:
-            found = ops.sum(weights * queries, axis=(0, 6, 7))
+            found = ops.sum(own * queries, axis=(0, 6, 7))
             of_bias.append(_by_neighbour_first(found))
-        if w is not None:
-            found = queries[:, :, None] * _seen(form, grid, k)
-            found = ops.sum(weights[:, :, None] * found, axis=(0, 7, 8))
-            of_w.append(_by_neighbour_first(found))
-    return [form.in_order(found) for found in (of_w, of_bias) if found]
+        if scale is not None:
+            found = queries[:, :, None] * _seen(form, grid, keys)
+            found = ops.sum(own[:, :, None] * found, axis=(0, 7, 8))
+            of_scale.append(_by_neighbour_first(found))
+    return [form.in_order(found) for found in (of_scale, of_bias) if found]
 
 
-derivatives = derivatives_from(scores, sums, spread, weight_gradients)
+derivatives = derivatives_from(scores, sums, spread, affine_gradients)
 
 
-def _seen(form: Form, grid: Grid, k: Keys) -> Views:
+def _seen(form: Form, grid: Grid, keys: Keys) -> Views:
     """The keys that the pixels see, with an axis for key elements."""
-    size = k.shape[2] - form.reach[0], k.shape[3] - form.reach[1]
-    seen = _windows(grid, _planes(form, k[grid.frame]), size)
+    size = keys.shape[2] - form.reach[0], keys.shape[3] - form.reach[1]
+    seen = _windows(grid, _planes(form, keys[grid.frame]), size)
     return in_full_precision(seen[:, None])
 
 
 def _affine(
-    form: Form, grid: Grid, seen: Views, w: Maps | None, bias: Biases | None
+    form: Form,
+    grid: Grid,
+    seen: Views,
+    scale: Scales | None,
+    bias: Biases | None,
 ) -> Float[
     Tensor, "batch elements heads head_channels down along height width"
 ]:
     """The keys that the pixels see, mapped for each query element."""
-    if w is not None:
-        seen = seen * _on_grid(form, grid, w)
+    if scale is not None:
+        seen = seen * _on_grid(form, grid, scale)
     seen = ops.sum(seen, axis=2) if seen.shape[2] > 1 else seen[:, :, 0]
     return seen if bias is None else seen + _on_grid(form, grid, bias)
 
 
 def _on_grid(
-    form: Form, grid: Grid, w: Float[Tensor, "neighbours *elements all"]
+    form: Form, grid: Grid, x: Float[Tensor, "neighbours *elements all"]
 ) -> Float[Tensor, "*elements heads channels rows columns 1 1"]:
     """The weights, or the bias, of the neighbours on a grid."""
-    w = form.split(grid.part(in_full_precision(w)))
-    w = ops.moveaxis(w, 0, -1)
-    return ops.reshape(w, (*w.shape[:-1], *grid.size, 1, 1))
+    x = form.split(grid.part(in_full_precision(x)))
+    x = ops.moveaxis(x, 0, -1)
+    return ops.reshape(x, (*x.shape[:-1], *grid.size, 1, 1))
 
 
-def _by_row_and_column(grid: Grid, a: NeighbourWeights) -> GridWeights:
+def _by_row_and_column(grid: Grid, weights: NeighbourWeights) -> GridWeights:
     """Selects the weights of the neighbours on a grid.
 
     The rows and the columns of the window become two axes.
     """
-    a = grid.part(a)
-    a = ops.reshape(a, (*grid.size, *a.shape[1:]))
-    return ops.transpose(a, (2, 3, 4, 0, 1, 5, 6))
+    weights = grid.part(weights)
+    weights = ops.reshape(weights, (*grid.size, *weights.shape[1:]))
+    return ops.transpose(weights, (2, 3, 4, 0, 1, 5, 6))
 
 
-def _by_neighbour(a: GridWeights) -> NeighbourWeights:
+def _by_neighbour(weights: GridWeights) -> NeighbourWeights:
     """Undoes `_by_row_and_column`."""
-    a = ops.transpose(a, (3, 4, 0, 1, 2, 5, 6))
-    return ops.reshape(a, (a.shape[0] * a.shape[1], *a.shape[2:]))
+    weights = ops.transpose(weights, (3, 4, 0, 1, 2, 5, 6))
+    return ops.reshape(
+        weights, (weights.shape[0] * weights.shape[1], *weights.shape[2:])
+    )
 
 
 def _by_neighbour_first(
-    w: Float[Tensor, "*elements heads channels rows columns"],
+    x: Float[Tensor, "*elements heads channels rows columns"],
 ) -> Float[Tensor, "some *elements all"]:
     """Gradients of weights or biases as these are, for one grid."""
-    rank = len(w.shape)
-    w = ops.transpose(w, (rank - 2, rank - 1, *range(rank - 2)))
-    return joined(ops.reshape(w, (-1, *w.shape[2:])))
+    rank = len(x.shape)
+    x = ops.transpose(x, (rank - 2, rank - 1, *range(rank - 2)))
+    return joined(ops.reshape(x, (-1, *x.shape[2:])))
 
 
 def _planes(form: Form, x: Queries) -> QueryPlanes:
