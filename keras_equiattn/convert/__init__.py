@@ -1,7 +1,8 @@
 """Loads weights that the papers' own code has trained into our models.
 
 The public functions stand here. `reading` reads files and assigns arrays; one
-file for each authors' code says where our variables come from.
+file for each authors' code says where our variables come from. Nothing here
+may build a network: `applications` says which converter fills which one.
 """
 
 import os

@@ -49,7 +49,7 @@ def checked(**parts: str) -> Callable[[Function], Function]:
             if check is not None:
                 fallback = parameter.default
                 checks.append((place, name, fallback, check))
-        # First of all the group, which says what the order is.
+        # The group is checked first, since it determines the order.
         checks.sort(key=lambda entry: entry[1] != "group")
 
         @functools.wraps(function)

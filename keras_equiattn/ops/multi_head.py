@@ -57,6 +57,7 @@ def multi_head_attention(
         return ops.reshape(x, (batch, heads, pixels, order * channels))
 
     queries = by_head(query)
+    # In half precision scores are rounded, for the reason in `ops.dense`.
     scores = queries @ ops.swapaxes(by_head(key), -1, -2)
     if embedding is not None:
         scores = scores + _position_scores(queries, embedding, (height, width))

@@ -120,7 +120,7 @@ def sum_in_full_precision(
     """The sum over some axes, in float32 for half precision."""
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         # PyTorch does this without a copy of `x` in float32; compilers do the
-        # same with a cast. A tensor of no numbers names its dtype.
+        # same with a cast. An empty tensor tells PyTorch's name of the dtype.
         dtype = ops.zeros((0,), dtype_of_sums(x)).dtype
         return x.sum(axes, dtype=dtype)
     return ops.sum(in_full_precision(x), axis=axes)
@@ -171,9 +171,9 @@ def softmax(
     The result has the dtype of `x`. TensorFlow's own softmax accepts tensors of
     at most five axes.
     """
-    if 0 in tuple(x.shape):  # not all backends take a maximum of no numbers
+    if 0 in tuple(x.shape):  # some backends take no maximum of no numbers
         return x
-    # Keras warns of a softmax over one number, as of a token's only key.
+    # Keras warns of a softmax over one number, which a token with one key has.
     has_kernel = len(axes) == 1 and x.shape[axes[0]] != 1
     if keras.backend.backend() == "torch" and has_kernel:
         # Its kernel computes in float32, and copies nothing for that.

@@ -8,7 +8,7 @@
 Arrays come first, pictures second: `sites` finds the layers and reads their
 maps, `borders` says which positions see beyond the image, `evidence` what
 speaks for a class, and everything else draws. Pictures need matplotlib, the
-extra `viz`; arrays do not.
+extra `viz`; arrays do not. Nothing here may train or change a network.
 """
 
 from keras_equiattn.visualization.drawing import element_name

@@ -1,5 +1,6 @@
 """Loops over groups of slices, and pieces of tensors, against plain ones."""
 
+import ast
 from pathlib import Path
 
 import keras
@@ -11,6 +12,8 @@ from keras import ops
 
 from keras_equiattn import layers
 from keras_equiattn.ops import backend
+from keras_equiattn.ops import Window
+from keras_equiattn.ops import window_scores
 from keras_equiattn.testing import relative_difference
 
 
@@ -191,6 +194,42 @@ def test_transposing_by_parts(size):
 
 
 @pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="Autograd of PyTorch."
+)
+def test_saved_tensors_are_those_of_autograd():
+    """So it sees what is changed in place, and hooks may move them away."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    query, keys = (
+        torch.tensor(rng.normal(size=(1, 4, 4, 1, 4)), requires_grad=True)
+        for _ in range(2)
+    )
+
+    def gradients():
+        y = window_scores(query, keys, Window((3, 3)), num_heads=2)
+        return torch.autograd.grad((y * y).sum(), (query, keys))
+
+    expected, packed = gradients(), []
+
+    def pack(x):
+        packed.append(tuple(x.shape))
+        return x.numpy(force=True).copy()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
+        found = gradients()
+    assert packed.count(tuple(query.shape)) >= 2
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+    y = window_scores(query, keys, Window((3, 3)), num_heads=2)
+    with torch.no_grad():
+        keys.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="Transforms of PyTorch."
 )
 def test_constants_of_a_transform_are_not_kept():
@@ -227,6 +266,26 @@ def test_only_dispatch_asks_for_the_target():
     assert asking("find_target(") == {"dispatch.py"}
     # PyTorch's sum and softmax of half precision need no copy.
     assert asking("backend.backend()") == {"dispatch.py", "numerics.py"}
+
+
+def test_caches_are_bounded():
+    """Each set of shapes adds what was made for it, for as long as it lives.
+
+    Groups are a few, so what is kept for each of them needs no bound.
+    """
+    folder = Path(backend.__file__).parents[2]
+    bounds = []
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for decorator in map(ast.unparse, node.decorator_list):
+                if decorator == "functools.cache":
+                    assert node.args.args[0].arg in ("group", "name"), node.name
+                elif "lru_cache" in decorator:
+                    bounds.append(decorator.partition("=")[2] or "128)")
+    assert len(bounds) > 10
+    assert max(int(bound[:-1]) for bound in bounds) <= 1024
 
 
 SIZES = pytest.mark.parametrize("size", [1, 16, 17, 19, 23, 29, 31, 40, 101])

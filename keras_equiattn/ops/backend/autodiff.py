@@ -179,8 +179,8 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
     # A call by hand does not wait seconds for XLA. It runs a graph all the
     # same: else the tape would hold every step of a loop.
     eager = tf.function(build(lambda function: function), autograph=False)
-    # TensorFlow takes the functions of five layers or shapes for one that is
-    # traced again and again, and has no public way to tell it better.
+    # TensorFlow warns of retracing once five layers or shapes have traced
+    # functions of their own, and has no public switch for that warning.
     eager._omit_frequent_tracing_warning = True
 
     def function(*arguments: Tensor) -> Any:

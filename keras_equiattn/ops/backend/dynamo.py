@@ -53,7 +53,8 @@ def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
         method: name of a method.
         *arguments: nests of tensors, numbers and strings.
     """
-    # Seeds are variables, but no weights. Ours are tensors from first to last.
+    # Keras' generators of seeds hold variables that are no weights. Ours hold
+    # tensors, so a difference reveals dropout of Keras.
     others = layer._flatten_layers(include_self=False)
     if any(len(x.variables) != len(x.weights) for x in others):
         return _functions["uncompiled"](layer, method, *arguments)

@@ -90,9 +90,9 @@ def scan(
 
 
 def steps(count: Any) -> Any:
-    """Numbers of as many steps, for `scan`: integers where Python loops.
+    """The numbers of the steps, for `scan`: integers where Python loops.
 
-    Where a part starts at an integer, PyTorch takes it without a copy.
+    PyTorch takes a part that starts at an integer without a copy.
     """
     if _by_compiler("jax", "tensorflow"):
         return ops.arange(count, dtype="int32")

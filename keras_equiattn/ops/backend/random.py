@@ -23,7 +23,7 @@ MIXING = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
 
 
 def next_seed(generator: Any) -> Shaped[Tensor, "2"]:
-    """Two whole numbers from 0 to below 2**31, others in each call.
+    """Two whole numbers from 0 to below 2**31 that differ from call to call.
 
     Under PyTorch the host never waits for a GPU, which `generator.next` and
     `keras.random` do.
@@ -90,7 +90,7 @@ def dropout_factors(
             on several devices.
         rate: probability of a zero, less than one.
         seed: the result of `prepared_seed`.
-        place: whole numbers, of which each draw has others.
+        place: whole numbers that differ from draw to draw.
         like: a tensor of the dtype and on the device of the result.
 
     Raises:
@@ -187,7 +187,7 @@ def _random_int16_torch(
     """
     import torch
 
-    # Zeros at the end would change nothing without the number of all.
+    # Their number comes first: a sequence of seeds ignores zeros at its end.
     sequence = np.random.SeedSequence((len(place), *place))
     start = seed + int(sequence.generate_state(1, "uint64").view("int64")[0])
     states = torch.arange(math.ceil(count / 4), device=seed.device)

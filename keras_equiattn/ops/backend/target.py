@@ -146,7 +146,7 @@ def _compiler(backend: str) -> str | None:
     if backend == "torch":
         import torch
 
-        # Also where a person compiles a model that holds our layers.
+        # This also holds where users compile a model with our layers.
         compiled = torch.compiler.is_compiling() or _tracing_for.get()[0]
         return "inductor" if compiled else None
     # A `custom_vjp` is a graph also where a person calls it by hand.

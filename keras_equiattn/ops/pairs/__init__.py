@@ -4,4 +4,6 @@
 size of blocks and the form of products. `blocks` cuts tensors into blocks,
 `fused` computes one and has the mathematics, `lines` says what its pixels see,
 and `matrices` multiplies.
+
+Attention with one score for all poses has no place here: see `ops.multi_head`.
 """

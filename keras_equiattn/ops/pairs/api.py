@@ -104,7 +104,7 @@ def group_self_attention(
     seed = _checked_seed(seed) if dropout else None
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
-    # Encoding and embedding, which may be more precise, are cast to theirs.
+    # Encoding and embedding may be more precise: queries settle their dtype.
     query, keys, values = of_one_dtype((query, keys, values))
     tensors = (query, keys, values, encoding, embedding, seed)
     recompute = recompute and config.is_recompute_enabled()

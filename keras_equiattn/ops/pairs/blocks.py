@@ -156,8 +156,8 @@ def _as_images(
 ) -> Float[Tensor, "batch height width order all_heads channels"]:
     """Undoes `_by_heads`.
 
-    The batch is given: divided by the heads, its size would be one of which
-    OpenVINO knows nothing, and which it would forget all other sizes for.
+    The size of the batch is an argument: if it were computed from the number
+    of images and heads, OpenVINO would know neither it nor the other sizes.
     """
     steps, channels, order, height, width, _ = ops.shape(x)
     shape = (steps, channels, order, height, width, batch, heads)
@@ -231,7 +231,7 @@ def _gradients(shared: Shared, totals: Any, piece: Any) -> Any:
     """Gradients of the heads of a step, for `scan`.
 
     Args:
-        shared: by all steps.
+        shared: what all steps have in common.
         totals: gradients of offsets and embedding, to be added to.
         piece: query, keys and values, the number of the step, the logarithms
             and the gradient of the output.

@@ -33,10 +33,10 @@ EAGER_BLOCK = 5 * 2**21
 # with lines of 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC,
 # two cores, OpenVINO 2026.4.1).
 UNROLLED_BLOCK = 5 * 2**26
-# Images and heads that lie beside each other, at least: XLA makes no vectors
-# of 8 or 16 numbers, since it writes their loop out (50 ms an image in place
-# of 18, the same machine). PyTorch's loops, one of which runs over them at a
-# time, took 220 ms an image with 64 in place of 75 with 576 beside each other.
+# The fewest images and heads that the last axis holds. XLA makes no vectors of
+# 8 or 16 numbers, since it writes their loop out (50 ms an image in place of
+# 18, the same machine). PyTorch, which runs one loop over that axis at a time,
+# took 220 ms an image with 64 numbers there and 75 with 576.
 COMPILED_TOGETHER = 24
 EAGER_TOGETHER = 1024
 # Neighbours of a line of the whole image, at most: each is written out. In

@@ -179,7 +179,7 @@ class Lines(NamedTuple):
         """Where a line of the whole image lies.
 
         The last line of a row ends with the row. Where lines do not divide the
-        row, its first neighbours belong to the line before.
+        row, the first neighbours of the last line belong to the line before.
 
         Returns:
             The row, the column that follows the line before, and the column

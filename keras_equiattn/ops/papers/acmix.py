@@ -74,7 +74,8 @@ def position_keys(
 
     Args:
         coordinates: rows and columns of the pixels.
-        kernel: the map, of columns first, as the authors have it.
+        kernel: the map: weights of the column, then those of the row, in the
+            order of the authors.
         bias: the bias of the map; the softmax does not see it either.
         group: a group or its name.
     """

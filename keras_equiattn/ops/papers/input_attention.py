@@ -124,6 +124,8 @@ def co_attention(
         Values in (0, 1) for each pixel and group element.
     """
     dtype = dtype_name(x)
+    # One score weights all channels of a pixel: rounded to half precision, a
+    # large one would move them all.
     x, kernel = in_full_precision(x), in_full_precision(kernel)
     if len(x.shape) == 5:
         scores = group_conv(x, kernel, group)

@@ -291,7 +291,7 @@ def _of_row(
     channels of its first neighbour before those of the second.
     """
     width = ops.shape(strip)[3] - reach(window.neighbours)[1]
-    # Along its columns all rows are alike.
+    # All rows of the window see the same columns.
     seen = [
         strip[place.frame, :, :, place.column : place.column + width]
         for place in window.neighbours[: window.size[1]]

@@ -55,7 +55,7 @@ def seen_offsets(
     """Offsets as each group element sees them: `h^-1 o`.
 
     On the diagonals, where p8 sees zero, products may round to a number of
-    either sign, of which an encoding with a tiny epsilon would make much. The
+    either sign, which an encoding with a tiny epsilon would amplify. The
     offsets have a largest component of about 1.
     """
     group = groups.get(group)

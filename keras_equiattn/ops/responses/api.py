@@ -175,7 +175,7 @@ def attended_sum(
         chunks = _chunks(weights, chunk_size, known, planes)
         y = chunked.attended_sum(spec, planes, chunks)
         y = _joined(y[None], order, filters)[0]
-    # A function that was compiled for several sizes has forgotten them.
+    # TensorFlow loses static sizes where it compiled one function for several.
     size = (n or ops.shape(y)[i] for i, n in enumerate(known, 1))
     return ops.reshape(y, (ops.shape(x)[0], *size, order, filters))
 

@@ -57,7 +57,8 @@ class Schedule(NamedTuple):
         together: how many input channels are seen at a time.
         stacked: how many channels' views are stacked at once, where no
             responses are stored.
-        reduced: how many where responses are reduced at once.
+        reduced: how many channels at a time, where responses are reduced at
+            once.
         written_out: whether a response is a sum of products, or a product of
             matrices.
         one_by_one: whether the maximum over the channels is taken of one

@@ -18,8 +18,8 @@ A response is what one filter makes of one input channel at one input group
 element. There are `elements * channels * filters` of them at each output
 position, which are weighted by attention and summed over the first two.
 
-In half precision the responses and their gradients stay in half precision, as
-what is as large as they are. Statistics, attention and the sum of the attended
+In half precision the responses, their gradients and all tensors of that size
+stay in half precision. Statistics, attention and the sum of the attended
 responses are in float32, and so are the views and filters that this sum is a
 product of: the layer returns its difference to a convolution, which may be a
 thousandth of it.

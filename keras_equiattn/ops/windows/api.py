@@ -193,7 +193,12 @@ def window_sum(
     return ops.cast(y, values.dtype)
 
 
-@checked()
+@checked(
+    of_keys_weight="rows columns order key_order channels",
+    of_keys_bias="rows columns order channels",
+    of_values_weight="rows columns order key_order channels",
+    of_values_bias="rows columns order channels",
+)
 def window_attention(
     query: NewImage,
     keys: KeyImage,
@@ -221,6 +226,10 @@ def window_attention(
 
     Returns:
         The weighted sums, and the weights or None.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+        TypeError: for affine maps of another kind.
     """
     _check_queries(query, keys, window, num_heads, of_keys)
     order = query.shape[3]

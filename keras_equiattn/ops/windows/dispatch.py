@@ -46,7 +46,7 @@ def choose(form: Form, keys: Keys, weighted: bool) -> str:
 
     Args:
         form: the sum that is computed.
-        k: the keys, which say where it is computed.
+        keys: the keys, which say where it is computed.
         weighted: whether the keys have weights.
     """
     target = backend.find_target(keys)
@@ -64,7 +64,7 @@ def images_together(keys: Keys, size: int | None) -> int | None:
     """How many images `products` takes at a time; None for all.
 
     Args:
-        k: the keys of all images.
+        keys: the keys of all images.
         size: how many numbers are built at once for an image, if known.
     """
     if size is None or not backend.find_target(keys).eager_on_cpu:

@@ -326,7 +326,7 @@ def _channel_sums(
 def _planes(
     form: Form, x: Float[Tensor, "*outer height width elements all"]
 ) -> Float[Tensor, "*outer elements heads channels height width"]:
-    """Queries last, so that XLA vectorises along the columns."""
+    """Moves rows and columns to the last axes, along which XLA vectorises."""
     n = len(x.shape) - 4
     *outer, height, width, elements, channels = ops.shape(x)
     x = ops.reshape(x, (*outer, height, width, elements * channels))

@@ -82,7 +82,7 @@ class Tiles(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Tiles among each other, and side by side."""
+        """How many tiles there are from top to bottom, and side by side."""
         rows, columns = (
             -(-n // size) for n, size in zip(self.image, self.size, strict=True)
         )
