@@ -6,6 +6,27 @@ for what `keras.ops` lacks or is slow at. And `windows.views` and
 with strides.
 
 Nothing here may own weights or know a layer.
+
+Some words mean the same in all of these modules:
+
+    window       what a pixel sees; `Window` says where its neighbours lie
+    neighbour    an entry of a window, at one offset from the pixel
+    frame        keys that adjacent queries see at adjacent places; an image is
+                 cut into several frames if the window has strides
+    planes       a tensor whose last axes are rows and columns, so that loops
+                 run along the columns
+    tile         a small rectangle of pixels whose queries meet the keys in one
+                 product of matrices
+    line         neighbours in one row, which are computed together
+    block        what one step computes: some heads and rows of attention, some
+                 images of a batch, or one matrix of a linear map in the basis
+                 of irreducible representations
+    written out  a sum that has its terms in the program, not in a loop
+    recomputed   what the backward pass computes anew in place of keeping it
+
+`queries`, `keys`, `values` and `weights` are those of attention. Each system
+(`windows`, `pairs`, `responses`) orders their axes in its own way, and names
+that order in one module: `windows.form`, `pairs.lines`, `responses.spec`.
 """
 
 from keras_equiattn.ops.exactness import is_exact

@@ -177,7 +177,7 @@ def test_products_of_half_precision_have_sums_in_float32(dtype):
 
 @pytest.mark.parametrize("size", [1, 2, 5, 6])
 def test_transposing_by_parts(size):
-    """The last of an odd number of channels is moved by itself."""
+    """Parts have equal numbers of channels: one each, if that is a prime."""
     x = np.random.default_rng(0).normal(size=(2, 3, 4, size)).astype("float32")
 
     def found(x):

@@ -17,6 +17,7 @@ from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
 
+# The numbers below are choices, and no measurement of other values is kept.
 # Nothing is compiled before a function has taken part in so many backward
 # passes: training has taken these steps within a second.
 PATIENCE = 3
@@ -24,11 +25,12 @@ PATIENCE = 3
 # person who calls a network by hand does not wait for a compiler, even if its
 # layers are equal.
 CALLS = 50
-# How often a function is compiled at most, for tensors that lie in memory in
-# other ways; any other runs uncompiled.
+# For how many layouts of its tensors in memory a function is compiled. With any
+# other layout it runs uncompiled.
 LAYOUTS = 4
-# Inductor stores what it has to read a lot for, and a sum of more terms than
-# these. Where all of them go into a reduction it need not.
+# Inductor stores values that need more reads than this, and sums of more terms.
+# A reduction that takes all terms needs no stored ones, so the limits are above
+# whatever an operator here has.
 FUSES_SUMS = {
     "realize_reads_threshold": 1000,
     "realize_acc_reads_threshold": 1000,

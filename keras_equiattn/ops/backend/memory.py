@@ -24,7 +24,8 @@ from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
-# Tables up to this size are kept on the device: 512 of them at most.
+# Tables up to this size are kept on the device, 512 of them at most. This
+# bounds the memory that they take by half a gigabyte, and is a choice.
 KEPT_BYTES = 2**20
 
 
