@@ -50,6 +50,7 @@ def derivatives(
     def images(
         weights: Tensor, queries: Tensor, keys: Keys
     ) -> tuple[Tensor, ...]:
+        """Derivatives for some images, without those of the bias."""
         cut: Any = None if queries is None else _queries(tiles, queries)
         matrices: Any = None if weights is None else _matrices(tiles, weights)
         found = {}
