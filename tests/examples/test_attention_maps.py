@@ -11,6 +11,7 @@ import pytest
 
 from keras_equiattn import applications
 from keras_equiattn import groups
+from keras_equiattn.applications import registry
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.layers import GroupPooling
 from keras_equiattn.layers import GroupSelfAttention2D
@@ -327,7 +328,12 @@ def test_weights_of_the_authors_of_group_self_attention(
         return model
 
     monkeypatch.setattr(applications, "get_model", build)
-    monkeypatch.setattr(example.convert, "g_selfatt", converted)
+    entry = registry._MODELS["gsanet_rotmnist_p4"]
+    monkeypatch.setitem(
+        registry._MODELS,
+        "gsanet_rotmnist_p4",
+        entry._replace(converter=converted),
+    )
     options = example.parse(
         [
             *("--model=gsanet_rotmnist_p4", "--dataset=rot_mnist"),
@@ -344,8 +350,11 @@ def test_weights_of_the_authors_of_acmix(example, monkeypatch):
     model = attending_network((32, 32, 3), 10, None)
     monkeypatch.setattr(applications, "get_model", lambda name, **_: model)
     found = []
-    monkeypatch.setattr(
-        example.convert, "acmix", lambda *given: found.append(given) or model
+    entry = registry._MODELS["acmix_swin_tiny_cifar10"]
+    monkeypatch.setitem(
+        registry._MODELS,
+        "acmix_swin_tiny_cifar10",
+        entry._replace(converter=lambda *given: found.append(given) or model),
     )
     options = example.parse(
         [

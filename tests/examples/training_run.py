@@ -98,7 +98,9 @@ def tiny_registered():
             ("tiny", 0.3, adam),
             ("tiny_without_dropout", 0.0, sgd),
         ):
-            network = (tiny_network, {"dropout": dropout})
+            network = registry._Registered(
+                tiny_network, {"dropout": dropout}, None, {}
+            )
             patch.setitem(registry._MODELS, name, network)
             patch.setitem(recipes._RECIPES, name, recipe)
         yield
