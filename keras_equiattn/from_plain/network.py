@@ -95,7 +95,7 @@ def equivariant(
             input become strides 1 with pooling; "keep": they stay, and the
             network is not exactly equivariant.
         inflate: whether the new network takes over the weights. Otherwise its
-            weights are drawn by the initialisers of the plain layers.
+            weights are drawn by the initializers of the plain layers.
         name: the name of the new model. None is the name of the plain one with
             the name of the group.
 

@@ -18,10 +18,11 @@ from keras_equiattn.ops.group.convolution import lifting_conv
 
 
 class BaseGroupConv2D(FilterLayer):
-    """The base of the convolutions of this module; see there.
+    """Base of `LiftingConv2D`, `GroupConv2D` and others: convolutions.
 
-    Subclasses say which inputs they take and the operation, and where they
-    differ, the shape of their kernel, and size and exactness of the output.
+    Subclasses set `takes`, the inputs that they take, and write `convolve`.
+    They override what differs for them: the shape of their kernel, the size of
+    the output, or which sizes are exact.
     """
 
     def __init__(
@@ -229,10 +230,10 @@ class LiftingConv2D(BaseGroupConv2D):
         dilation_rate: an integer or a pair.
         activation: applied to the output; None is the identity.
         use_bias: whether to add a bias, one value per filter.
-        kernel_initializer, bias_initializer: initialisers. Those that scale
+        kernel_initializer, bias_initializer: initializers. Those that scale
             with the fan-in see `rows * columns * channels`.
         kernel_regularizer, bias_regularizer, activity_regularizer:
-            regularisers.
+            regularizers.
         kernel_constraint, bias_constraint: constraints.
         group: a group or its name, see `keras_equiattn.groups.get`.
         exact: refuse sizes on which the layer would not be exactly
@@ -314,10 +315,10 @@ class GroupConv2D(BaseGroupConv2D):
         dilation_rate: an integer or a pair.
         activation: applied to the output; None is the identity.
         use_bias: whether to add a bias, one value per filter.
-        kernel_initializer, bias_initializer: initialisers. Those that scale
+        kernel_initializer, bias_initializer: initializers. Those that scale
             with the fan-in see `rows * columns * order * channels`.
         kernel_regularizer, bias_regularizer, activity_regularizer:
-            regularisers.
+            regularizers.
         kernel_constraint, bias_constraint: constraints.
         group: a group or its name, see `keras_equiattn.groups.get`.
         exact: refuse sizes on which the layer would not be exactly
@@ -400,10 +401,10 @@ class GroupConv2DTranspose(BaseGroupConv2D):
         dilation_rate: must be 1.
         activation: applied to the output; None is the identity.
         use_bias: whether to add a bias, one value per filter.
-        kernel_initializer, bias_initializer: initialisers. Those that scale
+        kernel_initializer, bias_initializer: initializers. Those that scale
             with the fan-in see `rows * columns * order * channels`.
         kernel_regularizer, bias_regularizer, activity_regularizer:
-            regularisers.
+            regularizers.
         kernel_constraint, bias_constraint: constraints.
         group: a group or its name, see `keras_equiattn.groups.get`.
         exact: refuse filters and strides with which the layer would not be

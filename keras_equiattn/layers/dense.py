@@ -31,8 +31,8 @@ class GroupDense(GroupLayer):
             per pixel.
         group: a group or its name, see `keras_equiattn.groups.get`.
         basis: how the map is computed, which changes the results by rounding
-            alone: "regular" as one matrix, "irreps" in blocks, None in the way
-            that takes less time, see `ops.group_linear`.
+            alone: "regular" as one matrix, "irreps" in blocks. None chooses
+            what takes less time, see `ops.group_linear`.
         activation: applied to the output; None is the identity.
         use_bias: whether to add a bias, one value per filter.
         kernel_initializer: the initializer of the kernel; one that scales with

@@ -24,7 +24,7 @@ class GroupDepthwiseConv2D(BaseGroupConv2D):
             Groups with quarter turns need square filters.
         depth_multiplier: number of filters for each channel.
         **kwargs: all other arguments of `GroupConv2D` but `filters`. As in
-            Keras, initialisers that scale with the fan-in count all channels.
+            Keras, initializers that scale with the fan-in count all channels.
 
     Call arguments:
         inputs: feature maps on the group.
@@ -38,8 +38,8 @@ class GroupDepthwiseConv2D(BaseGroupConv2D):
     Output shape:
         "channels_last": `(batch, new_height, new_width, order, channels *
         depth_multiplier)`; "channels_first": `(batch, channels *
-        depth_multiplier, new_height, new_width, order)`. What becomes of one
-        channel lies beside each other.
+        depth_multiplier, new_height, new_width, order)`. The outputs of one
+        channel are adjacent.
 
     Symmetry:
         See `GroupConv2D`.

@@ -276,8 +276,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
 
     followed by a linear map of all heads. `e` is a `RelativePositionEncoding`:
     half of the channels of a head (rounded down) meet the row of the offset, as
-    many its column.
-    All that differs between the group elements is how they see positions.
+    many its column. All that differs between the group elements is how they see
+    positions.
 
     Args:
         filters: channels of the output.
@@ -289,9 +289,10 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             side of the image less one, along both axes.
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
-            those of an offset, for all output elements together. Rounded to
-            a multiple of 1 / 65536. Which ones are dropped depends on the
-            seed, the backend and the device; both passes drop the same.
+            those of an offset, for all output elements together. It is rounded
+            to a multiple of 1 / 65536. Which ones are dropped depends on the
+            seed, the batch size, the backend, the compiler and the device. Both
+            passes drop the same.
         epsilon: the epsilon of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
@@ -320,9 +321,9 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             dict: "window" (or "image", for the whole image) `(batch, height,
             width, order, heads, 1, rows, columns)` adds up to one over rows
             and columns, those of the window or of the image.
-        query: `(row, column)` of a pixel: the map is then what it is there,
-            `(batch, order, heads, 1, rows, columns)`. On large images the
-            whole map takes much memory.
+        query: `(row, column)` of a pixel: the map is then that of this pixel
+            alone, `(batch, order, heads, 1, rows, columns)`. On large images
+            the whole map takes much memory.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
@@ -407,9 +408,9 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         group: a group or its name, see `keras_equiattn.groups.get`.
         attention_dropout: rate at which weights are dropped in training:
             those of a query element, key element and offset, for all output
-            elements together. Rounded to a multiple of 1 / 65536. Which ones
-            are dropped depends on the seed, the backend and the device; both
-            passes drop the same.
+            elements together. It is rounded to a multiple of 1 / 65536. Which
+            ones are dropped depends on the seed, the batch size, the backend,
+            the compiler and the device. Both passes drop the same.
         epsilon: the epsilon of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
@@ -442,9 +443,9 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
             added up over the query elements: they add up to the order of the
             group over key elements, rows and columns, those of the window or
             of the image.
-        query: `(row, column)` of a pixel: the map is then what it is there,
-            `(batch, order, heads, key_order, rows, columns)`. The whole map
-            takes much memory.
+        query: `(row, column)` of a pixel: the map is then that of this pixel
+            alone, `(batch, order, heads, key_order, rows, columns)`. The whole
+            map takes much memory.
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;

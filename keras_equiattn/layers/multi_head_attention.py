@@ -41,8 +41,8 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         group: a group or its name, see `keras_equiattn.groups.get`.
         basis: how the linear maps are computed, which changes the results by
             rounding alone: "regular" as one matrix, "irreps" in the blocks of
-            the irreducible representations, which multiply less, None as what
-            takes less time, see `ops.group_linear`.
+            the irreducible representations, which multiply less. None chooses
+            what takes less time, see `ops.group_linear`.
         use_positions: whether scores know relative positions.
         kernel_initializer: the initializer of the linear maps; one that scales
             with the fan-in sees `order * channels`.
@@ -57,6 +57,11 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
+
+    Memory:
+        Scores take `heads` times the square of the number of pixels for each
+        image. With positions, the embeddings of all pairs of pixels take as
+        many times the values of a pixel, for all images together.
 
     Call arguments:
         inputs: feature maps on the group.
@@ -89,10 +94,6 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         `embedding (2 size - 1, 2 size - 1, channels)`, with the `size` of the
         larger side that the layer was built with. Steerable embeddings have one
         axis of `count` coefficients in place of rows and columns.
-
-    Scores take `heads` times the square of the number of pixels for each image;
-    with positions, the embeddings of all pairs of pixels take as many times the
-    values of a pixel, for all images together.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

@@ -132,7 +132,7 @@ class SpatialPadding2D(GroupLayer):
     Raises:
         ValueError: for bad arguments, such as a padding that is not the same
             along both axes although the group holds quarter turns; for images
-            with less pixels than "reflect" and "wrap" have to show.
+            with fewer pixels than "reflect" and "wrap" have to show.
 
     Example:
         >>> x = keras.ops.ones((2, 12, 12, 4, 10))

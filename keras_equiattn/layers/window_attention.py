@@ -225,7 +225,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         bias_initializer: the initializer of their biases.
         window_initializer: the initializer of the embeddings; None is the
             standard normal distribution.
-        kernel_regularizer, window_regularizer: regularisers of the two kinds.
+        kernel_regularizer, window_regularizer: regularizers of the two kinds.
         filter_basis: the basis of the embeddings: "pixel" has one for each row
             and one for each column of the window, which are interpolated for
             turns by less than 90 degrees; "steerable" has coefficients of
@@ -246,8 +246,8 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             columns)` adds up to one over the window, whose first row is
             above the pixel. With images `order` is 1; with "channels_first"
             the axes are the same.
-        query: `(row, column)` of a pixel: "window" is then what it is there,
-            `(batch, order, heads, rows, columns)`.
+        query: `(row, column)` of a pixel: "window" then has the map of this
+            pixel alone, `(batch, order, heads, rows, columns)`.
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
@@ -413,7 +413,7 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
             standard normal distribution for the basis "pixel", and for
             "steerable" the normal distribution with the standard deviation `1 /
             (2 sqrt(order))`, with which scores start below about one.
-        kernel_regularizer, window_regularizer: regularisers of the two kinds.
+        kernel_regularizer, window_regularizer: regularizers of the two kinds.
         filter_basis: the basis of `psi` and `beta`: "pixel" has a number for
             each offset, which is interpolated for turns by less than 90
             degrees; "steerable" has coefficients of filters that turn by any
@@ -433,8 +433,8 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
             columns)` adds up to one over the window, whose first row is
             above the pixel. With images `order` is 1; with "channels_first"
             the axes are the same.
-        query: `(row, column)` of a pixel: "window" is then what it is there,
-            `(batch, order, heads, rows, columns)`.
+        query: `(row, column)` of a pixel: "window" then has the map of this
+            pixel alone, `(batch, order, heads, rows, columns)`.
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;
@@ -536,7 +536,7 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             standard normal distribution for the basis "pixel", and for
             "steerable" the normal distribution with the standard deviation `1 /
             (2 sqrt(order))`, with which scores start below about one.
-        kernel_regularizer, window_regularizer: regularisers of the two kinds.
+        kernel_regularizer, window_regularizer: regularizers of the two kinds.
         filter_basis: the basis of `psi` and `beta` of keys and values: "pixel"
             has a number for each offset, which is interpolated for turns by
             less than 90 degrees; "steerable" has coefficients of filters that
@@ -557,8 +557,8 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             columns)` adds up to one over the window, whose first row is
             above the pixel. With images `order` is 1; with "channels_first"
             the axes are the same.
-        query: `(row, column)` of a pixel: "window" is then what it is there,
-            `(batch, order, heads, rows, columns)`.
+        query: `(row, column)` of a pixel: "window" then has the map of this
+            pixel alone, `(batch, order, heads, rows, columns)`.
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;

@@ -1,9 +1,9 @@
 """The mathematics: stateless functions on tensors, written in `keras.ops`.
 
-There are two exceptions. `backend` alone imports TensorFlow, JAX or PyTorch,
-for what `keras.ops` lacks or is slow at. And `windows.views` and
-`windows.tiles` are forms that run under PyTorch only, since they need its views
-with strides.
+There are three exceptions. `backend` alone imports TensorFlow, JAX or PyTorch,
+for what `keras.ops` lacks or is slow at. `windows.views` and `windows.tiles`
+are forms that run under PyTorch only, since they need its views with strides.
+And two functions of `numerics` use what PyTorch alone can do.
 
 Nothing here may own weights or know a layer.
 

@@ -78,7 +78,7 @@ def _by_head(
 def partition(
     x: Float[Tensor, "batch height width channels"], window: tuple[int, int]
 ) -> Float[Tensor, "batch down along pixels channels"]:
-    """The windows of images, whose size is a multiple of theirs."""
+    """Cuts images into windows, whose size divides that of the images."""
     rows, columns = window
     batch, height, width, channels = ops.shape(x)
     down, along = height // rows, width // columns
@@ -146,7 +146,7 @@ def partitioned_attention(
     """Attention of each pixel to those of its window.
 
     Args:
-        query: scaled.
+        query: the queries, times the factor of the scores.
         keys, values: like the query.
         window: rows and columns, which divide those of the image.
         num_heads: number of heads, contiguous blocks of channels.

@@ -176,10 +176,10 @@ def softmax(
     # Keras warns of a softmax over one number, which a token with one key has.
     has_kernel = len(axes) == 1 and x.shape[axes[0]] != 1
     if keras.backend.backend() == "torch" and has_kernel:
-        # Its kernel computes in float32, and copies nothing for that.
+        # PyTorch's kernel computes in float32 without a copy in float32.
         return ops.softmax(x, axis=axes[0])
     scores = in_full_precision(x)
     top = ops.stop_gradient(ops.max(scores, axis=axes, keepdims=True))
-    # Exponentials twice: cheaper than to write them and read them again.
+    # Exponentials are computed twice, which costs less than storing them.
     total = ops.sum(ops.exp(scores - top), axis=axes, keepdims=True)
     return ops.cast(ops.exp(scores - (top + ops.log(total))), x.dtype)

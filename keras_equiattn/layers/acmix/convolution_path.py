@@ -88,7 +88,7 @@ class ConvolutionPath:
 
     @property
     def learns_rates(self) -> bool:
-        """Whether there are two paths, and rates of theirs to learn."""
+        """Whether there are both paths, whose rates are learned."""
         return self.paths == "both" and self.rates == "learned"
 
     def build(self, layer: GroupLayer, use_bias: bool = False) -> None:
@@ -217,7 +217,7 @@ def precise(x: Any) -> Tensor:
 
 
 def _shifts(shape: Shape, dtype: Any = None) -> Tensor:
-    """Shift kernels, with the shift of its own for each of the kernels."""
+    """Shift kernels, each of which picks a neighbour of its own."""
     rows, columns, _, filters = shape
     start = shifts(int(rows or 0), int(columns or 0))[..., None]
     return ops.tile(ops.convert_to_tensor(start, dtype), (1, 1, 1, filters))

@@ -268,8 +268,8 @@ class ACmix2D(BaseACmix2D):
             columns)` adds up to one over the window, whose first row is
             above the pixel. With images `order` is 1; with "channels_first"
             the axes are the same.
-        query: `(row, column)` of a pixel of the output: "window" is then what
-            it is there, `(batch, order, heads, rows, columns)`.
+        query: `(row, column)` of a pixel of the output: "window" then has the
+            map of this pixel alone, `(batch, order, heads, rows, columns)`.
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;

@@ -87,8 +87,8 @@ class SpatialReductionACmix2D(TransformerACmix):
             is the weight that each token gives to them. The weights add up to
             one over the last two axes; with tokens, they add up to one minus
             the weight that the tokens receive.
-        query: `(row, column)` of a pixel: "image" is then what it is there,
-            `(batch, 1, heads, 1, rows, columns)`.
+        query: `(row, column)` of a pixel: "image" then has the map of this
+            pixel alone, `(batch, 1, heads, 1, rows, columns)`.
         tokens: `(batch, count, channels)`, or None for none. With tokens the
             output is a pair: images, and tokens `(batch, count, filters)`.
 

@@ -77,7 +77,7 @@ class TransformerACmix(TwoPaths):
             )
 
     def add_output(self) -> None:
-        """Creates the linear map of what attention gives."""
+        """Creates the linear map at the end of attention."""
         size = self.filters
         linear_maps.add(self, "output", (size, size), (size,), size)
 
@@ -93,7 +93,7 @@ class TransformerACmix(TwoPaths):
         return (self.filters // self.num_heads) ** -0.5
 
     def output_map(self, y: Tensor) -> Tensor:
-        """The linear map of what attention gives."""
+        """The linear map at the end of attention."""
         kernel, bias = linear_maps.kernel_and_bias(self, "output")
         return backend.times_matrix(y, kernel) + bias
 

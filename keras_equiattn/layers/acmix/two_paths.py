@@ -48,7 +48,7 @@ class TwoPaths(AttentionLayer):
         dilation_rate: int | tuple[int, int],
         border: str,
     ) -> None:
-        """Takes what the convolution and attention around a pixel see."""
+        """Sets the windows of convolution and attention around a pixel."""
         self.strides = _checks.pair(strides, "strides")
         self.dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
         _checks.strides_or_dilation(self.strides, self.dilation_rate)
@@ -110,7 +110,7 @@ class TwoPaths(AttentionLayer):
 
     @property
     def learns_rates(self) -> bool:
-        """Whether there are two paths, and rates of theirs to learn."""
+        """Whether there are both paths, whose rates are learned."""
         path = self.convolution_path
         return path is not None and path.learns_rates
 

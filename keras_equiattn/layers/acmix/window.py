@@ -69,8 +69,8 @@ class WindowACmix2D(TransformerACmix):
             dict: "image" `(batch, height, width, 1, heads, 1, height, width)`
             adds up to one over the last two axes, the pixels of the image. It
             is large.
-        query: `(row, column)` of a pixel: the map is then what it is there,
-            `(batch, 1, heads, 1, height, width)`.
+        query: `(row, column)` of a pixel: the map is then that of this pixel
+            alone, `(batch, 1, heads, 1, height, width)`.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)`;

@@ -35,7 +35,7 @@ class ChannelSpatialAttention(AttentionLayer, FilterLayer):
         reduction_ratio: channel attention has `max(1, channels //
             reduction_ratio)` hidden units; None is a ratio of `RATIO` with at
             least `HIDDEN_UNITS`.
-        channel_kernel_initializer, spatial_kernel_initializer: initialisers,
+        channel_kernel_initializer, spatial_kernel_initializer: initializers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of the attention weights.

@@ -106,7 +106,7 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             reduction_ratio)` hidden units, as in the paper. None is a ratio
             of 16 with at least 4 units: a single one is often dead from the
             start, and attention is then the same for every input.
-        channel_kernel_initializer, spatial_kernel_initializer: initialisers,
+        channel_kernel_initializer, spatial_kernel_initializer: initializers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of the attention weights.
@@ -216,7 +216,7 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             reduction_ratio)` hidden units, as in the paper. None is a ratio
             of 16 with at least 4 units: a single one is often dead from the
             start, and attention is then the same for every input.
-        channel_kernel_initializer, spatial_kernel_initializer: initialisers,
+        channel_kernel_initializer, spatial_kernel_initializer: initializers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of the attention weights.

@@ -43,7 +43,7 @@ class InputAttention(ChannelSpatialAttention):
             reduction_ratio)` hidden units, as in the paper. None is a ratio
             of 16 with at least 4 units: a single one is often dead from the
             start, and attention is then the same for every input.
-        channel_kernel_initializer, spatial_kernel_initializer: initialisers,
+        channel_kernel_initializer, spatial_kernel_initializer: initializers,
             which see `(fan_in, everything else)`. None is uniform within
             `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of all weights.
@@ -64,8 +64,8 @@ class InputAttention(ChannelSpatialAttention):
             height, width[, h], channels)` holds `1 - aX aC`, by which the
             input is multiplied; `h` for feature maps. With "channels_first"
             the axes of the maps are the same.
-        query: `(row, column)` of a pixel: "effective" is then what it is
-            there, `(batch[, h], channels)`.
+        query: `(row, column)` of a pixel: "effective" then has the map of this
+            pixel alone, `(batch[, h], channels)`.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)` or `(batch,
@@ -253,8 +253,8 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
         return_attention_maps: also return the attention as applied, as a
             dict: "spatial" `(batch, height, width)` holds `1 - a`,
             "effective" the same with a last axis of 1.
-        query: `(row, column)` of an input pixel: "effective" is then what it
-            is there.
+        query: `(row, column)` of an input pixel: "effective" then has the
+            factor of this pixel alone.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
@@ -322,8 +322,8 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
         return_attention_maps: also return the attention as applied, as a
             dict: "spatial" `(batch, height, width, h)` holds `1 - a`,
             "effective" the same with a last axis of 1.
-        query: `(row, column)` of an input pixel: "effective" is then what it
-            is there.
+        query: `(row, column)` of an input pixel: "effective" then has the
+            factor of this pixel alone.
 
     Input shape:
         "channels_last": `(batch, height, width, order, channels)`;

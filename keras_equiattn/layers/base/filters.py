@@ -44,7 +44,7 @@ class FilterLayer(GroupLayer):
         )
 
     def check_filters(self, name: str, size: tuple[int, int]) -> None:
-        """Raises where filters of this size, an argument, do not turn."""
+        """Raises if steerable filters of this size are not square."""
         if self.filter_basis == "steerable" and size[0] != size[1]:
             raise ValueError(
                 "Steerable filters must be square. Received: "
@@ -93,7 +93,7 @@ class FilterLayer(GroupLayer):
 def _coefficients(
     initializer: Any, shape: Shape, axis: int, basis: np.ndarray
 ) -> Callable[..., Tensor]:
-    """An initialiser of coefficients, from one of pixels.
+    """An initializer of coefficients, from one of pixels.
 
     Pixels are projected on the steerable filters, which leaves out some of
     their variance. A factor puts it back: the filters give as large values as

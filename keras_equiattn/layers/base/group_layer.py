@@ -62,7 +62,7 @@ class GroupLayer(keras.layers.Layer):
     def add_weight(
         self, shape: Any = None, *arguments: Any, **options: Any
     ) -> Any:
-        """A new weight, see Keras, unless no memory holds it."""
+        """Creates a weight as Keras does. Raises if it is too large."""
         name = f"The weight '{options.get('name')}' of {self._label()}"
         _checks.weight_size(shape or (), name)
         return super().add_weight(shape, *arguments, **options)
@@ -264,7 +264,7 @@ class GroupLayer(keras.layers.Layer):
         return self.takes != "image" and len(shape) == 4
 
     def _label(self) -> str:
-        """The layer in messages."""
+        """The name of the layer in messages."""
         return f"{type(self).__name__} '{self.name}'"
 
     def _expected(self) -> str:

@@ -1,4 +1,4 @@
-"""Initialisers that Keras' own need help with."""
+"""Wrappers for what the initializers of Keras cannot do alone."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from keras_equiattn.ops._types import Tensor
 def fresh(initializer: Any) -> Any:
     """A copy that draws values of its own.
 
-    An initialiser repeats its values when it is used again. A copy draws new
-    ones, unless the initialiser has a seed.
+    An initializer repeats its values when it is used again. A copy draws new
+    ones, unless the initializer has a seed.
     """
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer.clone()
@@ -23,7 +23,7 @@ def fresh(initializer: Any) -> Any:
 
 
 def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
-    """An initialiser that sees `(fan_in, everything else)`.
+    """An initializer that sees `(fan_in, everything else)`.
 
     Keras reads the fan-in off the shape of a variable, which is wrong where
     weights of several independent maps share one variable.

@@ -3,7 +3,7 @@
 A linear map `name` of a layer is its variables `<name>_kernel` and
 `<name>_bias`, which are attributes of the layer too. The only map of a layer
 needs no name: its variables are `kernel` and `bias`. All linear maps of a layer
-start and are regularised the same.
+are initialized and regularized alike.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def configure(
     bias_initializer: Any,
     kernel_regularizer: Any,
 ) -> None:
-    """Takes the arguments of a layer that its linear maps are made with."""
+    """Keeps the arguments of a layer from which its linear maps are made."""
     layer.kernel_initializer = keras.initializers.get(kernel_initializer)
     layer.bias_initializer = keras.initializers.get(bias_initializer)
     layer.kernel_regularizer = keras.regularizers.get(kernel_regularizer)

@@ -77,9 +77,9 @@ def custom_vjp(
 
 
 def signature(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
-    """Shapes and dtypes of tensors, and whether the function is `portable`:
-    the key under which a compiled function is kept.
+    """The key under which a function of these tensors is kept.
 
+    It holds their shapes and dtypes, and whether the function is `portable`.
     Sizes that PyTorch exports as symbols cannot be keys, and are None.
     """
 

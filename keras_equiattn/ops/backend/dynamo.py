@@ -85,9 +85,11 @@ def _run(
 
 
 def _with_known_sizes(x: Any) -> Any:
-    """A tensor with numbers for sizes: Dynamo makes symbols of those that it
-    has seen change, such as the last batch of an epoch, or the weights of two
-    layers. What is traced is then for these sizes alone.
+    """A tensor with numbers for sizes.
+
+    Dynamo makes symbols of sizes that it has seen change, such as the last
+    batch of an epoch, or the weights of two layers. What is traced is then for
+    these sizes alone.
     """
     import torch
 

@@ -48,8 +48,7 @@ def constant(
     """A table as a tensor on the device of another one.
 
     PyTorch would copy it there in each call, so what was copied is kept, unless
-    it is large.
-    Compilers keep the constants of what they compile.
+    it is large. Compilers keep the constants of what they compile.
 
     Args:
         table: the table; it must be equal in each call.
@@ -87,8 +86,10 @@ def _on_device(
 
 
 def filled(shape: Any, value: float, dtype: Any) -> Shaped[Tensor, "..."]:
-    """`ops.full`, for which Keras sends PyTorch's device the number, and waits
-    for it to come back."""
+    """`ops.full`, without a copy of the number to PyTorch's device.
+
+    Keras sends it there, and waits for it to come back.
+    """
     if keras.backend.backend() == "torch":
         return ops.empty(shape, dtype).fill_(value)
     return ops.full(shape, value, dtype)
@@ -353,8 +354,9 @@ def put_at(
 
 
 def _as_int32(start: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Places of one dtype, which JAX asks for: with 64 bits, integers have 64,
-    but those of loops 32.
+    """Places of one dtype, which JAX asks for.
+
+    Where JAX has 64 bits, integers have 64, but those of loops have 32.
     """
     if keras.backend.backend() != "jax":
         return start

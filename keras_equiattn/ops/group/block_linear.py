@@ -93,8 +93,10 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
         ]
 
         def step(totals: Any, x: Tensor, upstream: Tensor) -> Any:
-            """Adds the gradients of blocks and bias over some rows, and returns
-            the gradient of these rows."""
+            """Adds the gradients of blocks and bias over some rows.
+
+            Returns the totals, and the gradient of these rows.
+            """
             sums, of_y = (to_sums(z, group=group) for z in (x, upstream))
             found = [_outer(a, b) for a, b in zip(sums, of_y, strict=True)]
             if bias:

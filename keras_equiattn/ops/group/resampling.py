@@ -95,7 +95,7 @@ def spatial_pad(
 
 
 def check_padding(size: Shape, padding: tuple[int, int], mode: str) -> None:
-    """Raises where an image has less pixels than its padding shows.
+    """Raises where an image has fewer pixels than its padding shows.
 
     Args:
         size: height and width of the image.

@@ -63,7 +63,7 @@ class Shared(NamedTuple):
     def block(
         self, query: Queries, keys: Keys, values: Keys, head: Any, number: Any
     ) -> Block:
-        """The block of this number, of the heads of this number."""
+        """Returns block `number` of group `head` of heads."""
         size, disc, blocks, height, rate, _ = self.settings
         if height is None:
             height = ops.shape(keys)[2] - (0 if size is None else size - 1)

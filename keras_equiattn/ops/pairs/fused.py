@@ -1,12 +1,13 @@
-"""Attention of a block.
+"""Computes group self-attention for one block.
 
 Scores of group self-attention have two parts, for output elements `v`, query
 elements `g`, key elements `m` and neighbours `o`:
 
     S(v, g, m, o) = s(g, m, o) + p(v, g, o)
 
-content and group first, position second. So their softmax over `m` and `o`
-is a product of two, and neither holds all three elements:
+where `s` scores content and group elements, and `p` scores positions. So the
+softmax over `m` and `o` is a product of two, and neither holds all three
+elements:
 
     softmax(S) = softmax_o(p + l)(v, g, o) softmax_m(s)(g, m, o)
     l(g, o) = log sum_m exp s(g, m, o)
@@ -24,11 +25,11 @@ and do not know which line it is: so PyTorch can have each of them compiled
 once, and run it for every line. What the first pass finds for a line is kept
 for the second, so a block holds it for all of its lines.
 
-Large scores enter by their differences alone, so attention that falls on a
-single neighbour is one, whatever rounding made of its score. With the attention
-`a(v, g, m, o)` after dropout and the gradient `d(m, v, o)` of the weights,
-`mean(v, g) = sum_(m, o) a d` is the same for both parts: the gradient of `S` is
-`a d - softmax(S) mean`.
+Only differences of scores enter. So attention that falls on a single neighbour
+is exactly one, even if the large score of that neighbour was rounded. With the
+attention `a(v, g, m, o)` after dropout and the gradient `d(m, v, o)` of the
+weights, `mean(v, g) = sum_(m, o) a d` is the same for both parts: the gradient
+of `S` is `a d - softmax(S) mean`.
 
 Tensors of a line are in the dtype of the keys, and so are the factors of
 products. Sums over neighbours, the softmax among them, are in single precision
@@ -116,8 +117,11 @@ class Block(NamedTuple):
         return self.lines.cut(*seen, self.place, number)
 
     def kept(self, number: Any) -> Factors | None:
-        """Factors of dropout, one neighbour after the other along the first
-        axis, which has the key elements of each."""
+        """Factors of dropout, or None.
+
+        The first axis has one neighbour after the other, and the key elements
+        of each.
+        """
         if self.dropout is None:
             return None
         count = self.lines.neighbours * ops.shape(self.keys)[1]
@@ -157,7 +161,7 @@ class Scores(NamedTuple):
     Attributes:
         of_elements: exponentials of the scores of content and group, above
             the highest of all key elements.
-        kept: these after dropout.
+        kept: `of_elements` after dropout.
         of_positions: those highest scores plus the scores of positions.
     """
 
@@ -173,7 +177,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         of_elements: see `Scores`.
-        kept: these after dropout; None without dropout.
+        kept: `of_elements` after dropout; None without dropout.
         of_neighbours: the softmax over neighbours.
         d_weights: the gradient of the weights of the values.
         d_positions: the gradient of the scores of positions, before `mean` is
@@ -188,8 +192,10 @@ class Gradients(NamedTuple):
 
 
 def attend(block: Block) -> tuple[Outputs, PositionScores]:
-    """The output of a block, and the logarithm of what its softmax is divided
-    by, which `gradients` takes."""
+    """The output of a block, and what `gradients` needs of the softmax.
+
+    That is the logarithm of the sum that the softmax is divided by.
+    """
     query, lines = block.query, block.lines
     order, dtype = block.offsets.shape[1], dtype_of_sums(query)
     shape = (order, *ops.shape(query)[1:])

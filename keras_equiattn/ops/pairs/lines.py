@@ -90,8 +90,11 @@ class Lines(NamedTuple):
     def of_offsets(
         self, encoding: Float[Tensor, "rows offset_columns order encoded"]
     ) -> Offsets:
-        """The encoding as `cut` takes it. For whole images it is turned
-        around: the further right a pixel, the further left its neighbour."""
+        """The encoding as `cut` takes it.
+
+        For whole images it is turned around: the further right a pixel, the
+        further left its neighbour.
+        """
         encoding = ops.transpose(encoding, (3, 2, 0, 1))[..., None]
         return encoding if self.size else ops.flip(encoding, axis=(2, 3))
 
@@ -172,7 +175,7 @@ class Lines(NamedTuple):
         return self._views(width, True)[::-1]
 
     def _lines_of_row(self, width: Any) -> Any:
-        """How many lines have the neighbours of one row of the image."""
+        """How many lines the neighbours in one row of the image make."""
         return (width + self.neighbours - 1) // self.neighbours
 
     def _in_image(self, width: Any, number: Any) -> tuple[Any, Any, Any]:

@@ -1,9 +1,9 @@
 """Products of small matrices, one for each pixel.
 
 A matrix of group elements and channels stands on the first two axes, and pixels
-on the others, where one row or column may stand for all pixels.
-Equations name the first two axes: "cm,cg->mg" adds up channels for each pair of
-a key element and a query element.
+on the others, where one row or column may stand for all pixels. Equations name
+the first two axes: "cm,cg->mg" adds up channels for each pair of a key element
+and a query element.
 
 Compilers get the sums written out, which they fuse with what the products are
 made of. Without one, PyTorch adds one term after the other in place, or calls a
@@ -142,8 +142,7 @@ def _factors(
 
 
 def _axes(equation: str) -> tuple[str, str, str, str]:
-    """The names of the axes of both factors, of the axis that is added up, and
-    of the axes of the result."""
+    """The names of axes: of both factors, the summed one, of the result."""
     factors, found = equation.split("->")
     first, second = factors.split(",")
     (inner,) = set(first) & set(second)
@@ -151,8 +150,10 @@ def _axes(equation: str) -> tuple[str, str, str, str]:
 
 
 def _cut(x: Matrix, names: str, inner: str, found: str) -> list[Matrix]:
-    """The slices of a factor along the inner axis, with an axis of size one
-    for what the result has from the other factor."""
+    """The slices of a factor along the axis that is added up.
+
+    They have an axis of size one for what the result has from the other factor.
+    """
     missing = 1 if found[0] in names else 0
     slices = [
         x[n] if names[0] == inner else x[:, n]
@@ -179,7 +180,7 @@ def _terms(equation: str, x: Matrix, y: Matrix) -> tuple[Terms, Terms]:
 
 
 def _aligned(x: Matrix, names: str, wanted: str) -> Terms:
-    """With one more axis, of size one, where a name is missing."""
+    """Adds an axis of size one where the factor lacks a wanted name."""
     if names[0] != wanted[0]:
         x, names = ops.swapaxes(x, 0, 1), names[::-1]
     return x[:, None] if names[1] == wanted[2] else x[:, :, None]

@@ -110,7 +110,7 @@ def joint_convolution(
     outputs: int,
     mixing_bias: Float[Tensor, " shifts"] | None = None,
 ) -> Convolution:
-    """The path of convolution, put together to one kernel.
+    """The path of convolution, composed into one kernel.
 
     With linear maps `f(m, c)` and `F(c, t) = sum_m mixing(m, t) f(m, c) +
     bias(t)`, the path is

@@ -113,7 +113,7 @@ def co_attention(
 ) -> Float[Tensor, "batch height width *order"]:
     """Attention per pixel from all channels there: alpha_RH of the paper.
 
-    `1 - a`, by which the pixel is multiplied.
+    `1 - a`, the factor of each pixel.
 
     Args:
         x: images or feature maps on the group.

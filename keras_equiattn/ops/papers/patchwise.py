@@ -82,7 +82,7 @@ def _neighbour_means(
     columns: Float[Tensor, "offset_columns width"],
     image: Float[Tensor, "height width channels"],
 ) -> Float[Tensor, "neighbours channels"]:
-    """Means of what each neighbour sees, by how often it sees each pixel."""
+    """The mean at each neighbour, from how often it shows each pixel."""
     of_rows = ops.einsum("mi,ijc->mjc", rows, image)
     means = ops.einsum("nj,mjc->mnc", columns, of_rows)
     return ops.reshape(means, (-1, image.shape[-1]))
@@ -162,7 +162,7 @@ def _centred(
     Float[Tensor, "batch height width 1 channels"],
     Float[Tensor, "seen channels"],
 ]:
-    """Query, keys and shift of an equal normalisation with small shifts.
+    """Rewrites a normalisation as an equal one with smaller shifts.
 
     `s x + t = s (x - c) + (t + s c)` for any `c`. In half precision the left
     side loses digits where large numbers cancel. The `c` taken here, one for

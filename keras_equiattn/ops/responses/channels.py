@@ -29,7 +29,7 @@ from keras_equiattn.ops.responses.spec import Places
 from keras_equiattn.ops.responses.spec import Planes
 from keras_equiattn.ops.responses.spec import Responses
 
-# The distance of adjacent numbers, divided by them.
+# The relative distance of adjacent numbers of a dtype.
 HALF_STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 

@@ -147,19 +147,19 @@ def _kernel_gradient(
     most: int,
     blocks: int,
 ) -> FiltersOfBlocks:
-    """Takes some rows of all images at a time, and writes out their pixels.
+    """The gradient of the filters, from some rows of all images at a time.
 
-    These are up to `most` columns of one row, or of several.
-
+    The sum over up to `most` pixels, of one row or of several, is written out.
     Images stay apart until the end: sums are shorter, and lose fewer digits.
     """
     rows, columns, _, _ = kernel.shape
     batch, height, width = ops.shape(x)[:3]
-    tile = part_size(width, most)
-    tiles = math.ceil(width / tile)
-    lines = min(max(most // tile, 1), height)
-    steps = math.ceil(height / lines)
-    below, right = steps * lines - height, tiles * tile - width
+    run = part_size(width, most)
+    runs = math.ceil(width / run)
+    rows_of_step = min(max(most // run, 1), height)
+    steps = math.ceil(height / rows_of_step)
+    below = steps * rows_of_step - height
+    right = runs * run - width
     (up, down), (before, after) = _pads(kernel, dilation_rate)
     around = (up, down + below), (before, after + right)
     x = ops.pad(x, ((0, 0), *around, (0, 0), (0, 0)))
@@ -167,18 +167,19 @@ def _kernel_gradient(
     high, wide = (effective_window(n, dilation_rate) for n in (rows, columns))
 
     def step(total: Tensor, start: Tensor) -> Any:
-        """Adds the products of some rows, written out over tiles of columns."""
+        """Adds the products of some rows, written out over runs of columns."""
 
         def part(x: Tensor, height: int) -> Tensor:
             shape = (batch, height, *ops.shape(x)[2:])
             zeros = (0,) * (len(x.shape) - 2)
             return backend.part_at(x, (0, start, *zeros), shape)
 
-        seen, d = part(x, lines - 1 + high), part(upstream, lines)
-        for first in range(0, tiles * tile, tile):
+        seen = part(x, rows_of_step - 1 + high)
+        d = part(upstream, rows_of_step)
+        for first in range(0, runs * run, run):
             found = 0.0
-            for h in range(lines):
-                for w in range(first, first + tile):
+            for h in range(rows_of_step):
+                for w in range(first, first + run):
                     window = seen[
                         :,
                         h : h + high : dilation_rate,
@@ -189,6 +190,6 @@ def _kernel_gradient(
         return total, ()
 
     zeros = ops.zeros_like(x[:, :1, :1]) + ops.zeros_like(kernel)
-    starts = ops.arange(0, steps * lines, lines, dtype="int32")
+    starts = ops.arange(0, steps * rows_of_step, rows_of_step, dtype="int32")
     total, _ = backend.scan(step, zeros, starts)
     return sums_of_blocks(total, blocks, axis=0)

@@ -44,7 +44,7 @@ BiasImage: TypeAlias = Float[Tensor, "rows columns order channels"]
 
 
 class AffineMap(NamedTuple):
-    """An affine map of neighbours: queries see its result in their place.
+    """An affine map of neighbours: queries see its results instead of them.
 
     Attributes:
         weight: `(rows, columns, order, key_order, channels)`; None for none.
@@ -75,7 +75,8 @@ def window_scores(
     b(n, p, c))` over the channels of each head.
 
     Args:
-        query: one for each position of the window, scaled.
+        query: the queries, one for each position of the output, times the
+            factor of the scores.
         keys: one for each pixel.
         window: the neighbours.
         num_heads: number of heads, contiguous blocks of channels.
@@ -329,17 +330,17 @@ def _query(
     query: Float[Tensor, "batch height width order own_channels"],
     affine: AffineMap,
 ) -> Queries:
-    """Queries with the elements that the form has: one without weights."""
+    """Queries for the form, which has one element if there are no weights."""
     query = _tensor(query)
     return _as_channels(query) if affine.weight is None else query
 
 
 def _with_heads(
-    a: NeighbourWeights, order: int, num_heads: int
+    weights: NeighbourWeights, order: int, num_heads: int
 ) -> Float[Tensor, "neighbours batch order num_heads height width"]:
-    """Scores or weights with elements and heads apart as asked for."""
-    count, batch, _, _, height, width = ops.shape(a)
-    return ops.reshape(a, (count, batch, order, num_heads, height, width))
+    """Splits scores or weights into this many elements and heads."""
+    count, batch, _, _, height, width = ops.shape(weights)
+    return ops.reshape(weights, (count, batch, order, num_heads, height, width))
 
 
 def _as_channels(
@@ -373,8 +374,8 @@ def _check_scores(scores: Scores, window: Window, size: Any) -> None:
     count, shape = len(window.offsets), tuple(scores.shape)
     if shape[0] % count or not shape[0]:
         raise ValueError(
-            f"Scores of {shape[0]} neighbours are none of {window}, "
-            f"which has {count}, or of several such windows."
+            f"Scores of {shape[0]} neighbours do not belong to {window}, which "
+            f"has {count} neighbours, or to several such windows."
         )
     if size is None:
         return

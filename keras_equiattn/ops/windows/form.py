@@ -6,12 +6,12 @@
 
 over pixels `i`, neighbours `n` at offsets `d_n`, query elements `p`, key
 elements `r` and the channels `c` of a head, for each head by itself. Its
-derivative with respect to the weights are the scores of queries against keys
-transformed by the scale; that with respect to the queries is the weighted sum
-of values, which are the keys then, transformed by the scale. The other two are
-gradients of these, and all gradients of any of the four are among the four
-again. A bias `b[n, p, c]` may stand beside the product of keys and scale, as in
-an affine map.
+derivative with respect to the weights is the scores of queries against keys
+transformed by the scale. Its derivative with respect to the queries is the
+weighted sum of values, where the values stand in the place of the keys. The
+other two derivatives are gradients of these two, and all gradients of any of
+the four are among the four again. A bias `b[n, p, c]` may stand beside the
+product of keys and scale, as in an affine map.
 
 The modules `planes`, `views`, `products` and `tiles` are ways to compute it.
 Each has one function, `derivatives`, and none builds the neighbours of all
@@ -39,8 +39,8 @@ This module is the vocabulary of the others:
     bias     `Biases`   (neighbours, query elements, channels), or None
 
 `QueryPlanes` and `KeyPlanes` are queries and keys with the channels of each
-head before the rows and columns. A `Source` is what is seen: the image that
-keys or values are, and scale and bias, or None.
+head before the rows and columns. A `Source` holds the image that keys or values
+come from, and the scale and the bias, each of which may be None.
 
 The keys are padded, and cut into `strides[0] * strides[1]` frames in which
 the neighbours of adjacent queries are adjacent, see `geometry.Window.frames`.

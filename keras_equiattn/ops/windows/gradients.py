@@ -4,10 +4,11 @@ The backward pass of attention keeps the arguments, the result and the weights
 of the neighbours: it needs no second softmax. It cuts the keys and values into
 frames anew. No function here builds all neighbours with all their channels.
 
-`DERIVATIVE` and `ATTENTION` are pairs of functions, one for each pass, of
-tensors that are None where there are none. A `Source` is three of them in a
-row: the image that keys or values are, and weights and bias of its affine map,
-or None.
+`DERIVATIVE` and `ATTENTION` are pairs of functions: the first computes the
+forward pass, and the second the backward pass. Both take their tensors as one
+sequence, in which None stands for a tensor that is not given. A `Source` is
+three tensors of it: the image that keys or values come from, and the weights
+and the bias of its affine map.
 """
 
 import functools
@@ -146,7 +147,7 @@ class Side(NamedTuple):
 
 @backend.part()
 def _derivative(tensors: Any, *, side: Side, wanted: str) -> Any:
-    """`Side.derivative` of a tensor and a source, and nothing to keep."""
+    """Returns `Side.derivative`; the backward pass needs nothing of it."""
     other, *source = tensors
     return side.derivative(wanted, other, tuple(source)), ()
 

@@ -101,8 +101,10 @@ def spread(
     def step(
         some: Form, totals: Any, first: Any, weights: Any, scale: Any
     ) -> Any:
-        """Adds what some neighbours get from the queries to the frames of the
-        totals. Without totals it returns new frames."""
+        """Adds what some neighbours get from the queries to their frames.
+
+        Without totals it returns new frames.
+        """
         down = some.reach[0]
         around = ((down, down), (along, along))
         size = height + down, width + along
@@ -157,10 +159,10 @@ def affine_gradients(
     scale: Scales | None,
     bias: Biases | None,
 ) -> list[Tensor]:
-    """The derivatives with respect to scale and bias, of those given.
+    """The derivatives with respect to the scale and the bias, if given.
 
-    Summed over the rows first, in loops that are vectorised along the
-    columns, then over images and columns: short sums lose few digits.
+    Terms are added up over the rows first, in loops that are vectorised along
+    the columns, and then over images and columns: short sums lose few digits.
     """
     weighted, biased = scale is not None, bias is not None
     if not weighted and not biased:
@@ -170,8 +172,11 @@ def affine_gradients(
     elements = keys.shape[2] if weighted else 0
 
     def step(some: Form, _: Any, first: Any, weights: Tensor) -> Any:
-        """The derivatives of some neighbours: for each of them one with respect
-        to its map for every key element, and one with respect to its bias."""
+        """The derivatives of some neighbours.
+
+        Each neighbour has one with respect to its map for every key element,
+        and one with respect to its bias.
+        """
         near = _rows_from(keys, first, some, size)
         # (batch, elements, heads, 1, height, width) for each neighbour.
         weights = ops.expand_dims(weights, axis=4)
@@ -211,7 +216,7 @@ def _over_neighbours(
     pieces: tuple[Float[Tensor, "neighbours ..."] | None, ...],
     like: Any = (),
 ) -> tuple[Any, Any]:
-    """A step for all neighbours, or of a large window for one row at a time.
+    """Runs a step for all neighbours, or for row after row of a large window.
 
     Args:
         form: the sum that is computed.
@@ -298,7 +303,7 @@ def _seen(
     for n in some:
         seen = _window(keys, form.neighbours[n], size)
         seen = in_full_precision(seen[:, None])
-        # A slice for each use: XLA would store one of all key elements.
+        # Each use takes its own slice: XLA would store one of all elements.
         parts = [
             seen[:, :, r] if scale is None else seen[:, :, r] * scale[n, :, r]
             for r in range(keys.shape[2])

@@ -226,7 +226,7 @@ def _own_head(
 def _own_channels(
     form: Form, like: Float[Tensor, "*outer all"]
 ) -> Float[Tensor, "heads all"]:
-    """One where the channel is of the head, and else zero."""
+    """A matrix that is one where a channel belongs to a head, or else zero."""
     channels = like.shape[-1]
     own = np.repeat(np.eye(form.heads), channels // form.heads, axis=1)
     return backend.constant(own, like, like.dtype)

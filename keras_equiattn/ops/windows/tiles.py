@@ -1,9 +1,9 @@
-"""The window form as PyTorch's CPU likes it: matrix products of tiles.
+"""The window form as matrix products of tiles, which PyTorch is fast at.
 
 The queries of a tile meet all keys that any of them sees in one product of
 matrices, and each takes its window out of that. In tiles of 4 x 4 a window of
 7 x 7 costs twice the multiply-adds that it needs, and far fewer passes over
-memory. For keys as they are, without weights; sizes must be known, and tensors
+memory. This form takes keys without weights. Sizes must be known, and tensors
 must be PyTorch's, which has views with strides. `ops.windows.form` says what
 `derivatives` computes.
 

@@ -183,7 +183,7 @@ def _by_neighbour(weights: GridWeights) -> NeighbourWeights:
 def _by_neighbour_first(
     x: Float[Tensor, "*elements heads channels rows columns"],
 ) -> Float[Tensor, "some *elements all"]:
-    """Gradients of weights or biases as these are, for one grid."""
+    """Moves the neighbours of a grid to the first axis, as affine maps do."""
     rank = len(x.shape)
     x = ops.transpose(x, (rank - 2, rank - 1, *range(rank - 2)))
     return joined(ops.reshape(x, (-1, *x.shape[2:])))
@@ -203,8 +203,8 @@ def _laid_out(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Lays a tensor out in memory in the order of its axes, under Inductor too.
 
     Left alone, Inductor would load it from where it comes from each time it is
-    used, in the order in which it lies there: far apart. A view with given
-    strides is what it takes as it is.
+    used, in the order in which it lies there: far apart. It leaves a view with
+    given strides as it is.
     """
     x = x.contiguous()
     return x.as_strided(x.shape, x.stride())
