@@ -109,7 +109,7 @@ def main() -> None:
             f"--batch {options.batch} --repeats {options.repeats}"
         )
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    gradients.WAYS["views"] = SimpleNamespace(derivatives=eager_views)
+    gradients.MODULES["views"] = SimpleNamespace(derivatives=eager_views)
     results = {}
     for family in options.families:
         results[family] = measure(family, options.batch, options.repeats)

@@ -1,7 +1,8 @@
 """The graphs of functional and Sequential models, and how they are rewritten.
 
-The module reads parts of Keras that are not public. The only other one that
-does is `ops.backend.dynamo`, which comes before it.
+The module reads parts of Keras that are not public. Two others do:
+`ops.backend.dynamo`, which comes before it, and the training on several devices
+in `applications`, which replaces the statistics of batch normalisation.
 """
 
 import itertools

@@ -9,6 +9,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.layers.base.initializers import uniform_by_fan_in
 from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
@@ -204,11 +205,6 @@ class ConvolutionPath:
                 self.mixing_initializer
             ),
         }
-
-
-def uniform_by_fan_in() -> keras.initializers.Initializer:
-    """Uniform within one over the square root of the fan-in."""
-    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 
 
 def precise(x: Any) -> Tensor:

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn import groups
-from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import times
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
@@ -15,6 +14,7 @@ from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import WindowLayer
 from keras_equiattn.layers.base.filters import FilterLayer
 from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.layers.base.initializers import uniform_by_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.papers.acmix import Convolution

@@ -8,11 +8,11 @@ from keras import ops
 
 from keras_equiattn import _checks
 from keras_equiattn.layers.acmix.convolution_path import precise
-from keras_equiattn.layers.acmix.convolution_path import uniform_by_fan_in
 from keras_equiattn.layers.acmix.two_paths import MAPS
 from keras_equiattn.layers.acmix.two_paths import TwoPaths
 from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.initializers import fresh
+from keras_equiattn.layers.base.initializers import uniform_by_fan_in
 from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor

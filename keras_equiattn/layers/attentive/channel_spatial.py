@@ -9,6 +9,7 @@ import keras
 from keras_equiattn import _checks
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.filters import FilterLayer
+from keras_equiattn.layers.base.initializers import uniform_by_fan_in
 from keras_equiattn.layers.base.initializers import with_fan_in
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops.responses.api import AttentionKernels
@@ -71,11 +72,11 @@ class ChannelSpatialAttention(AttentionLayer, FilterLayer):
                 reduction_ratio, "reduction_ratio"
             )
         self.reduction_ratio = reduction_ratio
-        self.channel_kernel_initializer = _initializer(
-            channel_kernel_initializer
+        self.channel_kernel_initializer = keras.initializers.get(
+            channel_kernel_initializer or uniform_by_fan_in()
         )
-        self.spatial_kernel_initializer = _initializer(
-            spatial_kernel_initializer
+        self.spatial_kernel_initializer = keras.initializers.get(
+            spatial_kernel_initializer or uniform_by_fan_in()
         )
         self.attention_regularizer = keras.regularizers.get(
             attention_regularizer
@@ -167,9 +168,3 @@ class ChannelSpatialAttention(AttentionLayer, FilterLayer):
                 self.attention_regularizer
             ),
         }
-
-
-def _initializer(identifier: Any) -> Any:
-    if identifier is None:  # uniform within 1 / sqrt(fan-in)
-        return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
-    return keras.initializers.get(identifier)

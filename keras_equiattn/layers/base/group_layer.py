@@ -167,14 +167,14 @@ class GroupLayer(keras.layers.Layer):
         self.output_shape_channels_last(shape)
         planar = self._planar(inputs.shape)
         inputs = as_floats(inputs, self.compute_dtype)
-        x = _to_channels_last(inputs) if self._first else inputs
+        x = _to_channels_last(inputs) if self._channels_first else inputs
         if planar:
             x = ops.expand_dims(x, axis=3)
         y = getattr(self, method)(x, **options)
         y, *others = y if isinstance(y, tuple) else (y,)
         if planar and self.gives is None:
             y = ops.squeeze(y, axis=3)
-        y = _to_channels_first(y) if self._first else y
+        y = _to_channels_first(y) if self._channels_first else y
         return (y, *others) if others else y
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
@@ -182,7 +182,7 @@ class GroupLayer(keras.layers.Layer):
         output = list(self.output_shape_channels_last(shape))
         if self._planar(input_shape) and self.gives is None:
             del output[3]
-        if self._first:
+        if self._channels_first:
             output = [output[0], output[-1], *output[1:-1]]
         return tuple(output)
 
@@ -203,7 +203,9 @@ class GroupLayer(keras.layers.Layer):
                 f"{self._label()} takes {self._expected()}. "
                 f"Received: input_shape={shape}"
             )
-        last = (shape[0], *shape[2:], shape[1]) if self._first else shape
+        last = (
+            (shape[0], *shape[2:], shape[1]) if self._channels_first else shape
+        )
         if len(shape) == 5 and last[3] != self.group.order:
             raise ValueError(
                 f"{self._label()} takes {self._expected()}. The group axis "
@@ -230,7 +232,7 @@ class GroupLayer(keras.layers.Layer):
         Inputs of fewer axes than an image are refused, too: Keras looks for the
         channels before `check_shape` sees them.
         """
-        axis = 1 if self._first else -1
+        axis = 1 if self._channels_first else -1
         self.input_spec = keras.layers.InputSpec(
             min_ndim=4, axes={axis: channels}
         )
@@ -255,7 +257,7 @@ class GroupLayer(keras.layers.Layer):
         return config
 
     @property
-    def _first(self) -> bool:
+    def _channels_first(self) -> bool:
         """Whether channels come before height and width."""
         return self.data_format == "channels_first"
 
@@ -269,7 +271,7 @@ class GroupLayer(keras.layers.Layer):
 
     def _expected(self) -> str:
         """The inputs that the layer takes, for messages."""
-        first = self._first
+        first = self._channels_first
         image = (
             "images (batch, channels, height, width)"
             if first

@@ -42,3 +42,8 @@ def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
         return ops.reshape(values, tuple(shape))
 
     return initialize
+
+
+def uniform_by_fan_in() -> keras.initializers.Initializer:
+    """Uniform within one over the square root of the fan-in."""
+    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")

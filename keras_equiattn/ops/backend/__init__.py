@@ -17,7 +17,7 @@ from keras_equiattn.ops.backend.autodiff import without_gradient
 from keras_equiattn.ops.backend.dynamo import in_one_piece
 from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
-from keras_equiattn.ops.backend.inductor import part
+from keras_equiattn.ops.backend.inductor import compiled_part
 from keras_equiattn.ops.backend.loops import by_parts
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
@@ -64,6 +64,7 @@ __all__ = [
     "added",
     "by_parts",
     "clamped",
+    "compiled_part",
     "constant",
     "custom_vjp",
     "dropout_factors",
@@ -81,7 +82,6 @@ __all__ = [
     "may_be_sharded",
     "multiplied",
     "next_seed",
-    "part",
     "part_at",
     "portable",
     "prepared_seed",

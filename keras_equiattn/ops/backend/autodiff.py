@@ -25,7 +25,8 @@ def custom_vjp(
 
     JAX compiles it in any case. Under TensorFlow it is compiled by XLA within
     a `tf.function`, so in `fit`; called eagerly it is not, since that would
-    take seconds. Under PyTorch only functions marked with `part` are compiled.
+    take seconds. Under PyTorch only functions marked with `compiled_part` are
+    compiled.
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
     and PyTorch, which would lose what flows through the kept tensors, that is
@@ -38,8 +39,7 @@ def custom_vjp(
             respect to the result to the gradients with respect to the
             tensors. Where there are several results, a gradient may be None
             under PyTorch.
-        alternative: the option that allows to differentiate twice; the error
-            names it.
+        alternative: what the error says to pass to differentiate twice.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -211,7 +211,7 @@ def _not_differentiable(
         import tensorflow as tf
 
         message = (
-            f"Pass `{alternative}` to differentiate twice, or call "
+            f"Pass {alternative} to differentiate twice, or call "
             "`keras_equiattn.config.disable_recompute()` for all layers."
         )
         return tf.raw_ops.PreventGradient(input=x, message=message)

@@ -89,8 +89,9 @@ def with_compiled_parts(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A function and its gradient, whose parts are compiled after a while.
 
-    For what has loops: written out they take a compiler minutes. `part` marks
-    the parts, `Patience` says when.
+    This is for functions with loops, which would take a compiler minutes if
+    they were written out. `compiled_part` marks the parts, and `Patience` says
+    when they are compiled.
 
     Args:
         forward, backward: a function and its gradient. All calls must have
@@ -116,7 +117,7 @@ def with_compiled_parts(
     )
 
 
-def part(fuses_sums: bool = False) -> Callable[..., Any]:
+def compiled_part(fuses_sums: bool = False) -> Callable[..., Any]:
     """Marks a function to be compiled within functions `with_compiled_parts`.
 
     Called from elsewhere the function runs as it is. It takes nests of tensors,

@@ -132,6 +132,6 @@ def _refuse_second_derivative(alternative: str) -> None:
         raise NotImplementedError(
             "This gradient cannot be differentiated (create_graph=True, or "
             "one gradient of `torch.func` within another). "
-            f"Pass `{alternative}` to differentiate twice, or call "
+            f"Pass {alternative} to differentiate twice, or call "
             "`keras_equiattn.config.disable_recompute()` for all layers."
         )

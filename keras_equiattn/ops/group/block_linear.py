@@ -114,7 +114,7 @@ def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
         return dx, _of_kernel(totals, kernel, group), *of_bias
 
     return backend.custom_vjp(
-        forward, backward, "basis='regular'` or `recompute=False"
+        forward, backward, "`basis='regular'` or `recompute=False`"
     )
 
 
@@ -163,7 +163,7 @@ def _in_steps(
     return totals, result
 
 
-@backend.part()
+@backend.compiled_part()
 def to_sums(
     x: Float[Tensor, "batch height width order channels"], *, group: Group
 ) -> Sums:
@@ -194,7 +194,7 @@ def to_sums(
     ]
 
 
-@backend.part()
+@backend.compiled_part()
 def from_sums(
     sums: Sums, *, group: Group
 ) -> Float[Tensor, "batch height width order channels"]:

@@ -38,7 +38,7 @@ from keras_equiattn.ops.pairs.blocks import attend_in_blocks
 from keras_equiattn.ops.pairs.blocks import Settings
 
 # Both numbers of a seed are below this one.
-SEEDS = 2**31
+SEED_LIMIT = 2**31
 
 
 @checked()
@@ -118,8 +118,15 @@ def group_self_attention(
         height = query.shape[1] if isinstance(query.shape[1], int) else None
         blocks = dispatch.choose(query, keys, encoding, local)
         rate = 0.0 if seed is None else dropout
-        given = size, disc, blocks, height, rate, embedding is not None
-        y = attend_in_blocks(Settings(*given), *tensors)
+        settings = Settings(
+            size=size,
+            disc=disc,
+            blocks=blocks,
+            height=height,
+            rate=rate,
+            embedded=embedding is not None,
+        )
+        y = attend_in_blocks(settings, *tensors)
     return ops.cast(y if count != 0 else y[:0], dtype)
 
 
@@ -332,7 +339,7 @@ def _checked_seed(seed: Any) -> Any:
     else:
         try:
             numbers = [_checks.integer(int(n), "seed", 0) for n in seed]
-            fits = len(numbers) == 2 and max(numbers) < SEEDS
+            fits = len(numbers) == 2 and max(numbers) < SEED_LIMIT
             fits = fits and numbers == list(seed)
         except (OverflowError, TypeError, ValueError):
             fits = False

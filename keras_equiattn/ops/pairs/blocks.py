@@ -177,7 +177,7 @@ def _attention(settings: Settings, shapes: Any) -> Callable[..., Tensor]:
     return backend.custom_vjp(
         functools.partial(_forward, settings),
         functools.partial(_backward, settings),
-        "recompute=False",
+        "`recompute=False`",
     )
 
 

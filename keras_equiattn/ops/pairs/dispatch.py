@@ -12,7 +12,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import item_size
 from keras_equiattn.ops.numerics import part_size
 
-# Other values of the constants below are compared in the files
+# The tuning files that are named below are
 # benchmarks/results/tuning-<backend>-128-<date>.json.
 
 # Scores of a block, for XLA on a CPU. A training step of 128 images on p4 took
@@ -45,7 +45,8 @@ EAGER_TOGETHER = 1024
 # 7 x 7, lines of two take 1.13 to 1.45 times as long as lines of 7 (tuning
 # files).
 WRITTEN_OUT = 8
-# Images of a batch whose size is not known before run time.
+# Images that are assumed where the size of the batch is not known before run
+# time.
 UNKNOWN_BATCH = 32
 
 

@@ -299,7 +299,7 @@ def gradients(
     return d_query, (d_keys, d_values, d_offsets), d_embedding
 
 
-@backend.part()
+@backend.compiled_part()
 def add_exponentials(
     carry: tuple[PositionScores, PositionScores],
     query: Queries,
@@ -342,7 +342,7 @@ def add_exponentials(
     return (higher, total), (found.kept, of_neighbours, top)
 
 
-@backend.part()
+@backend.compiled_part()
 def add_values(
     y: Outputs,
     values: Float[
@@ -374,7 +374,7 @@ def add_values(
     return add_products(y, "cm,mv->cv", pairs)
 
 
-@backend.part()
+@backend.compiled_part()
 def add_means(
     mean: PositionScores,
     query: Queries,
@@ -432,7 +432,7 @@ def add_means(
     return mean, d_values, parts
 
 
-@backend.part()
+@backend.compiled_part()
 def add_gradients(
     sums: tuple[Queries, Float[Tensor, "encoded ..."], ElementScores],
     query: Queries,
@@ -460,10 +460,10 @@ def add_gradients(
     """
     d_query, d_first, d_group = sums
     width, dtype = ops.shape(query)[-2], line.keys.dtype
-    given = found, mean, dtype
-    d_positions, d_scores = (
-        _reduced(*given) if found.d_positions is None else _added(*given)
-    )
+    if found.d_positions is None:
+        d_positions, d_scores = _gradients_by_reduction(found, mean, dtype)
+    else:
+        d_positions, d_scores = _gradients_from_products(found, mean, dtype)
     encoded = line.encoding.shape[0]
     encodings = seen(line.encoding, lines.offsets(width))
     pairs = list(zip(encodings, d_positions, strict=True))
@@ -481,7 +481,7 @@ def add_gradients(
     return (d_query, d_first, d_group), (d_keys, d_encoding)
 
 
-def _reduced(
+def _gradients_by_reduction(
     found: Gradients, mean: PositionScores, dtype: Any
 ) -> tuple[list[PositionScores], list[ElementScores]]:
     """The gradients of the scores of positions, and of content and group.
@@ -496,9 +496,10 @@ def _reduced(
     of_elements, kept, of_neighbours, d_weights, _ = found
     kept, terms = kept or of_elements, []
     for parts in zip(of_elements, kept, of_neighbours, d_weights, strict=True):
-        e, k, f, d = map(in_full_precision, parts)
-        above = k[:, None] * d[:, :, None] - e[:, None] * mean[None]
-        terms.append(f[None] * above)
+        element, dropped, neighbour, d = map(in_full_precision, parts)
+        above = dropped[:, None] * d[:, :, None]
+        above = above - element[:, None] * mean[None]
+        terms.append(neighbour[None] * above)
     d_positions = backend.sums_together(terms, 0)
     d_scores = backend.sums_together(terms, 1)
     return (
@@ -507,10 +508,10 @@ def _reduced(
     )
 
 
-def _added(
+def _gradients_from_products(
     found: Gradients, mean: PositionScores, dtype: Any
 ) -> tuple[list[PositionScores], list[ElementScores]]:
-    """`_reduced`, as products to which the part of the mean is added."""
+    """The same, from products to which the part of the mean is added."""
     of_elements, kept, of_neighbours, d_weights, d_positions = found
     pairs = list(zip(d_weights, of_neighbours, strict=True))
     d_scores = [
@@ -522,14 +523,14 @@ def _added(
         )
     ]
     minus, added = ops.cast(-mean, dtype), []
-    for e, f, d_position, d_score in zip(
+    for element, neighbour, d_position, d_score in zip(
         of_elements, of_neighbours, d_positions or (), d_scores, strict=True
     ):
-        f = f * minus
-        total = ops.cast(sum_in_full_precision(e, (0,)), dtype)
-        d_position = backend.add_product(d_position, f, total)
-        total = ops.cast(sum_in_full_precision(f, (0,)), dtype)
-        added.append((d_position, backend.add_product(d_score, e, total)))
+        factor = neighbour * minus
+        total = ops.cast(sum_in_full_precision(element, (0,)), dtype)
+        d_position = backend.add_product(d_position, factor, total)
+        total = ops.cast(sum_in_full_precision(factor, (0,)), dtype)
+        added.append((d_position, backend.add_product(d_score, element, total)))
     d_positions, d_scores = map(list, zip(*added, strict=True))
     return d_positions, d_scores
 

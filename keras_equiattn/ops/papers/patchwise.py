@@ -263,7 +263,7 @@ def _of_keys(window: Window, shapes: Any) -> Callable[..., Tensor]:
         _, (of_frames,) = backend.vjp(strips_of, (frames,), of_strips)
         return (of_frames, *rest)
 
-    return backend.custom_vjp(forward, backward, "recompute=False")
+    return backend.custom_vjp(forward, backward, "`recompute=False`")
 
 
 def _strips(window: Window, frames: Frames) -> Strips:

@@ -87,7 +87,7 @@ def mean_responses(
     return ops.einsum("cbt,ctn->cbn", seen, in_full_precision(kernel))
 
 
-@backend.part(fuses_sums=True)
+@backend.compiled_part(fuses_sums=True)
 def sums(
     planes: Planes,
     kernel: Kernel,
@@ -128,7 +128,7 @@ def sums(
     return ops.reshape(total, (batch, height, width, filters))
 
 
-@backend.part(fuses_sums=True)
+@backend.compiled_part(fuses_sums=True)
 def peaks(planes: Planes, kernel: Kernel, *, window: FilterWindow) -> Overall:
     """The maximum of each response over space.
 
@@ -147,7 +147,7 @@ def peaks(planes: Planes, kernel: Kernel, *, window: FilterWindow) -> Overall:
     return in_full_precision(found)
 
 
-@backend.part(fuses_sums=True)
+@backend.compiled_part(fuses_sums=True)
 def maxima(
     planes: Planes,
     kernel: Kernel,
@@ -195,7 +195,7 @@ def maxima(
     return (best, *index)
 
 
-@backend.part(fuses_sums=True)
+@backend.compiled_part(fuses_sums=True)
 def through_attention(
     planes: Planes,
     kernel: Kernel,
@@ -311,7 +311,7 @@ def gradients(
     return backend.scan_groups(step, (), groups, size, like)[1]
 
 
-@backend.part(fuses_sums=True)
+@backend.compiled_part(fuses_sums=True)
 def _gradients(
     number: Shaped[Tensor, " channels"],
     planes: Planes,

@@ -104,7 +104,7 @@ def _attended_sum(spec: AttentionSpec, blocks: int, shapes: Any) -> Any:
     return backend.custom_vjp(
         functools.partial(_forward, spec),
         functools.partial(_backward, spec, blocks),
-        "chunk_size=None",
+        "`chunk_size=None`",
     )
 
 

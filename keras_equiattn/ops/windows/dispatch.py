@@ -17,8 +17,9 @@ from keras_equiattn.ops.windows.form import Queries
 # p4) 0.62 of the bytes and 1.6 times the time (steps of 64 images of 32 x 32,
 # AMD EPYC, two cores, PyTorch 2.13).
 TILED_CHANNELS = 8
-# Other values of the constants below are compared in the files
-# benchmarks/results/tuning-<backend>-128-<date>.json.
+# What other values of a constant cost is from the files
+# benchmarks/results/tuning-<backend>-128-<date>.json, unless a comment names a
+# machine.
 
 # `tiles`: what the keys of a tile cost to set up, in rows of queries. With 1
 # and 16 ACmix takes 1.12 and 1.16 times as long.

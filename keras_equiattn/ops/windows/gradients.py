@@ -34,7 +34,12 @@ from keras_equiattn.ops.windows.form import NeighbourWeights
 from keras_equiattn.ops.windows.form import Queries
 from keras_equiattn.ops.windows.form import Source
 
-WAYS = {"planes": planes, "products": products, "tiles": tiles, "views": views}
+MODULES = {
+    "planes": planes,
+    "products": products,
+    "tiles": tiles,
+    "views": views,
+}
 
 
 class Side(NamedTuple):
@@ -139,20 +144,20 @@ class Side(NamedTuple):
         keys = self.window.frames(image)
         frames = math.prod(self.window.strides)
         form = Form(self.window.neighbours, self.heads, frames)
-        way = WAYS[dispatch.choose(form, keys, scale is not None)]
-        return way.derivatives(
+        module = MODULES[dispatch.choose(form, keys, scale is not None)]
+        return module.derivatives(
             form, wanted, weights, queries, keys, scale, bias
         )
 
 
-@backend.part()
+@backend.compiled_part()
 def _derivative(tensors: Any, *, side: Side, wanted: str) -> Any:
     """Returns `Side.derivative`; the backward pass needs nothing of it."""
     other, *source = tensors
     return side.derivative(wanted, other, tuple(source)), ()
 
 
-@backend.part()
+@backend.compiled_part()
 def _derivative_gradients(
     tensors: Any,
     kept: tuple[()],
@@ -172,7 +177,7 @@ def _parts(tensors: Any) -> tuple[Queries, Source, Source, Tensor | None]:
     return query, tuple(keys_and_values[:3]), tuple(keys_and_values[3:]), mask
 
 
-@backend.part()
+@backend.compiled_part()
 def _attention(
     tensors: Any, *, of_keys: Side, of_values: Side, return_weights: bool
 ) -> Any:
@@ -197,7 +202,7 @@ def _attention(
     return y, (y, kept)
 
 
-@backend.part()
+@backend.compiled_part()
 def _attention_gradients(
     tensors: Any,
     kept: tuple[Queries, NeighbourWeights],
@@ -273,5 +278,5 @@ def differentiable(
 
     if not recompute:
         return lambda *all: forward(all, **options)[0]
-    found = backend.custom_vjp(run, run_back, "recompute=False")
+    found = backend.custom_vjp(run, run_back, "`recompute=False`")
     return lambda *all: found(*(x for x in all if x is not None))
