@@ -33,11 +33,13 @@ EAGER_BLOCK = 5 * 2**21
 # with lines of 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC,
 # two cores, OpenVINO 2026.4.1).
 UNROLLED_BLOCK = 5 * 2**26
-# The fewest images and heads that the last axis holds. XLA makes no vectors of
-# 8 or 16 numbers, since it writes their loop out (50 ms an image in place of
-# 18, the same machine). PyTorch, which runs one loop over that axis at a time,
-# took 220 ms an image with 64 numbers there and 75 with 576.
-COMPILED_TOGETHER = 24
+# The fewest images and heads that the last axis holds. XLA writes out the loop
+# over few of them, and makes worse vectors of it: with 8 images and 9 heads a
+# training step of windows of 5 x 5 took 0.24 s with 24 numbers there, 0.19 s
+# with 8 and 0.14 s with 72, and with 72 it moved 0.87 of the bytes that it
+# moved with 24 (the same machine). PyTorch, which runs one loop over that axis
+# at a time, took 220 ms an image with 64 numbers there and 75 with 576.
+COMPILED_TOGETHER = 48
 EAGER_TOGETHER = 1024
 # Neighbours of a line of the whole image, at most: each is written out. In
 # images of 13 x 13, lines of 7 took 0.35 of the time of lines of one under JAX,
