@@ -84,7 +84,7 @@ class StaticBatch(GroupConv2D):
 
 @keras.saving.register_keras_serializable(package="tests")
 class IgnoresDataFormat(GroupConv2D):
-    _first = False
+    _channels_first = False
 
 
 @keras.saving.register_keras_serializable(package="tests")
