@@ -14,6 +14,7 @@ from layer_contract import as_array
 from keras_equiattn import layers
 from keras_equiattn.ops.backend import inductor
 from keras_equiattn.ops.backend import torch_function
+from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows import gradients
 
 pytestmark = pytest.mark.skipif(
@@ -227,14 +228,22 @@ def test_threads_do_not_share_what_a_call_returns(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.every_backend
-@pytest.mark.parametrize("name", FAMILIES)
-def test_training_steps(name, monkeypatch):
-    """The first calls run uncompiled, the last ones compiled, if any does."""
+@pytest.mark.parametrize(
+    ("name", "columns"), [*((name, 16) for name in FAMILIES), ("asc", 1)]
+)
+def test_training_steps(name, columns, monkeypatch):
+    """The first calls run uncompiled, the last ones compiled, if any does.
+
+    All images are narrow: windows look at 16 columns, or at their own.
+    """
     import torch
 
+    monkeypatch.setattr(dispatch, "LEAST_COLUMNS", columns)
     compilations = count_compilations(monkeypatch)
     layer = build(name)
-    x = torch.tensor(images(name, 5), requires_grad=True)
+    # What is compiled is kept for each shape.
+    count = 5 if columns > 1 else 4
+    x = torch.tensor(images(name, count), requires_grad=True)
     steps = []
     for _ in range(inductor.PATIENCE + 1):
         y = layer(x)

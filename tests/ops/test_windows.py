@@ -188,11 +188,16 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=["planes", "rows", "products", "tiles", "views"])
+@pytest.fixture(
+    params=["planes", "rows", "products", "tiles", "views", "narrow views"]
+)
 def realisation(request, monkeypatch):
     """Each of them, also where another would be chosen."""
     name = request.param
-    if name in ("tiles", "views") and keras.backend.backend() != "torch":
+    if (
+        name not in ("planes", "rows", "products")
+        and keras.backend.backend() != "torch"
+    ):
         pytest.skip("made of PyTorch's views")
     if name in ("planes", "rows"):
         monkeypatch.setattr(dispatch, "choose", lambda *_: "planes")
@@ -201,8 +206,10 @@ def realisation(request, monkeypatch):
     if name == "products":
         monkeypatch.setattr(dispatch, "choose", lambda *_: "products")
         monkeypatch.setattr(dispatch, "CACHE", 1)
-    if name == "views":
+    if name in ("views", "narrow views"):
         monkeypatch.setattr(dispatch, "choose", lambda *_: "views")
+    if name == "views":
+        monkeypatch.setattr(dispatch, "LEAST_COLUMNS", 1)
     if name == "rows":
         monkeypatch.setattr(dispatch, "WRITTEN_OUT", 1)
     if name == "tiles":

@@ -15,6 +15,7 @@ from keras import ops
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import in_full_precision
+from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows.form import Biases
 from keras_equiattn.ops.windows.form import derivatives_from
 from keras_equiattn.ops.windows.form import Form
@@ -127,7 +128,50 @@ def affine_gradients(
     return [form.in_order(found) for found in (of_scale, of_bias) if found]
 
 
-derivatives = derivatives_from(scores, sums, spread, affine_gradients)
+_derivatives = derivatives_from(scores, sums, spread, affine_gradients)
+
+
+def derivatives(
+    form: Form,
+    wanted: tuple[str, ...],
+    weights: NeighbourWeights | None,
+    queries: Queries | None,
+    keys: Keys,
+    scale: Scales | None,
+    bias: Biases | None,
+) -> tuple[Tensor, ...]:
+    """Derivatives of the form, those with respect to what is wanted.
+
+    Narrow images get columns of zeros, which add nothing to any sum.
+    """
+    columns = keys.shape[3]
+    width = columns - form.reach[1]
+    missing = dispatch.columns(keys, width) - width
+    weights, queries, keys = (
+        _with_columns(x, axis, missing)
+        for x, axis in ((weights, 5), (queries, 2), (keys, 3))
+    )
+    found = _derivatives(form, wanted, weights, queries, keys, scale, bias)
+    if not missing:
+        return found
+    first, *others = found
+    first = (
+        first[..., :width] if wanted[0] == "weights" else first[:, :, :width]
+    )
+    if others:
+        others[0] = others[0][:, :, :, :columns]
+    return first, *others
+
+
+def _with_columns(
+    x: Float[Tensor, "..."] | None, axis: int, count: int
+) -> Float[Tensor, "..."] | None:
+    """Adds this number of columns of zeros to a tensor, if there is one."""
+    if x is None or not count:
+        return x
+    pads = [(0, 0)] * len(x.shape)
+    pads[axis] = (0, count)
+    return ops.pad(x, pads)
 
 
 def _seen(form: Form, grid: Grid, keys: Keys) -> Views:
