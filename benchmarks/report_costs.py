@@ -298,9 +298,7 @@ def acmix_time(results: Results) -> str:
     rows = []
     for backend, file in files.items():
         ratios = [size["ratio"] for size in file["sizes"].values()]
-        # Files of the time when the layer had a grouped convolution too call
-        # what it computes today "dense".
-        ours = [ratio.get("dense", ratio["ACmix2D"]) for ratio in ratios]
+        ours = [ratio["ACmix2D"] for ratio in ratios]
         unfold = [ratio["unfold_dense"] for ratio in ratios]
         rows.append([versioned(backend, file), *map(short, ours + unfold)])
     sizes = list(next(iter(files.values()))["sizes"])
