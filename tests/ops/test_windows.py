@@ -17,6 +17,7 @@ from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows import products as window_products
 from keras_equiattn.ops.windows import tiles as window_tiles
+from keras_equiattn.ops.windows import views as window_views
 from keras_equiattn.ops.windows.api import AffineMap
 from keras_equiattn.ops.windows.api import UNCHANGED
 from keras_equiattn.ops.windows.api import window_attention
@@ -241,6 +242,28 @@ def test_choice(compiler, heads, weighted, expected, monkeypatch):
     form = Form(Window((5, 5)).neighbours, heads)
     k = keras.KerasTensor((1, None, 12, 12, 1, 16))
     assert dispatch.choose(form, k, weighted) == expected
+
+
+@pytest.mark.torch_first
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_narrow_views_have_the_shapes_of_products(window):
+    """Columns that `views` adds are in no result."""
+    if keras.backend.backend() != "torch":
+        pytest.skip("made of PyTorch's views")
+    x, k, _ = arguments(window, 1, 1, False, False)
+    x, k = (ops.convert_to_tensor(t, DTYPE) for t in (x, k))
+    keys = window.frames(k)
+    form = Form(window.neighbours, 2, keys.shape[0])
+    size = (len(window.offsets), 2, 1, 2, *x.shape[1:3])
+    weights = ops.convert_to_tensor(random(*size, seed=5), DTYPE)
+    assert dispatch.columns(keys, x.shape[2]) > x.shape[2]
+    for wanted in (("weights", "keys"), ("queries", "keys")):
+        given = form, wanted, weights, x, keys, None, None
+        narrow = window_views.derivatives(*given)
+        expected = window_products.derivatives(*given)
+        for y, z in zip(narrow, expected, strict=True):
+            assert y.shape == z.shape
+            assert relative_difference(as_array(y), as_array(z)) < RTOL
 
 
 def skip_weighted(realisation, kind):
