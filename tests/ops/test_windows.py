@@ -189,9 +189,16 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(
-    params=["planes", "rows", "products", "tiles", "views", "narrow views"]
-)
+# How many images `views` computes as one, and how many columns more than their
+# keys have each of them takes there.
+VIEWS = {
+    "views": lambda batch: (1, 0),
+    "views with more columns": lambda batch: (1, 3),
+    "views side by side": lambda batch: (batch or 1, 1),
+}
+
+
+@pytest.fixture(params=["planes", "rows", "products", "tiles", *VIEWS])
 def realisation(request, monkeypatch):
     """Each of them, also where another would be chosen."""
     name = request.param
@@ -207,10 +214,14 @@ def realisation(request, monkeypatch):
     if name == "products":
         monkeypatch.setattr(dispatch, "choose", lambda *_: "products")
         monkeypatch.setattr(dispatch, "CACHE", 1)
-    if name in ("views", "narrow views"):
+    if name in VIEWS:
         monkeypatch.setattr(dispatch, "choose", lambda *_: "views")
-    if name == "views":
-        monkeypatch.setattr(dispatch, "LEAST_COLUMNS", 1)
+
+        def side_by_side(keys, reach):
+            count, more = VIEWS[name](keys.shape[1])
+            return count, keys.shape[3] + more
+
+        monkeypatch.setattr(dispatch, "side_by_side", side_by_side)
     if name == "rows":
         monkeypatch.setattr(dispatch, "WRITTEN_OUT", 1)
     if name == "tiles":
@@ -244,10 +255,33 @@ def test_choice(compiler, heads, weighted, expected, monkeypatch):
     assert dispatch.choose(form, k, weighted) == expected
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("batch", "width", "device", "expected"),
+    [
+        (128, 32, "cpu", (1, 36)),
+        (128, 14, "cpu", (1, 20)),
+        (128, 7, "cpu", (4, 11)),
+        (2, 7, "cpu", (2, 11)),
+        (1, 7, "cpu", (1, 20)),
+        (3, 3, "cpu", (3, 7)),
+        (97, 7, "cpu", (1, 20)),
+        (128, 7, "gpu", (1, 11)),
+    ],
+)
+def test_narrow_images_lie_side_by_side(
+    batch, width, device, expected, monkeypatch
+):
+    target = backend.Target(device, "inductor")
+    monkeypatch.setattr(backend, "find_target", lambda *_: target)
+    keys = keras.KerasTensor((1, batch, 11, width + 4, 1, 16))
+    assert dispatch.side_by_side(keys, reach=4) == expected
+
+
 @pytest.mark.torch_first
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_narrow_views_have_the_shapes_of_products(window):
-    """Columns that `views` adds are in no result."""
+    """What `views` puts between images is in no result."""
     if keras.backend.backend() != "torch":
         pytest.skip("made of PyTorch's views")
     x, k, _ = arguments(window, 1, 1, False, False)
@@ -256,7 +290,7 @@ def test_narrow_views_have_the_shapes_of_products(window):
     form = Form(window.neighbours, 2, keys.shape[0])
     size = (len(window.offsets), 2, 1, 2, *x.shape[1:3])
     weights = ops.convert_to_tensor(random(*size, seed=5), DTYPE)
-    assert dispatch.columns(keys, x.shape[2]) > x.shape[2]
+    assert dispatch.side_by_side(keys, form.reach[1])[0] == 2
     for wanted in (("weights", "keys"), ("queries", "keys")):
         given = form, wanted, weights, x, keys, None, None
         narrow = window_views.derivatives(*given)

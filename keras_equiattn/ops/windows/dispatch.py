@@ -40,12 +40,18 @@ NEIGHBOURS_OF_SUM = 5
 # since XLA writes out as many terms. With 4 and 16 ACmix takes up to 1.05 and
 # 1.13 times as long.
 CHANNELS_OF_SUM = 8
-# `views`: the columns that images have at least on a CPU; narrow images get
-# more of them. Inductor makes no vectors of a loop that is shorter than one,
-# which is 16 numbers with AVX-512: a step of SASA for 32 images and 64 channels
-# took 0.31 s with 15 x 15 pixels and 0.055 s with 16 x 16, and takes 0.064 s
-# with 15 x 15 pixels in 16 columns (AMD EPYC, two cores, PyTorch 2.13).
+# `views`: the columns that images have at least on a CPU. Inductor makes no
+# vectors of a loop that is shorter than one, which is 16 numbers with AVX-512:
+# a step of SASA for 32 images and 64 channels took 0.31 s with 15 x 15 pixels
+# and 0.055 s with 16 x 16, and takes 0.064 s with 15 x 15 pixels in 16 columns.
+# With 8 columns or fewer more than half would be added. There some images lie
+# side by side instead, until they have WIDE columns: steps of 128 images of
+# 7 x 7 pixels and 512 channels then take 0.64 (ASC on p4) to 0.75 (ACmix) of
+# the time of one image in 16 columns. With 14 x 14 pixels and 256 channels two
+# images take 0.87 (ASC) to 1.13 (ASC on p4) of it (AMD EPYC, two cores, PyTorch
+# 2.13).
 LEAST_COLUMNS = 16
+WIDE = 32
 
 
 def choose(form: Form, keys: Keys, weighted: bool) -> str:
@@ -67,11 +73,26 @@ def choose(form: Form, keys: Keys, weighted: bool) -> str:
     return "products"
 
 
-def columns(keys: Keys, width: int) -> int:
-    """How many columns `views` computes for queries with `width` of them."""
+def side_by_side(keys: Keys, reach: int) -> tuple[int, int]:
+    """How many images `views` computes as one, and in how many columns each.
+
+    Args:
+        keys: the keys of all images.
+        reach: the columns that keys have more than queries.
+
+    Returns:
+        How many images make a wide one, and the columns that each takes there,
+        which are those of its keys or more.
+    """
+    batch, columns = keys.shape[1], keys.shape[3]
     if backend.find_target(keys).device != "cpu":
-        return width
-    return max(width, LEAST_COLUMNS)
+        return 1, columns
+    if 2 * (columns - reach) > LEAST_COLUMNS:
+        return 1, max(columns, LEAST_COLUMNS + reach)
+    counts = [n for n in range(1, WIDE + 1) if batch % n == 0]
+    wide = [n for n in counts if n * columns - reach >= WIDE]
+    count = min(wide, default=max(counts))
+    return count, max(columns, -(-(LEAST_COLUMNS + reach) // count))
 
 
 def images_together(keys: Keys, size: int | None) -> int | None:

@@ -129,6 +129,8 @@ def affine_gradients(
 
 
 _derivatives = derivatives_from(scores, sums, spread, affine_gradients)
+# The axes of the images and of their columns.
+_AXES = {"weights": (1, 5), "queries": (0, 2), "keys": (1, 3)}
 
 
 def derivatives(
@@ -142,35 +144,82 @@ def derivatives(
 ) -> tuple[Tensor, ...]:
     """Derivatives of the form, those with respect to what is wanted.
 
-    Narrow images get columns of zeros, which add nothing to any sum.
+    Narrow images are computed side by side, with columns of zeros between their
+    queries: zeros add nothing to any sum.
     """
-    columns = keys.shape[3]
-    width = columns - form.reach[1]
-    missing = dispatch.columns(keys, width) - width
-    weights, queries, keys = (
-        _with_columns(x, axis, missing)
-        for x, axis in ((weights, 5), (queries, 2), (keys, 3))
-    )
-    found = _derivatives(form, wanted, weights, queries, keys, scale, bias)
-    if not missing:
-        return found
-    first, *others = found
-    first = (
-        first[..., :width] if wanted[0] == "weights" else first[:, :, :width]
-    )
-    if others:
-        others[0] = others[0][:, :, :, :columns]
-    return first, *others
+    columns, reach = keys.shape[3], form.reach[1]
+    count, pitch = dispatch.side_by_side(keys, reach)
+    if (count, pitch) == (1, columns):
+        return _derivatives(form, wanted, weights, queries, keys, scale, bias)
+    given = {"weights": weights, "queries": queries, "keys": keys}
+    size = count * pitch
+    sizes = {"weights": size - reach, "queries": size - reach, "keys": size}
+    wide = {
+        name: None if x is None else _beside(x, _AXES[name], pitch, sizes[name])
+        for name, x in given.items()
+    }
+    found = _derivatives(form, wanted, **wide, scale=scale, bias=bias)
+    images = [
+        _apart(x, _AXES[name], pitch, columns - (size - sizes[name]))
+        for name, x in zip(
+            [name for name in given if name in wanted], found, strict=False
+        )
+    ]
+    return (*images, *found[len(images) :])
 
 
-def _with_columns(
-    x: Float[Tensor, "..."] | None, axis: int, count: int
-) -> Float[Tensor, "..."] | None:
-    """Adds this number of columns of zeros to a tensor, if there is one."""
-    if x is None or not count:
-        return x
+def _beside(
+    x: Float[Tensor, "..."], axes: tuple[int, int], pitch: int, size: int
+) -> Float[Tensor, "..."]:
+    """Puts images side by side.
+
+    Args:
+        x: a tensor.
+        axes: those of the images and of their columns.
+        pitch: from one image to the next; what is between them is zero.
+        size: the columns of the wide images.
+    """
+    images, columns = axes
+    count = -(-size // pitch)
+    x = _split(_resized(x, columns, pitch), images, count)
+    x = _merged(ops.moveaxis(x, images + 1, columns), columns)
+    # Or it would be computed anew for each channel that needs it.
+    return _laid_out(_resized(x, columns, size))
+
+
+def _apart(
+    x: Float[Tensor, "..."], axes: tuple[int, int], pitch: int, size: int
+) -> Float[Tensor, "..."]:
+    """Undoes `_beside`, for images with this number of columns."""
+    images, columns = axes
+    count = -(-x.shape[columns] // pitch)
+    x = _split(_resized(x, columns, count * pitch), columns, pitch)
+    x = _merged(ops.moveaxis(x, columns, images + 1), images)
+    return _resized(x, columns, size)
+
+
+def _split(
+    x: Float[Tensor, "..."], axis: int, size: int
+) -> Float[Tensor, "..."]:
+    """Makes two axes of one; the second has this size."""
+    count = x.shape[axis] // size
+    return ops.reshape(x, (*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
+
+
+def _merged(x: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
+    """Makes one axis of this one and the next."""
+    size = x.shape[axis] * x.shape[axis + 1]
+    return ops.reshape(x, (*x.shape[:axis], size, *x.shape[axis + 2 :]))
+
+
+def _resized(
+    x: Float[Tensor, "..."], axis: int, size: int
+) -> Float[Tensor, "..."]:
+    """Cuts an axis to this size, or adds zeros at its end."""
+    if x.shape[axis] >= size:
+        return x[(*(slice(None),) * axis, slice(size))]
     pads = [(0, 0)] * len(x.shape)
-    pads[axis] = (0, count)
+    pads[axis] = (0, size - x.shape[axis])
     return ops.pad(x, pads)
 
 
