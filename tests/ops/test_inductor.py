@@ -229,18 +229,25 @@ def test_threads_do_not_share_what_a_call_returns(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.every_backend
 @pytest.mark.parametrize(
-    ("name", "columns", "count"),
-    [*((name, 16, 5) for name in FAMILIES), ("asc", 16, 4), ("asc", 1, 3)],
+    ("name", "constants", "count"),
+    [
+        *((name, {}, 5) for name in FAMILIES),
+        ("asc", {}, 1),
+        ("asc", {"LEAST_COLUMNS": 1, "NARROW": 1}, 4),
+        ("sasa", {"TILED_CHANNELS": 1}, 4),
+        ("acmix", {"TILED_CHANNELS": 1}, 4),
+    ],
 )
-def test_training_steps(name, columns, count, monkeypatch):
+def test_training_steps(name, constants, count, monkeypatch):
     """The first calls run uncompiled, the last ones compiled, if any does.
 
-    All images are narrow. Those of 16 columns lie side by side or get more
-    columns; with 1 each is computed as it is.
+    All images are narrow: windows see five side by side, or one in 16 columns.
+    With other constants they see each as it is, or tiles of it.
     """
     import torch
 
-    monkeypatch.setattr(dispatch, "LEAST_COLUMNS", columns)
+    for constant, value in constants.items():
+        monkeypatch.setattr(dispatch, constant, value)
     compilations = count_compilations(monkeypatch)
     layer = build(name)
     # What is compiled is kept for each shape, so counts differ.

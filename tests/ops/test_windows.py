@@ -236,22 +236,28 @@ def realisation(request, monkeypatch):
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("compiler", "heads", "weighted", "expected"),
+    ("target", "size", "channels", "weighted", "expected"),
     [
-        ("inductor", 1, True, "views"),
-        ("xla", 1, True, "planes"),
-        ("xla", 1, False, "planes"),
-        (None, 2, False, "tiles"),
-        (None, 4, False, "products"),
-        (None, 2, True, "products"),
-        ("graph", 2, False, "products"),
+        (("cpu", "inductor"), 8, 8, True, "views"),
+        (("cpu", "inductor"), 8, 4, False, "views"),
+        (("cpu", "inductor"), 8, 8, False, "tiles"),
+        (("gpu", "inductor"), 8, 8, False, "views"),
+        (("cpu", "inductor"), 9, 8, False, "views"),
+        (("cpu", "inductor"), 9, 64, False, "tiles"),
+        (("cpu", "inductor"), 16, 64, False, "views"),
+        (("cpu", "xla"), 8, 16, True, "planes"),
+        (("cpu", "xla"), 8, 16, False, "planes"),
+        (("cpu", None), 8, 8, False, "tiles"),
+        (("cpu", None), 8, 4, False, "products"),
+        (("cpu", None), 8, 8, True, "products"),
+        (("cpu", "graph"), 8, 8, False, "products"),
     ],
 )
-def test_choice(compiler, heads, weighted, expected, monkeypatch):
-    target = backend.Target("cpu", compiler)
+def test_choice(target, size, channels, weighted, expected, monkeypatch):
+    target = backend.Target(*target)
     monkeypatch.setattr(backend, "find_target", lambda *_: target)
-    form = Form(Window((5, 5)).neighbours, heads)
-    k = keras.KerasTensor((1, None, 12, 12, 1, 16))
+    form = Form(Window((5, 5)).neighbours, heads=2)
+    k = keras.KerasTensor((1, None, size + 4, size + 4, 1, 2 * channels))
     assert dispatch.choose(form, k, weighted) == expected
 
 

@@ -43,15 +43,23 @@ CHANNELS_OF_SUM = 8
 # `views`: the columns that images have at least on a CPU. Inductor makes no
 # vectors of a loop that is shorter than one, which is 16 numbers with AVX-512:
 # a step of SASA for 32 images and 64 channels took 0.31 s with 15 x 15 pixels
-# and 0.055 s with 16 x 16, and takes 0.064 s with 15 x 15 pixels in 16 columns.
-# With 8 columns or fewer more than half would be added. There some images lie
-# side by side instead, until they have WIDE columns: steps of 128 images of
-# 7 x 7 pixels and 512 channels then take 0.64 (ASC on p4) to 0.75 (ACmix) of
-# the time of one image in 16 columns. With 14 x 14 pixels and 256 channels two
-# images take 0.87 (ASC) to 1.13 (ASC on p4) of it (AMD EPYC, two cores, PyTorch
-# 2.13).
+# and 0.055 s with 16 x 16, and takes 0.064 s with 15 x 15 pixels in 16 columns
+# (AMD EPYC, two cores, PyTorch 2.13, as all that follows).
 LEAST_COLUMNS = 16
+# `views`: up to so many columns some images lie side by side instead, until
+# they have WIDE columns. Steps of 128 images of 7 x 7 pixels and 512 channels
+# then take 0.64 (ASC on p4) to 0.75 (ACmix) of the time of one image in 16
+# columns. With 14 x 14 pixels and 256 channels two images take 0.87 (ASC) to
+# 1.13 (ASC on p4) of it.
+NARROW = 8
 WIDE = 32
+# Channels of a head from which Inductor gets `tiles` on a CPU if images have
+# more than NARROW and fewer than LEAST_COLUMNS columns; narrow ones are
+# computed in tiles as they are without a compiler. Steps of 128 images take
+# 0.67 (ACmix on p4) to 0.84 (ACmix) of the time of `views` with 7 x 7 pixels
+# and 512 channels, and 0.88 with 14 x 14 and heads of 64 channels, but 1.11
+# with heads of 32 (SASA), and 1.11 with 32 x 32 and heads of 64.
+TILED_CHANNELS_COMPILED = 64
 
 
 def choose(form: Form, keys: Keys, weighted: bool) -> str:
@@ -65,10 +73,16 @@ def choose(form: Form, keys: Keys, weighted: bool) -> str:
     target = backend.find_target(keys)
     if target.compiler == "xla":
         return "planes"
-    if target.compiler == "inductor":
-        return "views"
     channels = keys.shape[-1] // form.heads
-    if target.compiler is None and not weighted and channels >= TILED_CHANNELS:
+    tiled = not weighted and channels >= TILED_CHANNELS
+    if target.compiler == "inductor":
+        width = keys.shape[3] - form.reach[1]
+        narrow = width <= NARROW or (
+            width < LEAST_COLUMNS and channels >= TILED_CHANNELS_COMPILED
+        )
+        tiled = tiled and narrow and target.device == "cpu"
+        return "tiles" if tiled else "views"
+    if target.compiler is None and tiled:
         return "tiles"
     return "products"
 
@@ -87,7 +101,7 @@ def side_by_side(keys: Keys, reach: int) -> tuple[int, int]:
     batch, columns = keys.shape[1], keys.shape[3]
     if backend.find_target(keys).device != "cpu":
         return 1, columns
-    if 2 * (columns - reach) > LEAST_COLUMNS:
+    if columns - reach > NARROW:
         return 1, max(columns, LEAST_COLUMNS + reach)
     counts = [n for n in range(1, WIDE + 1) if batch % n == 0]
     wide = [n for n in counts if n * columns - reach >= WIDE]
