@@ -15,6 +15,7 @@ from keras_equiattn.ops import backend
 from keras_equiattn.ops.geometry import Window
 from keras_equiattn.ops.windows import dispatch
 from keras_equiattn.ops.windows import gradients
+from keras_equiattn.ops.windows import planes as window_planes
 from keras_equiattn.ops.windows import products as window_products
 from keras_equiattn.ops.windows import tiles as window_tiles
 from keras_equiattn.ops.windows import views as window_views
@@ -223,6 +224,7 @@ def realisation(request, monkeypatch):
 
         monkeypatch.setattr(dispatch, "side_by_side", side_by_side)
     if name == "rows":
+        monkeypatch.setattr(dispatch, "CHANNELS_AT_ONCE", 1)
         monkeypatch.setattr(dispatch, "WRITTEN_OUT", 1)
     if name == "tiles":
         monkeypatch.setattr(dispatch, "choose", lambda *_: "tiles")
@@ -282,6 +284,25 @@ def test_narrow_images_lie_side_by_side(
     monkeypatch.setattr(backend, "find_target", lambda *_: target)
     keys = keras.KerasTensor((1, batch, 11, width + 4, 1, 16))
     assert dispatch.side_by_side(keys, reach=4) == expected
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("channels", "count"), [(16, 2), (63, 8), (64, 1)])
+def test_wide_heads_have_one_reduction(channels, count, monkeypatch):
+    """A compiler gets as many loops as there are reductions."""
+    sums = []
+
+    def sums_together(tensors, axis):
+        sums.append(len(tensors))
+        return [ops.sum(x, axis=axis) for x in tensors]
+
+    monkeypatch.setattr(backend, "sums_together", sums_together)
+    terms = [ops.convert_to_tensor(random(1, 1, 1, channels, 2, 2))] * 3
+    found = window_planes._channel_sums(terms)
+    assert sums == [3] * count
+    for y in found:
+        expected = as_array(terms[0]).sum(axis=3)
+        np.testing.assert_allclose(as_array(y), expected, rtol=1e-5)
 
 
 @pytest.mark.torch_first

@@ -40,6 +40,13 @@ NEIGHBOURS_OF_SUM = 5
 # since XLA writes out as many terms. With 4 and 16 ACmix takes up to 1.05 and
 # 1.13 times as long.
 CHANNELS_OF_SUM = 8
+# `planes`: channels of a head from which one reduction takes them all, or there
+# would be a compiled loop for every eight of them. Attention of ACmix then
+# takes as long with 64 channels (14 x 14 pixels) and 1.13 times as long with
+# 128 (7 x 7), but is compiled in 6 s in place of 18 and 26 s under TensorFlow,
+# and in 3 s in place of 7 and 10 s under JAX (AMD EPYC, two cores, TensorFlow
+# 2.21.0, JAX 0.10.2).
+CHANNELS_AT_ONCE = 64
 # `views`: the columns that images have at least on a CPU. Inductor makes no
 # vectors of a loop that is shorter than one, which is 16 numbers with AVX-512:
 # a step of SASA for 32 images and 64 channels took 0.31 s with 15 x 15 pixels

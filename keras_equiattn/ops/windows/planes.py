@@ -317,13 +317,15 @@ def _seen(
 def _channel_sums(
     terms: list[QueryPlanes],
 ) -> list[Float[Tensor, "batch elements heads height width"]]:
-    """Sums over the channels of a head, some channels at a time."""
-    size = dispatch.CHANNELS_OF_SUM
+    """Sums over the channels of a head, for few channels some at a time."""
+    channels = terms[0].shape[3]
+    whole = channels >= dispatch.CHANNELS_AT_ONCE
+    size = channels if whole else dispatch.CHANNELS_OF_SUM
     blocks = [
         backend.sums_together(
             [x[:, :, :, start : start + size] for x in terms], axis=3
         )
-        for start in range(0, terms[0].shape[3], size)
+        for start in range(0, channels, size)
     ]
     return [sum(parts[1:], parts[0]) for parts in zip(*blocks, strict=True)]
 
