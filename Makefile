@@ -148,6 +148,10 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/resnet29.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/traffic.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py; \
+  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py --repeats 3 \
+    --size 14 --width 256; \
+  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py --repeats 3 \
+    --size 7 --width 512; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 15; \
@@ -172,6 +176,10 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m \
 	  --sizes 5 --images smooth
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
+	  --size 14 --width 256 --repeats 3
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
+	  --size 7 --width 512 --repeats 3
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/window_forms.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py --compiled
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/traffic.py \

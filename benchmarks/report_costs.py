@@ -42,6 +42,8 @@ STEP_TIMES = {
     "torch": "PyTorch",
     "torch-eager": "PyTorch, eager",
 }
+# Images of the later stages of a ResNet: size and channels.
+STAGES = ((14, 256), (7, 512))
 TRAFFIC = {
     "torch-float32": "PyTorch, operator by operator",
     "torch-mixed_bfloat16": "the same in bfloat16, bytes",
@@ -62,15 +64,7 @@ def step_time(results: Results) -> str:
         return f"Nothing is measured yet. `{command}` makes the first file."
     files = list(found.values())
     rows = [
-        [
-            label,
-            *(
-                f"{short(file[name]['ratio'])} ({file[name]['seconds']:.2f} s)"
-                if name in file
-                else ""
-                for file in files
-            ),
-        ]
+        [label, *_ratios(files, name)]
         for name, label in FAMILIES.items()
         if any(name in file for file in files)
     ]
@@ -91,6 +85,39 @@ def step_times(results: Results) -> dict[str, File]:
         except MissingResultError:
             continue
     return found
+
+
+def step_time_stages(results: Results) -> str:
+    """Steps on the images of later stages, over that of a convolution."""
+    rows, files, commands = [], [], []
+    for size, width in STAGES:
+        command = f"step_time.py --size {size} --width {width} --repeats 3"
+        columns = [
+            results.latest(
+                f"step_time-{how}-{size}x{width}-128",
+                run(command, how.split("-")[0]),
+            )
+            for how in STEP_TIMES
+        ]
+        rows += [
+            [label, f"{size} x {size} x {width}", *_ratios(columns, name)]
+            for name, label in FAMILIES.items()
+            if name in columns[0]
+        ]
+        files += columns
+        commands += [run(command), run(command + " --eager", "torch")]
+    header = ("layer", "image", *STEP_TIMES.values())
+    return block(header, rows, files, *commands)
+
+
+def _ratios(files: list[File], name: str) -> list[str]:
+    """What steps of a family take, over a convolution and in seconds."""
+    return [
+        f"{short(file[name]['ratio'])} ({file[name]['seconds']:.2f} s)"
+        if name in file
+        else ""
+        for file in files
+    ]
 
 
 def step_time_gpu(results: Results) -> str:
@@ -482,6 +509,7 @@ TABLES = (
     pointwise,
     step_time,
     step_time_gpu,
+    step_time_stages,
     linear_maps_gpu,
     traffic,
     vit,

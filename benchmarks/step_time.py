@@ -12,8 +12,12 @@ are those of `traffic.py`. Each is timed in turns, in one process, with Keras'
 together. "seconds" is the median of a step, and "ratio" divides it by that of
 the convolution. "compilation" is by how much the slowest step before those that
 count exceeds the median: that step waits for the compiler. With `--eager`
-PyTorch runs without Inductor. Writes
-`benchmarks/results/step_time-<backend>-<batch>-<date>.json`.
+PyTorch runs without Inductor. `--size` and `--width` choose another image, such
+as those of the later stages of a ResNet, which are narrow and have many
+channels; by default the families are then those that a ResNet is made of.
+Writes
+`benchmarks/results/step_time-<backend>-<batch>-<date>.json`, with the image in
+the name if it is not the usual one.
 
 On a GPU the name of the file holds "gpu" and the dtype. "kernels" says how many
 kernels a step launches there, "busy" for how many seconds they run, and
@@ -43,11 +47,14 @@ from keras_equiattn.applications.training import reporting
 WARM_UP = 6
 # Kernels of a GPU that a result lists: those that run for the longest time.
 LONGEST = 8
+USUAL = (32, 64)  # size and channels of the image
+# Families that are timed on other images.
+MIXERS = ("sasa", "asc", "acmix", "group_conv_p4", "asc_p4", "acmix_p4")
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step of this family and of a convolution."""
-    make, shape = traffic.FAMILIES[name]
+    make, shape = traffic.families(options.size, options.width)[name]
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(options.batch, *shape))
     x = x.astype("float32")
@@ -94,8 +101,13 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--dtype", default="float32")
     names = [name for name in traffic.FAMILIES if name != "conv2d"]
-    parser.add_argument("--families", nargs="+", choices=names, default=names)
+    parser.add_argument("--size", type=int, default=USUAL[0])
+    parser.add_argument("--width", type=int, default=USUAL[1])
+    parser.add_argument("--families", nargs="+", choices=names)
     options = parser.parse_args()
+    usual = (options.size, options.width) == USUAL
+    if options.families is None:
+        options.families = names if usual else MIXERS
     backend = keras.backend.backend()
     if options.eager and backend != "torch":
         parser.error("--eager goes with KERAS_BACKEND=torch")
@@ -112,6 +124,8 @@ def main() -> None:
         parser.error("on a GPU this goes with KERAS_BACKEND=jax or torch")
     if on_gpu or options.dtype != "float32":
         how = f"{how}-{options.dtype}"
+    if not usual:
+        how = f"{how}-{options.size}x{options.width}"
     keras.config.set_dtype_policy(options.dtype)
     results = {}
     for name in options.families:

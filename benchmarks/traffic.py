@@ -29,6 +29,7 @@ import collections
 import math
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -41,93 +42,120 @@ from keras_equiattn.ops.backend import inductor
 
 # Kernels, or operators, that a result lists: those that move the most.
 LARGEST = 10
-# For each family what makes the layer and the shape of its input without the
-# batch: 64 channels in all.
-FAMILIES = {
-    "conv2d": (
-        lambda: keras.layers.Conv2D(64, 3, padding="same"),
-        (32, 32, 64),
-    ),
-    "sasa": (
-        lambda: layers.StandAloneSelfAttention2D(
-            64, kernel_size=5, num_heads=8, group="z2"
+Family = tuple[Callable[[], Any], tuple[int, ...]]
+
+
+def families(size: int = 32, width: int = 64) -> dict[str, Family]:
+    """For each family what makes the layer and the shape of its input.
+
+    Args:
+        size: of the image; layers that need much memory get half of it.
+        width: channels of all group elements together. Group self-attention
+            and the layers of transformers have those of their networks.
+
+    Returns:
+        Functions and shapes without the batch.
+    """
+    image = (size, size, width)
+    group_image = (size, size, 4, width // 4)
+    half = (size // 2, size // 2, 4, width // 4)
+    return {
+        "conv2d": (
+            lambda: keras.layers.Conv2D(width, 3, padding="same"),
+            image,
         ),
-        (32, 32, 64),
-    ),
-    "asc": (
-        lambda: layers.AffineSelfConv2D(
-            64, kernel_size=5, num_heads=8, group="z2"
+        "sasa": (
+            lambda: layers.StandAloneSelfAttention2D(
+                width, kernel_size=5, num_heads=8, group="z2"
+            ),
+            image,
         ),
-        (32, 32, 64),
-    ),
-    "simple_asc": (
-        lambda: layers.SimpleAffineSelfConv2D(
-            64, kernel_size=5, num_heads=8, group="z2"
+        "asc": (
+            lambda: layers.AffineSelfConv2D(
+                width, kernel_size=5, num_heads=8, group="z2"
+            ),
+            image,
         ),
-        (32, 32, 64),
-    ),
-    "acmix": (lambda: layers.ACmix2D(64, group="z2"), (32, 32, 64)),
-    "acmix_patchwise": (lambda: layers.PatchwiseACmix2D(64), (32, 32, 64)),
-    "acmix_window": (
-        lambda: layers.WindowACmix2D(64, 8, window_size=8, shift=4),
-        (32, 32, 64),
-    ),
-    "acmix_reduction": (
-        lambda: layers.SpatialReductionACmix2D(64, 8, reduction=4),
-        (32, 32, 64),
-    ),
-    "lifting_conv_p4": (
-        lambda: layers.LiftingConv2D(16, 3, group="p4", padding="same"),
-        (32, 32, 64),
-    ),
-    "group_conv_p4": (
-        lambda: layers.GroupConv2D(16, 3, group="p4", padding="same"),
-        (32, 32, 4, 16),
-    ),
-    "asc_p4": (
-        lambda: layers.AffineSelfConv2D(
-            16, kernel_size=5, num_heads=8, group="p4"
+        "simple_asc": (
+            lambda: layers.SimpleAffineSelfConv2D(
+                width, kernel_size=5, num_heads=8, group="z2"
+            ),
+            image,
         ),
-        (32, 32, 4, 16),
-    ),
-    "acmix_p4": (lambda: layers.ACmix2D(16, group="p4"), (32, 32, 4, 16)),
-    "full_attention_p4": (
-        lambda: layers.AttentiveGroupConv2D(16, 3, group="p4", padding="same"),
-        (16, 16, 4, 16),
-    ),
-    "channel_attention_p4": (
-        lambda: layers.AttentiveGroupConv2D(
-            16, 3, "channel", group="p4", padding="same"
+        "acmix": (lambda: layers.ACmix2D(width, group="z2"), image),
+        "acmix_patchwise": (lambda: layers.PatchwiseACmix2D(width), image),
+        "acmix_window": (
+            lambda: layers.WindowACmix2D(width, 8, window_size=8, shift=4),
+            image,
         ),
-        (16, 16, 4, 16),
-    ),
-    "spatial_attention_p4": (
-        lambda: layers.AttentiveGroupConv2D(
-            16, 3, "spatial", group="p4", padding="same"
+        "acmix_reduction": (
+            lambda: layers.SpatialReductionACmix2D(width, 8, reduction=4),
+            image,
         ),
-        (16, 16, 4, 16),
-    ),
-    "input_attention_p4": (
-        lambda: layers.InputAttention(group="p4"),
-        (32, 32, 4, 16),
-    ),
-    "gsa_p4": (
-        lambda: layers.GroupSelfAttention2D(20, 5, 9, 5, "p4"),
-        (14, 14, 4, 20),
-    ),
-    "gsa_global_p4": (
-        lambda: layers.GroupSelfAttention2D(20, 5, 9, None, "p4"),
-        (7, 7, 4, 20),
-    ),
-    "group_dense_p4m": (
-        lambda: layers.GroupDense(48, group="p4m"),
-        (16, 16, 8, 48),
-    ),
-    "multi_head_p4m": (
-        lambda: layers.GroupMultiHeadAttention2D(6, group="p4m"),
-        (8, 8, 8, 48),
-    ),
-}
+        "lifting_conv_p4": (
+            lambda: layers.LiftingConv2D(
+                width // 4, 3, group="p4", padding="same"
+            ),
+            image,
+        ),
+        "group_conv_p4": (
+            lambda: layers.GroupConv2D(
+                width // 4, 3, group="p4", padding="same"
+            ),
+            group_image,
+        ),
+        "asc_p4": (
+            lambda: layers.AffineSelfConv2D(
+                width // 4, kernel_size=5, num_heads=8, group="p4"
+            ),
+            group_image,
+        ),
+        "acmix_p4": (
+            lambda: layers.ACmix2D(width // 4, group="p4"),
+            group_image,
+        ),
+        "full_attention_p4": (
+            lambda: layers.AttentiveGroupConv2D(
+                width // 4, 3, group="p4", padding="same"
+            ),
+            half,
+        ),
+        "channel_attention_p4": (
+            lambda: layers.AttentiveGroupConv2D(
+                width // 4, 3, "channel", group="p4", padding="same"
+            ),
+            half,
+        ),
+        "spatial_attention_p4": (
+            lambda: layers.AttentiveGroupConv2D(
+                width // 4, 3, "spatial", group="p4", padding="same"
+            ),
+            half,
+        ),
+        "input_attention_p4": (
+            lambda: layers.InputAttention(group="p4"),
+            group_image,
+        ),
+        "gsa_p4": (
+            lambda: layers.GroupSelfAttention2D(20, 5, 9, 5, "p4"),
+            (14, 14, 4, 20),
+        ),
+        "gsa_global_p4": (
+            lambda: layers.GroupSelfAttention2D(20, 5, 9, None, "p4"),
+            (7, 7, 4, 20),
+        ),
+        "group_dense_p4m": (
+            lambda: layers.GroupDense(48, group="p4m"),
+            (16, 16, 8, 48),
+        ),
+        "multi_head_p4m": (
+            lambda: layers.GroupMultiHeadAttention2D(6, group="p4m"),
+            (8, 8, 8, 48),
+        ),
+    }
+
+
+FAMILIES = families()
 
 
 def measure(

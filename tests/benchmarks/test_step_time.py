@@ -12,7 +12,8 @@ def test_a_layer_is_timed_beside_a_convolution(monkeypatch):
     import step_time
 
     monkeypatch.setattr(step_time, "WARM_UP", 1)
-    found = step_time.measure("sasa", Namespace(batch=1, repeats=1))
+    options = Namespace(batch=1, repeats=1, size=7, width=16)
+    found = step_time.measure("sasa", options)
     assert set(found) == {"seconds", "convolution", "ratio", "compilation"}
     assert found["seconds"] > 0
     assert found["ratio"] == pytest.approx(
