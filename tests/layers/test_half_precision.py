@@ -55,8 +55,13 @@ def losses(name, policy):
     keras.config.set_dtype_policy(policy)
     model = network(name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # Keras leaves out steps whose gradients overflow in float16, which one of
+    # these does with the usual scale of 2**15.
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(1e-3), initial_scale=2**10
+    )
     # One model for all seeds: it is compiled once.
-    model.compile(keras.optimizers.Adam(1e-3), loss)
+    model.compile(optimizer, loss)
     model.optimizer.build(model.trainable_variables)
     # Copies: PyTorch trains in place, and JAX deletes what it has trained.
     beginning = [np.array(v.numpy()) for v in model.optimizer.variables]
