@@ -144,8 +144,8 @@ def derivatives(
 ) -> tuple[Tensor, ...]:
     """Derivatives of the form, those with respect to what is wanted.
 
-    Narrow images are computed side by side, with columns of zeros between their
-    queries: zeros add nothing to any sum.
+    Narrow images are computed side by side or in more columns. Their queries
+    have columns of zeros between them, and zeros add nothing to any sum.
     """
     columns, reach = keys.shape[3], form.reach[1]
     count, pitch = dispatch.side_by_side(keys, reach)
