@@ -3,26 +3,27 @@
 There are three exceptions. `backend` alone imports TensorFlow, JAX or PyTorch,
 for what `keras.ops` lacks or is slow at. `windows.views` and `windows.tiles`
 are forms that run under PyTorch only, since they need its views with strides.
-And two functions of `numerics` use what PyTorch alone can do.
+And two functions of `numerics` call PyTorch's own sum and softmax.
 
-Nothing here may own weights or know a layer.
+Nothing here may own weights, and no module knows a layer but `backend.dynamo`,
+which hides layers from PyTorch's compiler.
 
 Some words mean the same in all of these modules:
 
     window       what a pixel sees; `Window` says where its neighbours lie
     neighbour    an entry of a window, at one offset from the pixel
-    frame        keys that adjacent queries see at adjacent places; an image is
-                 cut into several frames if the window has strides
+    frame        an image in which adjacent queries have adjacent neighbours; an
+                 image is cut into several frames if the window has strides
     planes       a tensor whose last axes are rows and columns, so that loops
                  run along the columns
     tile         a small rectangle of pixels whose queries meet the keys in one
                  product of matrices
     line         neighbours in one row, which are computed together
-    block        what one step computes: some heads and rows of attention, some
-                 images of a batch, or one matrix of a linear map in the basis
-                 of irreducible representations
+    block        what one step of a loop computes: some heads and rows of
+                 attention, or some images of a batch; in `group.block_linear`,
+                 the matrix of one irreducible representation
     written out  a sum that has its terms in the program, not in a loop
-    recomputed   what the backward pass computes anew in place of keeping it
+    recomputed   computed again in the backward pass instead of being kept
 
 `queries`, `keys`, `values` and `weights` are those of attention. Each system
 (`windows`, `pairs`, `responses`) orders their axes in its own way, and names

@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Name of an axis -> its sizes, and the argument that has them.
 _Sizes = dict[str, tuple[Shape, str]]
 
-# Axes that may not be empty; of a batch there may be no images.
+# Axes that may not be empty. A batch may have no images.
 AT_LEAST_ONE = {"height", "width", "rows", "columns", "channels", "filters"}
 AT_LEAST_ONE |= {"hidden", "heads", "half", "order"}
 AT_LEAST_ONE |= {"query_order", "key_order", "neighbours"}
@@ -33,12 +33,12 @@ def checked(**parts: str) -> Callable[[Function], Function]:
     them too. All else is left to the operation.
 
     Args:
-        **parts: shapes of what stands in an argument that is a tuple, as
+        **parts: the shapes of the items of an argument that is a tuple:
             `attention_spatial="rows columns 2 filters"` for the attribute
             `spatial` or `kernels_0` for the first item; None passes.
 
     Returns:
-        The decorator. What it adds to a call are comparisons of static shapes.
+        The decorator. It adds only comparisons of static shapes to a call.
     """
 
     def decorate(function: Function) -> Function:
@@ -60,7 +60,7 @@ def checked(**parts: str) -> Callable[[Function], Function]:
                     value = arguments[place]
                 else:
                     value = options.get(name, fallback)
-                # A missing one is left to Python, which says so.
+                # Python reports a missing argument itself.
                 if value is not inspect.Parameter.empty:
                     check(value, sizes)
             return function(*arguments, **options)
@@ -107,7 +107,7 @@ def _check_of(
 
 
 def _check_pair(name: str, value: Any, _: _Sizes) -> None:
-    """Refuses what is no tuple of two positive integers."""
+    """Raises unless the value is a tuple of two positive integers."""
     if not isinstance(value, tuple):
         raise TypeError(
             f"`{name}` must be a tuple of two positive integers. "
@@ -117,7 +117,7 @@ def _check_pair(name: str, value: Any, _: _Sizes) -> None:
 
 
 def _ignore(_: Any) -> None:
-    """Makes a check of a function that returns what it has checked."""
+    """Drops the value that a check returns."""
     return None
 
 
@@ -133,7 +133,7 @@ def _check_parts(
     value: Any,
     sizes: _Sizes,
 ) -> None:
-    """Checks the tensors in a tuple, which have attributes or numbers."""
+    """Checks the tensors of a tuple, by attribute or by index."""
     named = not next(iter(parts)).isdigit()
     if value is None and not named:
         return

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
 
-# Shapes and dtypes in annotations; imported here alone. It is pure Python.
+# Shapes and dtypes in annotations. jaxtyping, which is pure Python, is imported
+# only here.
 from jaxtyping import Float as Float
 from jaxtyping import Shaped as Shaped
 

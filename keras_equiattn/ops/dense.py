@@ -1,4 +1,4 @@
-"""Self-attention where everyone may see everyone: scores as one product.
+"""Self-attention whose scores are one product of matrices.
 
 Queries see a whole image, the window that they lie in where windows do not
 overlap (as in Swin transformers), or a reduced image (as in pyramid vision
@@ -53,7 +53,7 @@ def dense_attention(
     # (`WindowACmix2D` and `SpatialReductionACmix2D` under PyTorch).
     scores = ops.einsum("...pnc,...qnc->...npq", query, keys)
     if bias is not None:
-        # Not all backends take a maximum of no numbers.
+        # Some backends refuse the maximum of an empty tensor.
         if is_half(scores) and 0 not in tuple(scores.shape):
             # A bias would be lost in the rounding of large scores.
             top = ops.max(scores, axis=-1, keepdims=True)
@@ -102,7 +102,7 @@ def join(
 def neighbours_in_image(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]
 ) -> np.ndarray:
-    """`(down, along, pixels, pixels)`: who may see whom in windows.
+    """`(down, along, pixels, pixels)`: which pixels attend to each other.
 
     The image was rolled by the shift: pixels that the seam separates share a
     window, but are far apart in the image.
@@ -121,7 +121,7 @@ def neighbours_in_image(
 
 
 def relative_places(window: tuple[int, int]) -> np.ndarray:
-    """`(pixels, pixels)`: which entry of a table of offsets a pair has."""
+    """`(pixels, pixels)`: the entry of a table of offsets for each pair."""
     places = np.indices(window).reshape(2, -1)
     offsets = places[:, :, None] - places[:, None, :]
     rows, columns = window
@@ -159,7 +159,7 @@ def partitioned_attention(
     """
     query, keys, values = (partition(x, window) for x in (query, keys, values))
     batch, down, along, pixels, channels = ops.shape(values)
-    # Not all programs multiply matrices on more than three outer axes.
+    # Some exported formats allow at most three outer axes in a product.
     query, keys, values = (
         ops.reshape(x, (batch, down * along, pixels, x.shape[-1]))
         for x in (query, keys, values)
@@ -181,7 +181,7 @@ def in_whole_image(
     window: tuple[int, int],
     shift: tuple[int, int],
 ) -> Float[Tensor, "batch height width heads height width"]:
-    """Weights of windows as what each pixel gives to all of the image."""
+    """Turns the weights of windows into weights over the whole image."""
     rows, columns = window
     batch, down, along, heads, pixels, _ = ops.shape(weights)
     weights = ops.reshape(weights, (batch, down * along, heads, pixels, pixels))

@@ -22,8 +22,8 @@ from keras_equiattn.ops.numerics import MASKED
 
 BORDERS = ("zeros", "mask", "reflect")
 WINDOW_SHAPES = ("square", "disc")
-# Width of the edge of a disc, in pixels: with one of one pixel the error of
-# `AffineSelfConv2D` under 45 degrees grows, and with a wider one the disc
+# The width of the edge of a disc, in pixels. With a width of one the error of
+# `AffineSelfConv2D` under 45 degrees grows, and with a wider edge the disc
 # shrinks, see `benchmarks/angles.py`.
 DISC_EDGE = 2.0
 
@@ -74,7 +74,7 @@ def same_padding(
 
 
 def before_and_after(padding: int) -> tuple[int, int]:
-    """Padding at both ends, as Keras shares it: the larger half is after."""
+    """Splits padding between both ends as Keras does, the larger half last."""
     padding = max(padding, 0)
     return padding // 2, -(-padding // 2)
 
@@ -177,7 +177,7 @@ class Neighbour(NamedTuple):
 
 
 def reach(neighbours: Sequence[Neighbour]) -> tuple[int, int]:
-    """Rows and columns that frames have more than there are queries."""
+    """How many more rows and columns frames have than there are queries."""
     return (
         max(place.row for place in neighbours),
         max(place.column for place in neighbours),
@@ -195,8 +195,8 @@ class Window:
         dilation_rate: distance of adjacent neighbours.
         border: how neighbours outside of the image count. "zeros": keys and
             values are zero there (before a bias); "mask": the softmax leaves
-            them out; "reflect": the image goes on as its mirror image, without
-            its border line twice.
+            them out; "reflect": beyond the border lies the mirror image,
+            without its border line twice.
         shape: "square": all neighbours count alike; "disc": the softmax weighs
             them by their distance from the centre. With `n` rows, the weight is
             one up to `n / 2 - 2` pixels (before dilation), falls as a squared
@@ -296,7 +296,7 @@ class Window:
             axis: 0 for rows above and below, 1 for columns on both sides.
 
         Returns:
-            The image with as many rows (or columns) as whole strides have.
+            The image, with a whole number of strides along the axis.
         """
         stride, size = self.strides[axis], ops.shape(x)[axis + 1]
         before = after = self._margin[axis]
@@ -307,7 +307,7 @@ class Window:
         if self.border == "reflect":
             return _mirrored(x, axis + 1, before, after)
         pads = [(0, 0)] * 5
-        # The most that any size needs: some are known only at run time.
+        # Enough for any size, since some are known only at run time.
         pads[axis + 1] = (before, before + stride - 1)
         x = ops.pad(x, pads)
         if stride == 1:
@@ -405,7 +405,7 @@ def _mirrored(
 ) -> Float[Tensor, "batch new_rows new_columns order channels"]:
     """The image and, before and after it, its mirror image.
 
-    With fewer than none after it, the last pixels are left out.
+    If `after` is negative, the last pixels are left out.
     """
     size = ops.shape(x)[axis]
     if not isinstance(size, int) or max(before, after) >= size:
@@ -415,7 +415,7 @@ def _mirrored(
     def part(start: int, stop: int) -> Tensor:
         return x[(slice(None),) * axis + (slice(start, stop),)]
 
-    # The gradient of slices is a sum, that of a gather a loop over all values.
+    # The gradient of slices is a sum. A gather's is a loop over all values.
     parts = [part(0, size + min(after, 0))]
     if before:
         parts.insert(0, ops.flip(part(1, 1 + before), axis))
@@ -427,7 +427,7 @@ def _mirrored(
 def reflected(
     index: Shaped[Tensor, "*places"], size: int | Tensor
 ) -> Shaped[Tensor, "*places"]:
-    """Rows or columns that the mirror image shows at any whole numbers."""
+    """The rows or columns that reflection shows at these indices."""
     period = size - 1
     index = backend.remainder(index, larger(2 * period, 1))
     return ops.minimum(index, 2 * period - index)

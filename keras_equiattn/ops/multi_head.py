@@ -22,7 +22,7 @@ def multi_head_attention(
     Float[Tensor, "batch height width order heads value_dim"],
     Float[Tensor, "batch heads pixels pixels"],
 ]:
-    """Each pixel adds up the values of all pixels, weighed by their keys.
+    """Each pixel adds up the values of all pixels, weighted by their keys.
 
     With scores `s(x, z) = sum_p <q(x, p), k(z, p) + e(p, z - x)>` for each head
     and `w(x, z)` their softmax over the pixels `z`: `y(x, p) = sum_z w(x, z)
@@ -57,7 +57,7 @@ def multi_head_attention(
         return ops.reshape(x, (batch, heads, pixels, order * channels))
 
     queries = by_head(query)
-    # In half precision scores are rounded, for the reason in `ops.dense`.
+    # In half precision scores are rounded; `ops.dense` says why.
     scores = queries @ ops.swapaxes(by_head(key), -1, -2)
     if embedding is not None:
         scores = scores + _position_scores(queries, embedding, (height, width))
@@ -86,7 +86,7 @@ def _position_scores(
     by_place = ops.transpose(flat, (1, 2, 0, 3))
     by_place = ops.reshape(by_place, (rows * columns, heads, -1))
     places = _places(size, (rows, columns))
-    # For each pixel a product with the embeddings that it meets.
+    # Each pixel is multiplied with the embeddings that it meets.
     met = ops.take(by_place, backend.constant(places, embedding), axis=0)
     met = ops.transpose(met, (0, 2, 3, 1))  # (pixel, heads, values, pixels)
     by_pixel = ops.transpose(queries, (2, 1, 0, 3)) @ met
@@ -95,7 +95,7 @@ def _position_scores(
 
 @functools.lru_cache(maxsize=64)
 def _places(size: tuple[int, int], table: tuple[int, int]) -> np.ndarray:
-    """`(pixels, pixels)`: where a table has the offset from one to another."""
+    """`(pixels, pixels)`: where the table has the offset of two pixels."""
     rows, columns = (
         np.arange(n) - np.arange(n)[:, None] + m // 2
         for n, m in zip(size, table, strict=True)

@@ -52,7 +52,7 @@ def of_one_dtype(
 
 
 def lowest_score(x: Float[Tensor, "..."]) -> float:
-    """A masked score among scores like these, finite in their dtype."""
+    """The score that masks a neighbour, finite in the dtype of `x`."""
     dtype = dtype_name(x)
     return -6e4 if dtype == "float16" else MASKED
 
@@ -68,7 +68,7 @@ def mean(
 
     Args:
         x: any tensor.
-        axis: one axis or several, which the mean does not have.
+        axis: the axis or axes to average over.
         dtype: the dtype of the mean; None is that of `x`.
     """
     axes = (axis,) if isinstance(axis, int) else axis
@@ -88,7 +88,7 @@ def divided(x: Float[Tensor, "*axes"], *sizes: Any) -> Float[Tensor, "*axes"]:
 
 
 def part_size(length: int, most: int) -> int:
-    """The size of the fewest parts of an axis that have up to `most` entries.
+    """The size of parts, for the fewest parts of at most `most` entries.
 
     All parts have this size but the last, which may be somewhat smaller.
     """
@@ -173,7 +173,7 @@ def softmax(
     """
     if 0 in tuple(x.shape):  # some backends take no maximum of no numbers
         return x
-    # Keras warns of a softmax over one number, which a token with one key has.
+    # Keras warns of a softmax over one number, as for a query with one key.
     has_kernel = len(axes) == 1 and x.shape[axes[0]] != 1
     if keras.backend.backend() == "torch" and has_kernel:
         # PyTorch's kernel computes in float32 without a copy in float32.

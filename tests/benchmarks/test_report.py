@@ -38,6 +38,26 @@ def test_pages_show_the_files():
     assert report.stale_tables(Results()) == []
 
 
+def test_the_readme_has_the_ranges_of_the_files():
+    """Times in units of a convolution, over the three backends."""
+    from report_files import Results
+
+    files = Results().by_backend("step_time-{}-128", "step_time.py").values()
+    text = (ROOT / "README.md").read_text()
+    for layer, families in {
+        "AttentiveGroupConv2D": ("full_attention_p4",),
+        "AffineSelfConv2D": ("asc", "asc_p4"),
+        "StandAloneSelfAttention2D": ("sasa",),
+        "ACmix2D": ("acmix", "acmix_p4"),
+        "GroupSelfAttention2D": ("gsa_p4",),
+    }.items():
+        ranges = [[file[name]["ratio"] for file in files] for name in families]
+        cell = ", on `p4` ".join(
+            f"{min(r):.0f} to {max(r):.0f}" for r in ranges
+        )
+        assert f"| {cell} | `{layer}` |" in text
+
+
 def test_every_table_is_shown():
     import report
     import report_figures

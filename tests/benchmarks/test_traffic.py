@@ -93,6 +93,30 @@ def test_families_are_measured(name):
     assert found["kernels"] > 1
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="Operators are counted.")
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        pytest.param(
+            "mixed_bfloat16",
+            marks=[pytest.mark.slow, pytest.mark.every_backend],
+        ),
+    ],
+)
+def test_no_layer_moves_more_than_the_table_says(dtype):
+    """Without a compiler the count is the same on every machine."""
+    import traffic
+    from report_files import Results
+
+    file = Results().latest(f"traffic-torch-{dtype}-8", "traffic.py")
+    assert set(traffic.FAMILIES) <= set(file)
+    for name in traffic.FAMILIES:
+        found = traffic.measure(name, 8, dtype, False)
+        assert found["moved"] <= 1.01 * file[name]["moved"], name
+        assert found["kernels"] <= file[name]["kernels"], name
+
+
 @pytest.mark.skipif(BACKEND != "torch", reason="XLA widens it on CPUs.")
 @pytest.mark.parametrize(
     "make",

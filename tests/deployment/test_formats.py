@@ -279,6 +279,19 @@ def test_batch_of_known_size(format, tmp_path):
     assert relative_difference(y, as_array(model(x))) < 1e-5
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="It has a size for batches.")
+def test_keras_exports_batches_of_any_size(tmp_path):
+    """Narrow images lie side by side only where their number is known."""
+    import torch
+
+    model = build("sasa")
+    path = str(tmp_path / "network.pt2")
+    batch = torch.export.Dim("batch", min=1)
+    model(images(model.input_shape[1:], 2))
+    model.export(path, "torch", verbose=False, dynamic_shapes={0: batch})
+    assert largest_difference(model, path) < 1e-5
+
+
 def small():
     inputs = keras.Input((5, 5, 1))
     return keras.Model(inputs, layers.LiftingConv2D(2, 3, group="p4")(inputs))

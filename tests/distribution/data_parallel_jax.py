@@ -1,5 +1,7 @@
 """One step of each family under `DataParallel`: its collectives, its loss."""
 
+import math
+import re
 import sys
 
 import jax
@@ -10,7 +12,13 @@ from families import FAMILIES
 from families import images
 from families import loss
 
-FORBIDDEN = "all-gather", "all-to-all", "collective-permute", "reduce-scatter"
+FORBIDDEN = (
+    "all-gather",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "reduce-scatter",
+)
 
 # A weight that all neighbours share gets a gradient in each step of the loop
 # over them, a few numbers each.
@@ -18,6 +26,13 @@ SUMS_IN_LOOPS = "lifting", "gsa", "gsa_global", "acmix_patchwise"
 
 # Largest error of a gradient, in units of its largest number.
 LIMIT = 1e-5
+
+
+def count(line):
+    """How many numbers an instruction adds up over the devices."""
+    shapes = re.findall(r"\w+\[([\d,]*)\]", line.split(" all-reduce(")[0])
+    sizes = [[int(n) for n in shape.split(",") if n] for shape in shapes]
+    return sum(map(math.prod, sizes))
 
 
 def check(name, distribution):
@@ -34,17 +49,21 @@ def check(name, distribution):
         return jax.value_and_grad(of)(weights)
 
     weights = [np.asarray(v.value) for v in layer.trainable_variables]
-    layout = distribution.get_data_layout(x.shape)
-    shared = keras.distribution.distribute_tensor(x, layout)
     values = [v.value for v in layer.trainable_variables]
-    compiled = jax.jit(step).lower(values, shared).compile()
-    lines = compiled.as_text().splitlines()
-    found = [line for line in lines if any(f" {k}" in line for k in FORBIDDEN)]
-    assert not found, (name, found[:3])
-    sums = [line for line in lines if " all-reduce(" in line]
-    assert sums, name
-    if name not in SUMS_IN_LOOPS:
-        assert not any("while/body" in line for line in sums), (name, sums)
+    layout = distribution.get_data_layout(x.shape)
+    counts = []
+    for batch in (np.concatenate([x, x]), x):
+        shared = keras.distribution.distribute_tensor(batch, layout)
+        compiled = jax.jit(step).lower(values, shared).compile()
+        lines = compiled.as_text().splitlines()
+        found = [s for s in lines if any(f" {k}" in s for k in FORBIDDEN)]
+        assert not found, (name, found[:3])
+        sums = [line for line in lines if " all-reduce(" in line]
+        if name not in SUMS_IN_LOOPS:
+            assert not any("while/body" in line for line in sums), (name, sums)
+        counts.append(sum(map(count, sums)))
+    # Gradients are added up, and no images: a larger batch has as many.
+    assert counts[0] == counts[1] > 1, (name, counts)
     loss_alone, alone = jax.jit(step)(weights, x)
     loss_shared, together = compiled(values, shared)
     np.testing.assert_allclose(loss_shared, loss_alone, 1e-5, err_msg=name)

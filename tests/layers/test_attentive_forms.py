@@ -75,6 +75,7 @@ def test_gradients_where_compilers_skip_a_rounding():
 
 
 @pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.skipif(
     keras.backend.backend() != "torch", reason="Of Inductor, for PyTorch."
 )

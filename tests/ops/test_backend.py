@@ -175,6 +175,27 @@ def test_products_of_half_precision_have_sums_in_float32(dtype):
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [("float16", 2**-11), ("bfloat16", 2**-8), ("float32", 1e-6)],
+)
+def test_exponentials_are_rounded_once(dtype, limit):
+    x = np.linspace(-8, 8, 64, dtype="float32")[:, None]
+    top = np.float32([[8.03], [3.77]]).T
+    x, top = (ops.convert_to_tensor(a, dtype) for a in (x + 0 * top, top))
+    exact_x, exact_top = (
+        ops.convert_to_numpy(ops.cast(a, "float32")).astype("float64")
+        for a in (x, top)
+    )
+    exact = np.exp(exact_x - exact_top)
+    found = backend.exp_below(x, top)
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    found = ops.convert_to_numpy(ops.cast(found, "float32"))
+    # The smallest numbers of float16 have few digits.
+    error = abs(found - exact) / np.maximum(exact, 1e-4)
+    assert error.max() < limit
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 6])
 def test_transposing_by_parts(size):
     """Parts have equal numbers of channels: one each, if that is a prime."""

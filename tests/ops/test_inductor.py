@@ -30,6 +30,10 @@ def with_inductor(monkeypatch):
         pytest.skip("There is no C++ compiler.")
 
 
+# Families that PyTorch's kernels compute, in one product of matrices or more.
+UNCOMPILED = "squeeze", "input", "acmix_window", "acmix_reduction"
+
+
 def count_compilations(monkeypatch):
     """A list that gets an entry whenever something is compiled."""
     compiled, compile = [], inductor._compile
@@ -226,6 +230,28 @@ def test_threads_do_not_share_what_a_call_returns(monkeypatch):
     assert of_thread[0].tolist() == [5, 5]
 
 
+def training_steps(name, count, monkeypatch):
+    """Results and gradients of steps before and after the compiler, as arrays.
+
+    Also returns the names of the compiled functions.
+    """
+    import torch
+
+    compilations = count_compilations(monkeypatch)
+    layer = build(name)
+    # Programs are kept for each shape, so every test has its own count.
+    x = torch.tensor(images(name, count), requires_grad=True)
+    steps = []
+    for _ in range(inductor.PATIENCE + 1):
+        y = layer(x)
+        tensors = (x, *(v.value for v in layer.trainable_variables))
+        steps.append((y, *torch.autograd.grad((y.float() ** 2).sum(), tensors)))
+        if len(steps) == 1:
+            assert not compilations
+    first, last = ([as_array(x) for x in steps[n]] for n in (0, -1))
+    return first, last, {one[0].func.__name__ for one in compilations}
+
+
 @pytest.mark.slow
 @pytest.mark.every_backend
 @pytest.mark.parametrize(
@@ -239,29 +265,35 @@ def test_threads_do_not_share_what_a_call_returns(monkeypatch):
     ],
 )
 def test_training_steps(name, constants, count, monkeypatch):
-    """The first calls run uncompiled, the last ones compiled, if any does.
+    """The first calls run uncompiled; in most families the last ones do not.
 
     All images are narrow: windows see five side by side, or one in 16 columns.
     With other constants they see each as it is, or tiles of it.
     """
-    import torch
-
     for constant, value in constants.items():
         monkeypatch.setattr(dispatch, constant, value)
-    compilations = count_compilations(monkeypatch)
-    layer = build(name)
-    # What is compiled is kept for each shape, so counts differ.
-    x = torch.tensor(images(name, count), requires_grad=True)
-    steps = []
-    for _ in range(inductor.PATIENCE + 1):
-        y = layer(x)
-        tensors = (x, *(v.value for v in layer.trainable_variables))
-        steps.append((y, *torch.autograd.grad((y**2).sum(), tensors)))
-        if len(steps) == 1:
-            assert not compilations
-    for first, last in zip(steps[0], steps[-1], strict=True):
-        np.testing.assert_allclose(
-            as_array(last), as_array(first), rtol=1e-4, atol=1e-5
-        )
-    # What looks at windows is compiled.
-    assert bool(compilations) or name not in ("sasa", "asc", "acmix")
+    first, last, compiled = training_steps(name, count, monkeypatch)
+    for before, after in zip(first, last, strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+    assert bool(compiled) == (name not in UNCOMPILED)
+
+
+@pytest.mark.slow
+@pytest.mark.every_backend
+@pytest.mark.parametrize(
+    "name", ["sasa", "asc", "acmix", "acmix_patchwise", "gsa", "full"]
+)
+def test_training_steps_in_half_precision(name, monkeypatch):
+    """Compiled and uncompiled functions round at different places."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        first, last, compiled = training_steps(name, 6, monkeypatch)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert compiled
+    first, last = (
+        np.concatenate([x.ravel() for x in s]) for s in (first, last)
+    )
+    error = np.linalg.norm(last - first) / np.linalg.norm(first)
+    assert 0 < error < 0.01

@@ -274,6 +274,7 @@ def test_choice(target, size, channels, weighted, expected, monkeypatch):
         (1, 7, "cpu", (1, 20)),
         (3, 3, "cpu", (3, 7)),
         (97, 7, "cpu", (1, 20)),
+        (None, 7, "cpu", (1, 20)),
         (128, 7, "gpu", (1, 11)),
     ],
 )
@@ -284,6 +285,16 @@ def test_narrow_images_lie_side_by_side(
     monkeypatch.setattr(backend, "find_target", lambda *_: target)
     keys = keras.KerasTensor((1, batch, 11, width + 4, 1, 16))
     assert dispatch.side_by_side(keys, reach=4) == expected
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("size", "order", "expected"),
+    [((5, 5), 32, True), ((7, 7), 32, False), ((1, 123), 1, False)],
+)
+def test_a_compiler_gets_no_long_programs(size, order, expected):
+    form = Form(Window(size).neighbours, heads=1)
+    assert dispatch.writes_window_out(form, order) == expected
 
 
 @pytest.mark.once

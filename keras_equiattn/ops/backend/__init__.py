@@ -1,4 +1,4 @@
-"""The only imports of a backend, for what matters to speed or memory.
+"""The only modules that import a backend, for speed or memory.
 
 Here are the questions themselves (`target`), and what `keras.ops` lacks or is
 slow at on one of the backends: gradients of our own (`autodiff`), loops

@@ -29,8 +29,8 @@ def custom_vjp(
     compiled.
 
     The gradient can be differentiated once more under JAX. Under TensorFlow
-    and PyTorch, which would lose what flows through the kept tensors, that is
-    an error. A backend that only predicts gets `forward` alone.
+    and PyTorch that is an error: they would lose what flows through the kept
+    tensors. A backend that only predicts gets `forward` alone.
 
     Args:
         forward: from tensors to the result, a tensor or a tuple of them, and
@@ -39,7 +39,7 @@ def custom_vjp(
             respect to the result to the gradients with respect to the
             tensors. Where there are several results, a gradient may be None
             under PyTorch.
-        alternative: what the error says to pass to differentiate twice.
+        alternative: the argument that the error advises to pass.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -190,7 +190,7 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
 
 
 def _as_others(tensors: Any) -> Any:
-    """Returns equal tensors that XLA, under JAX, does not recognise.
+    """Returns equal tensors that XLA, under JAX, takes for other ones.
 
     Otherwise XLA would find that the backward pass computes what the forward
     pass has computed, and keep it in memory until then.

@@ -3,8 +3,8 @@
 Dynamo, which traces a model for Inductor, follows every line of Python. Most of
 the lines of our layers check arguments and make NumPy tables; Dynamo takes the
 tables for tensors, gives up on some of their functions, and goes on with
-pieces: 34 graphs for two convolutions. So it gets each layer as one operation,
-whose tensors are traced afterwards, when Python runs as ever.
+pieces: 34 graphs for two convolutions. So Dynamo gets each layer as one
+operation, whose tensors are traced afterwards, while Python runs as usual.
 """
 
 import weakref
@@ -17,7 +17,7 @@ from keras_equiattn.ops._types import Tensor
 
 # Layers by `id`: an operation takes tensors, numbers and names alone.
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-# Made with the first layer, since Dynamo must find them made.
+# Made with the first layer: they must exist before Dynamo runs.
 _functions: dict[str, Callable[..., Any]] = {}
 
 
@@ -53,8 +53,8 @@ def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
         method: name of a method.
         *arguments: nests of tensors, numbers and strings.
     """
-    # Keras' generators of seeds hold variables that are no weights. Ours hold
-    # tensors, so a difference reveals dropout of Keras.
+    # Keras' dropout is a layer within this one. Its generator of seeds holds a
+    # variable that is no weight, so a difference reveals it.
     others = layer._flatten_layers(include_self=False)
     if any(len(x.variables) != len(x.weights) for x in others):
         return _functions["uncompiled"](layer, method, *arguments)

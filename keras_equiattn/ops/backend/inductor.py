@@ -18,19 +18,19 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
 
 # The numbers below are choices, and no measurement of other values is kept.
-# Nothing is compiled before a function has taken part in so many backward
+# Nothing is compiled before a function has taken part in this many backward
 # passes: training has taken these steps within a second.
 PATIENCE = 3
 # Without a backward pass a function is compiled only after this many calls: a
 # person who calls a network by hand does not wait for a compiler, even if its
 # layers are equal.
 CALLS = 50
-# For how many layouts of its tensors in memory a function is compiled. With any
-# other layout it runs uncompiled.
+# A function is compiled for at most this many layouts of its tensors in memory.
+# With any other layout it runs uncompiled.
 LAYOUTS = 4
 # Inductor stores values that need more reads than this, and sums of more terms.
-# A reduction that takes all terms needs no stored ones, so the limits are above
-# whatever an operator here has.
+# A reduction that reads all terms stores none, so the limits are above whatever
+# an operator here has.
 FUSES_SUMS = {
     "realize_reads_threshold": 1000,
     "realize_acc_reads_threshold": 1000,
@@ -40,7 +40,7 @@ FUSES_SUMS = {
 _log = logging.getLogger(__name__)
 # Inductor has global state, which two threads must not change at once.
 _one_at_a_time = threading.RLock()
-# Whether patience has come to its end for the function that runs now.
+# Whether the parts of the function that runs now are compiled.
 _compiles_parts: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "compiles_parts", default=False
 )
@@ -125,7 +125,7 @@ def compiled_part(fuses_sums: bool = False) -> Callable[..., Any]:
     must not call another function that is marked.
 
     Args:
-        fuses_sums: see `Target`. Takes the compiler longer where sums have
+        fuses_sums: see `Target`. The compiler takes longer where sums have
             other uses, too.
     """
 
@@ -198,7 +198,7 @@ class Compiled:
                     self.compiled[layout] = _compile(
                         self.function, arguments, self.fuses_sums
                     )
-        except Exception as error:  # any of a compiler's own
+        except Exception as error:  # compilers raise many kinds
             _log.warning(
                 "Inductor could not compile a function of keras_equiattn, "
                 "which runs uncompiled from now on: %s",
@@ -210,7 +210,7 @@ class Compiled:
 
 
 def _strides(x: Shaped[Tensor, "..."]) -> tuple[int, ...]:
-    """Strides, but for axes of size one, of which they say nothing."""
+    """The strides of axes longer than one. The others mean nothing."""
     sizes = zip(x.shape, x.stride(), strict=True)
     return tuple(step for size, step in sizes if size > 1)
 
@@ -241,7 +241,7 @@ def _compile(
         graph = make_fx(flat, tracing_mode="fake")(*tensors)
         options = FUSES_SUMS if fuses_sums else {}
         run = torch._inductor.compile(graph, tensors, options=options)
-    # Tensors that are two of the results are one again.
+    # A tensor that is returned twice is one tensor again.
     places: dict[int, int] = {}
     nest = keras.tree.map_structure(
         lambda x: places.setdefault(id(x), len(places)), results[0]

@@ -140,12 +140,12 @@ def by_parts(
 ) -> Shaped[Tensor, "..."]:
     """Transposes a tensor part by part where XLA compiles for a CPU.
 
-    There XLA would make a transposition of the whole tensor part of whatever
-    uses its result, and load or store at long strides as often as the result
+    There XLA would fuse a transposition of the whole tensor into whatever uses
+    its result, and load or store at long strides as often as the result
     is used. Elsewhere the whole tensor is transposed at once.
 
     Args:
-        function: the transposition, of as many parts of the axis.
+        function: transposes a tensor with fewer entries along the axis.
         x: the tensor.
         axis: the axis that is cut, not negative.
         joined: where that axis is in the result.
@@ -177,7 +177,7 @@ def one_by_one(
     """Applies an elementwise function to one slice after the other.
 
     Where XLA does not compile for a CPU, it is applied to the whole tensor at
-    once. On a CPU, XLA would make the function part of whatever uses its
+    once. On a CPU, XLA would fuse the function into whatever uses its
     result, and read the arguments as often. The result takes the memory of
     `x`.
 

@@ -24,8 +24,8 @@ from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
 
-# Tables up to this size are kept on the device, 512 of them at most. This
-# bounds the memory that they take by half a gigabyte, and is a choice.
+# Tables up to this size are kept on the device, 512 of them at most. They take
+# half a gigabyte at most. The limit is a choice.
 KEPT_BYTES = 2**20
 
 
@@ -34,8 +34,9 @@ def with_an_image(
 ) -> Shaped[Tensor, "images ..."]:
     """The batch, with one image added if it has none.
 
-    Not all backends take a maximum of none; TensorFlow does where the size of
-    the batch is not known. Its convolution of none may have the wrong shape.
+    Some backends refuse the maximum of an empty tensor; TensorFlow refuses it
+    unless the size of the batch is unknown. Its convolution of no images may
+    have the wrong shape.
     """
     if x.shape[0] != 0:
         return x
@@ -101,14 +102,14 @@ def masked(
     value: float,
     owned: bool = False,
 ) -> Shaped[Tensor, "..."]:
-    """`ops.where(hidden, value, x)`, for which Keras sends a device the number.
+    """`ops.where(hidden, value, x)`, without sending the number to the device.
 
     Args:
         x: a tensor.
         hidden: where it gets the value; has a shape that fits that of `x`.
         value: a number that the dtype of `x` can represent.
-        owned: whether `x` is ours alone. Its memory is then that of the result,
-            where operators run one by one.
+        owned: whether nothing else uses `x`. Its memory is then that of the
+            result, where operators run one by one.
     """
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         fill = x.masked_fill_ if owned and _in_place(x) else x.masked_fill
@@ -146,7 +147,7 @@ def maximum(
 def added(
     total: Float[Tensor, "..."], x: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """`total + x` in the dtype of `total`, which must be ours alone.
+    """`total + x` in the dtype of `total`, which nothing else may use.
 
     PyTorch then adds in place, and converts without a copy.
     """
@@ -158,7 +159,7 @@ def added(
 def multiplied(
     x: Float[Tensor, "..."], y: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """`x * y` in the dtype of `x`, which must be ours alone, see `added`.
+    """`x * y` in the dtype of `x`, which nothing else may use, see `added`.
 
     The product is computed in single precision at least.
     """
@@ -170,14 +171,16 @@ def multiplied(
 def exp_below(
     x: Float[Tensor, "..."], top: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """`exp(x - top)` in the dtype of `x`, which must be ours alone.
+    """`exp(x - top)` in the dtype of `x`, which nothing else may use.
 
     It is computed in single precision at least, see `added`.
     """
+    top = in_full_precision(top)
     if _in_place(x):
-        return x.sub_(top).exp_()
-    y = ops.exp(in_full_precision(x) - in_full_precision(top))
-    return ops.cast(y, x.dtype)
+        # The exponential multiplies errors of a difference in half precision.
+        y = x.sub_(top) if x.dtype == top.dtype else x - top
+        return ops.cast(y.exp_(), x.dtype)
+    return ops.cast(ops.exp(in_full_precision(x) - top), x.dtype)
 
 
 def _in_place(x: Shaped[Tensor, "..."]) -> bool:
@@ -226,7 +229,7 @@ def add_product(
     place: tuple[int, int] = (0, 0),
     reach: tuple[int, int] = (0, 0),
 ) -> Float[Tensor, "..."]:
-    """`total + x * y`, in place under PyTorch: `total` must be ours alone.
+    """`total + x * y`, in place under PyTorch: nothing else may use `total`.
 
     Args:
         total: the tensor that the product is added to.
@@ -252,7 +255,7 @@ def add_product(
 def rolled(
     x: Shaped[Tensor, "*axes"], shift: Sequence[int], axes: Sequence[int]
 ) -> Shaped[Tensor, "*axes"]:
-    """`ops.roll`, made of slices where programs shall run it: not all know it.
+    """`ops.roll`, made of slices for exported programs, as some lack it.
 
     Args:
         x: a tensor.
@@ -334,7 +337,7 @@ def add_at(
     """Adds a part to what lies there, in place under PyTorch.
 
     Args:
-        total: tensor to add to, ours alone.
+        total: tensor to add to, which nothing else may use.
         start: where the part starts on each axis.
         part: the tensor that is added.
     """

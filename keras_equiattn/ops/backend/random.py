@@ -17,7 +17,7 @@ from keras_equiattn.ops.backend.target import refuse_to_train
 
 # Constants of Steele, Lea and Flood, "Fast splittable pseudorandom number
 # generators" (2014), as integers with a sign: the distance of two states, and
-# shifts and factors that mix one.
+# the shifts and factors that mix a state.
 STEP = 0x9E3779B97F4A7C15 - 2**64
 MIXING = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
 
@@ -42,7 +42,7 @@ def next_seed(generator: Any) -> Shaped[Tensor, "2"]:
 
 
 def seed_as_floats(seed: Shaped[Tensor, "2"]) -> Float[Tensor, "4"]:
-    """A seed as a tensor that gradients may have: its upper and lower halves.
+    """A seed as floats, which autograd accepts: its upper and lower halves.
 
     Args:
         seed: two whole numbers from 0 to below 2**31.
@@ -79,7 +79,7 @@ def dropout_factors(
     place: tuple[Any, ...],
     like: Float[Tensor, "..."],
 ) -> Tensor:
-    """Zeros with the probability `rate`, else the inverse of what is kept.
+    """Zeros with the probability `rate`, else one over the share that is kept.
 
     Equal seeds and places give equal factors. Each factor takes 16 random bits:
     rates are rounded to multiples of `1 / 65536`.
@@ -123,8 +123,8 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
     """Random integers of 32 bits, under JAX and TensorFlow.
 
     Returns:
-        Tensors whose first axes together have half of that of the shape or
-        more.
+        Tensors whose first axes add up to at least half of the first axis of
+        the shape.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -153,7 +153,7 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
         return list(draw(first, second, counter, rest))
     import tensorflow as tf
 
-    # XLA is slow at Philox on CPUs, and alone knows the other one.
+    # XLA is slow at Philox on CPUs, and only XLA has threefry.
     algorithm = "threefry" if find_target().xla else "auto_select"
     for number in place:
         seed = tf.random.experimental.stateless_fold_in(
@@ -176,7 +176,7 @@ def _random_int16_torch(
 ) -> Shaped[Tensor, " count"]:
     """Returns `count` random integers of 16 bits with a sign.
 
-    Each four of them are a state of a generator that counts, mixed. PyTorch's
+    Every four of them are one state of a counter, mixed. PyTorch's
     own generators would take the seed from the host, which waits for a GPU, and
     cannot be compiled.
 
@@ -187,7 +187,7 @@ def _random_int16_torch(
     """
     import torch
 
-    # Their number comes first: a sequence of seeds ignores zeros at its end.
+    # The length comes first, since `SeedSequence` ignores trailing zeros.
     sequence = np.random.SeedSequence((len(place), *place))
     start = seed + int(sequence.generate_state(1, "uint64").view("int64")[0])
     states = torch.arange(math.ceil(count / 4), device=seed.device)

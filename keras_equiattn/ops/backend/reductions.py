@@ -1,4 +1,4 @@
-"""Reductions that a compiler makes in one pass over what they are made of.
+"""Reductions whose terms a compiler computes in the same pass.
 
 XLA computes the terms of a reduction within it, so they take no memory. It
 does so for several reductions at once only if they are one instruction, a
@@ -29,8 +29,8 @@ from keras_equiattn.ops.numerics import in_full_precision
 LOWEST = -3e38
 # The number of terms up to which XLA vectorises a sum on a CPU. It writes the
 # loop over the terms out, and for more than 16 to 25 of them takes one number
-# at a time. Sums of 16 channels that were cut in two took 6 ms in place of 23
-# (AMD EPYC, JAX 0.10.2).
+# at a time. With 32 SASA takes 1.07 times as long under JAX, and as long under
+# TensorFlow (benchmarks/results/tuning-<backend>-128-2026-11-27.json).
 SHORT = 16
 # The bits of an integer in which each bit marks one place along an axis.
 PLACES = 32
@@ -137,8 +137,8 @@ def softmax_in_one_reduction(
 ) -> Float[Tensor, "*axes"]:
     """`numerics.softmax` along an axis, for which XLA reads `x` once.
 
-    Maximum and sum by themselves go to a library on CPUs, which wants each of
-    their arguments in memory.
+    On CPUs a maximum or a sum alone goes to a library, which needs its argument
+    in memory.
 
     Args:
         x: a tensor of finite values.
@@ -171,12 +171,12 @@ def softmax_gradient(
     weights: Float[Tensor, "*axes"],
     mean: Callable[[], Tensor],
 ) -> Float[Tensor, "*axes"]:
-    """The gradient of what a softmax along the first axis was taken of.
+    """The gradient of the argument of a softmax along the first axis.
 
     Args:
         d: the gradient with respect to the weights.
         weights: the result of the softmax.
-        mean: finds the mean of `d` under the weights.
+        mean: finds the mean of `d`, weighted by the weights.
 
     Returns:
         The gradient, in the dtype of `d`.
@@ -229,7 +229,7 @@ def _reduce(
     Args:
         operands: the tensors.
         starts: the neutral number of each reduction.
-        combine: takes the results of two parts to those of both together.
+        combine: makes one result of the results of two parts.
         axis: the axis, which is in no result.
     """
     size = operands[0].shape[axis]
@@ -277,8 +277,8 @@ def _reduce_by_parts(
     """`_reduce`, of no more than `SHORT` terms at a time.
 
     Parts are of equal size, if a number of terms divides the size that is not
-    much smaller than `SHORT`. Otherwise, as for a prime size, what is left
-    behind equal parts is a shorter one.
+    much smaller than `SHORT`. Otherwise, as for a prime size, the last part is
+    shorter.
 
     Args:
         operands, starts, combine, axis: see `_reduce`.

@@ -96,13 +96,13 @@ def has_gradients() -> bool:
 
 
 def is_portable() -> bool:
-    """Whether the common operators of all backends must do, see `portable`."""
+    """Whether only operators of all backends may be used, see `portable`."""
     return _portable.get()
 
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-    """Within it, what is traced predicts in any program.
+    """Within it, traced programs can predict anywhere.
 
     It holds neither gradients of our own nor operators that only a compiler
     of its backend knows, and its loops are written out.
@@ -115,7 +115,7 @@ def portable() -> Iterator[None]:
 
 
 def refuse_to_train(what: str) -> NoReturn:
-    """The error of what a backend that only predicts is asked for.
+    """Raises the error of a backend that can only predict.
 
     Args:
         what: the subject of its first sentence, in the plural.

@@ -36,7 +36,7 @@ def torch_custom_vjp(
         @staticmethod
         def forward(*arguments: Tensor) -> Any:
             last.nests, tensors = _without_repeats(*run(*arguments))
-            # Kept tensors are results: transformations see them so.
+            # Kept tensors are returned too, so that transformations see them.
             return tensors
 
         @staticmethod

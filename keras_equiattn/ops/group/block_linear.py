@@ -169,7 +169,7 @@ def to_sums(
 ) -> Sums:
     """The sums of feature maps along waves over the group.
 
-    In half precision, whose numbers are not large, they are times the square
+    In half precision, whose range is small, they are multiplied by the square
     root of the scale of their blocks.
     """
     batch, height, width, _, channels = ops.shape(x)
@@ -223,7 +223,7 @@ def from_sums(
 
 
 def _constant(like: Float[Tensor, "..."], group: Group) -> float:
-    """The constant in the first wave from which `from_sums` makes ones."""
+    """The value of the first wave that `from_sums` turns into ones."""
     return math.sqrt(group.order) if is_half(like) else 1.0
 
 
@@ -245,7 +245,7 @@ def _outer(
 def _matrices(
     kernel: Float[Tensor, "order channels filters"], group: Group
 ) -> Matrices:
-    """The matrices of the blocks; in full precision times their scale."""
+    """The matrices of the blocks, times their scale in full precision."""
     order, channels, filters = kernel.shape
     flat = in_full_precision(ops.reshape(kernel, (order, channels * filters)))
     mixing = _mixing(group, is_half(kernel))

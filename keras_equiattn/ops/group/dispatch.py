@@ -14,14 +14,14 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import part_size
 
-# From how many values per pixel on a training step by blocks takes less time on
+# The values per pixel from which on a step by blocks takes less time on
 # a CPU than one by a matrix, for p4, p4m and p8, see
-# benchmarks/results/pointwise-<backend>-2026-11-26.json. On a GPU it took twice
-# as long with 512 values (pointwise-torch-gpu-2026-11-26.json).
+# benchmarks/results/pointwise-<backend>-2026-11-26.json. On a GPU it took 2.3
+# to 2.8 times as long with 512 values (pointwise-torch-gpu-2026-11-26.json).
 FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
-# Values of a feature map that one step takes on a CPU: 8 MiB. Twice and four
-# times as many made a step of a vision transformer 1.06 and 1.2 times as long
-# (128 images of 64 patches, AMD EPYC, two cores, JAX 0.10.2).
+# Values of a feature map that one step takes on a CPU: 8 MiB. With half and
+# four times as many, multi-head attention takes 0.97 and 1.09 times as long
+# under JAX (benchmarks/results/tuning-jax-128-2026-11-27.json).
 VALUES_OF_STEP = 2**21
 
 

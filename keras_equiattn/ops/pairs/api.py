@@ -141,7 +141,7 @@ def plain_attention(
     window_shape: str = "square",
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch height width order heads channels"]:
-    """`group_self_attention` as it is written, for all elements at once.
+    """The formula of `group_self_attention`, for all elements at once.
 
     Takes memory of the order of the group cubed, times that of the windows.
     With dropout it draws other numbers; the seed is that of
@@ -212,7 +212,7 @@ def group_attention_weights(
 
 @dataclasses.dataclass(frozen=True)
 class Neighbourhood:
-    """Which pixels some pixels see, row by row.
+    """The neighbours of some pixels, row by row.
 
     Attributes:
         queries: `(pixels,)`, where the pixels lie.
@@ -290,7 +290,7 @@ def _check(
     local: bool,
     window_shape: str,
 ) -> None:
-    """Checks what follows from no axis alone, as far as sizes are known."""
+    """Checks conditions on several axes, as far as sizes are known."""
     known = WINDOW_SHAPES if local else ("square",)
     _checks.choice(window_shape, "window_shape", known)
     image, channels = tuple(query.shape[1:3]), query.shape[-1]

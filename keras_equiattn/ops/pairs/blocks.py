@@ -63,7 +63,7 @@ class Shared(NamedTuple):
     def block(
         self, query: Queries, keys: Keys, values: Keys, head: Any, number: Any
     ) -> Block:
-        """Returns block `number` of group `head` of heads."""
+        """Returns block `number` of step `head` of the loop over heads."""
         size, disc, blocks, height, rate, _ = self.settings
         if height is None:
             height = ops.shape(keys)[2] - (0 if size is None else size - 1)

@@ -41,7 +41,7 @@ UNROLLED_BLOCK = 5 * 2**26
 # at a time, took 220 ms an image with 64 numbers there and 75 with 576.
 COMPILED_TOGETHER = 48
 EAGER_TOGETHER = 1024
-# Neighbours of a line of the whole image, at most: each is written out. In
+# The most neighbours of a line of the whole image: each is written out. In
 # images of 13 x 13, lines of 7 took 0.35 of the time of lines of one under JAX,
 # and 0.81 under PyTorch (steps of 8 images, Intel Xeon, one core). In images of
 # 7 x 7, lines of two take 1.13 to 1.45 times as long as lines of 7 (tuning
@@ -72,7 +72,7 @@ def choose(
     encoding: Float[Tensor, "rows columns order encoded"],
     local: bool,
 ) -> Blocks:
-    """How attention to these keys is computed."""
+    """How attention to these keys is cut into blocks."""
     target = backend.find_target(query, keys, encoding)
     if target.xla_on_cpu:
         sizes = COMPILED_BLOCK, COMPILED_TOGETHER

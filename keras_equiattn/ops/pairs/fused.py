@@ -159,7 +159,7 @@ class Scores(NamedTuple):
     """The parts of the scores in a line, each with a tensor per neighbour.
 
     Attributes:
-        of_elements: exponentials of the scores of content and group, above
+        of_elements: exponentials of the scores of content and group, minus
             the highest of all key elements.
         kept: `of_elements` after dropout.
         of_positions: those highest scores plus the scores of positions.
@@ -257,7 +257,7 @@ def gradients(
         at_keys, _ = lines.starts(place, number)
         return (mean, backend.add_at(d_values, at_keys, part)), found
 
-    # Not `zeros_like`, whose layout would be another than that of a sum.
+    # Not `zeros_like`, whose memory layout would differ from that of a sum.
     nothing = ops.zeros(ops.shape(logs), logs.dtype)
     like = block.listed(block.keys)
     kept = None if block.dropout is None else like
@@ -328,7 +328,7 @@ def add_exponentials(
     """
     highest, total = carry
     found = _scores(lines, query, group, line, factors)
-    # Exponentials take the memory of the scores: a single one is copied.
+    # Exponentials overwrite the scores, so a single tensor is copied first.
     first, *others = found.of_positions
     top = functools.reduce(backend.maximum, others or [ops.copy(first)], first)
     of_neighbours = [backend.exp_below(x, top) for x in found.of_positions]
@@ -573,7 +573,7 @@ def _scores(
         ops.cast(p + x, dtype) for p, x in zip(positions, tops, strict=True)
     ]
     if line.hidden is not None:
-        # Last of all: what is added to the lowest score may not be finite.
+        # Masked last: a sum with the lowest score may not be finite.
         lowest = lowest_score(line.keys)
         hidden = seen(line.hidden, lines.keys(width))
         above = [

@@ -65,7 +65,7 @@ def products(
 
 
 def add_products(total: Matrix, equation: str, pairs: Sequence[Pair]) -> Matrix:
-    """Adds the product of each pair to a sum, which must be ours alone.
+    """Adds the product of each pair to a sum, which nothing else may use.
 
     Args:
         total: the sum, in single precision at least.
@@ -104,14 +104,14 @@ def product(equation: str, x: Matrix, y: Matrix, over: str) -> Matrix:
 
 
 def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
-    """Adds tensors to a sum, which must be ours alone."""
+    """Adds tensors to a sum, which nothing else may use."""
     return functools.reduce(backend.added, terms, total)
 
 
 def _written(equation: str, x: Matrix, y: Matrix) -> list[Matrix]:
     """The terms of a product, which XLA for CPUs makes vectors of.
 
-    It makes none of the reduction of a single product.
+    It makes no vectors of the reduction of a single product.
     """
     pairs = _factors(equation, x, y)
     return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]

@@ -47,7 +47,7 @@ def image_coordinates(
 ) -> Float[Tensor, "height width 2"]:
     """Row and column of each pixel, from -1 to 1; 0 for a size of one.
 
-    In full precision where `dtype` is a half one, which would give the same
+    In single precision where `dtype` is a half one, which would give the same
     coordinates to several pixels of an image of 256 columns or more.
     """
     exact = "float64" if dtype == "float64" else "float32"
@@ -64,7 +64,7 @@ def position_keys(
     bias: Float[Tensor, " channels"],
     group: str | Group,
 ) -> Float[Tensor, "height width order channels"]:
-    """The positions as keys, which are taken off the keys of a head.
+    """The positions as keys, which are subtracted from the keys of a head.
 
     The score of a query at `x` against a key at `y` has the position term
     `q . (P(x) - P(y))` with a linear map `P` of the coordinates. The part at
@@ -150,7 +150,7 @@ def joint_convolution(
 def _for_all(
     kernel: Float[Tensor, "*rest size kernels"], outputs: int
 ) -> Float[Tensor, "*rest filters"]:
-    """The kernels of a channel, over and over for all of its outputs."""
+    """The kernels of a channel, repeated for all of its outputs."""
     *rest, size, count = kernel.shape
     kernel = ops.tile(kernel, (*[1] * len(rest), 1, outputs // count))
     return ops.reshape(kernel, (*rest, size * outputs))

@@ -1,8 +1,8 @@
 """Attention on the input of a convolution.
 
 Attention `a` takes `a x` away. What it leaves, `1 - sigmoid(s)`, is computed as
-`sigmoid(-s)`: the difference has few digits where `a` is near 1, in half
-precision none. Scores are computed in float32; what has the size of the input
+`sigmoid(-s)`: the difference has few digits where `a` is near 1, and none in
+half precision. Scores are computed in float32; what has the size of the input
 keeps its dtype.
 """
 

@@ -1,7 +1,7 @@
 """Patchwise attention: a window's weights from all of its keys at once.
 
 A query `q` of `channels` numbers and the keys `k` of its window are normalised
-over the batch, each channel of each neighbour for itself, and go through a ReLU
+over the batch, each channel of each neighbour by itself, and go through a ReLU
 and a linear map to a few features. These become the weights of the window. All
 keys of a window, `neighbours * channels` numbers for each pixel, are never
 built: their statistics are sums over the image with a count for each pixel, and
@@ -119,7 +119,7 @@ def patch_features(
     Args:
         query: one for each position of the window.
         keys: one for each pixel; the border of the window is "reflect".
-        scale, shift: the affine map that is left of a normalisation, for the
+        scale, shift: the affine map that a normalisation is, for the
             query, then for the neighbours, row by row.
         kernel: the linear map of the query and the neighbours, in the same
             order.

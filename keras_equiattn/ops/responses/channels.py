@@ -1,7 +1,7 @@
 """Reductions over groups of input channels, and their gradients.
 
 Everything here is for one input group element and one chunk of output channels.
-All that is as large as the responses lives within one step of a loop over
+Tensors as large as the responses live within one step of a loop over
 groups of input channels. Axes are those of `spec`.
 """
 
@@ -216,7 +216,7 @@ def through_attention(
 
     Args:
         planes, kernel, alpha, window: see `responses`.
-        floor: from which on a response counts as its maximum over space.
+        floor: the value from which on a response counts as the maximum.
         d_total: the gradient of the sum over the channels.
         of_maxima: the maximum over the channels times its gradient.
         index: the channel of that maximum.

@@ -22,8 +22,8 @@ from keras_equiattn.ops.responses.spec import Kernel
 from keras_equiattn.ops.responses.spec import Planes
 
 # The bytes that one step may hold with "auto", beside input and output, and the
-# number of tensors of the size of a chunk's output that are counted for it
-# (benchmarks/results/attentive_conv-memory-jax-2026-11-21.json).
+# number of tensors of the size of a chunk's output that are counted for it.
+# Both are choices: no other values were measured.
 MEMORY_LIMIT = 2**28
 LIVE = 8
 # The batch and the size that "auto" assumes where they are not known.
@@ -57,8 +57,8 @@ class Schedule(NamedTuple):
         together: how many input channels are seen at a time.
         stacked: how many channels' views are stacked at once, where no
             responses are stored.
-        reduced: how many channels at a time, where responses are reduced at
-            once.
+        reduced: how many channels are seen at a time, where responses are
+            reduced at once.
         written_out: whether a response is a sum of products, or a product of
             matrices.
         one_by_one: whether the maximum over the channels is taken of one
@@ -114,7 +114,7 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
     )
     return Schedule(
         together=together,
-        # They take as much memory as the responses of `together` channels.
+        # These views take as much memory as responses of `together` channels.
         stacked=max(together * filters // taps, 1),
         # Responses that a compiler does not store take no memory.
         reduced=channels if written_out else together,
@@ -127,7 +127,7 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
 
 
 def blocks(batch: Any) -> int:
-    """For how many parts of a batch gradients of weights are kept apart.
+    """How many parts of a batch have gradients of weights of their own.
 
     Several devices, with some images each, then add them up once, when all
     loops are over, and not in each step. There is one part for each device of

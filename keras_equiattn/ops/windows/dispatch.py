@@ -17,35 +17,38 @@ from keras_equiattn.ops.windows.form import Queries
 # p4) 0.62 of the bytes and 1.6 times the time (steps of 64 images of 32 x 32,
 # AMD EPYC, two cores, PyTorch 2.13).
 TILED_CHANNELS = 8
-# What other values of a constant cost is from the files
+# The costs of other values of a constant are from the files
 # benchmarks/results/tuning-<backend>-128-<date>.json, unless a comment names a
 # machine.
 
 # `tiles`: what the keys of a tile cost to set up, in rows of queries. With 1
 # and 16 ACmix takes 1.12 and 1.16 times as long.
 TILE_SETUP_ROWS = 4
-# `products`: bytes that one pass writes, about what a core keeps at hand. With
+# `products`: bytes that one pass writes, about the cache of a core. With
 # a quarter and four times as many ASC takes 1.41 and 1.33 times as long.
 CACHE = 2**22
 # `planes`: neighbours up to which all are written out: 11 x 11 take a compiler
 # less than 16 s (AMD EPYC, two cores, JAX 0.10.2). It gets one row if there are
 # more, but for windows with strides, which are written out whatever their size:
-# 13 x 13 of them with strides of 2 take 13 s.
+# 13 x 13 of them with strides of 2 take 13 s. Neighbours with weights of their
+# own have a term for each key element: 800 terms (5 x 5 on p16m) take 19 s.
 WRITTEN_OUT = 121
-# `planes`: neighbours whose channels one reduction adds up. With more, a core
-# has too few registers; with fewer, queries and keys are read more often.
-# Sums of one neighbour alone take 9.5 times as long under JAX.
+TERMS_WRITTEN_OUT = 800
+# `planes`: neighbours whose channels one reduction adds up. With fewer, queries
+# and keys are read more often: sums of one neighbour alone take 9.5 times as
+# long under JAX. With 10 SASA takes 0.99 of the time under JAX, and 1.07 times
+# as long under TensorFlow.
 NEIGHBOURS_OF_SUM = 5
 # `planes`: channels up to which a reduction is vectorised along the columns,
 # since XLA writes out as many terms. With 4 and 16 ACmix takes up to 1.05 and
 # 1.13 times as long.
 CHANNELS_OF_SUM = 8
-# `planes`: channels of a head from which one reduction takes them all, or there
-# would be a compiled loop for every eight of them. Attention of ACmix then
-# takes as long with 64 channels (14 x 14 pixels) and 1.13 times as long with
-# 128 (7 x 7), but is compiled in 6 s in place of 18 and 26 s under TensorFlow,
-# and in 3 s in place of 7 and 10 s under JAX (AMD EPYC, two cores, TensorFlow
-# 2.21.0, JAX 0.10.2).
+# `planes`: heads with this many channels or more have one reduction for all of
+# them, instead of one for every eight, each of which is a loop to compile.
+# Attention of ACmix then takes as long with 64 channels (14 x 14 pixels) and
+# 1.13 times as long with 128 (7 x 7), but is compiled in 6 s in place of 18 and
+# 26 s under TensorFlow, and in 3 s in place of 7 and 10 s under JAX (AMD EPYC,
+# two cores, TensorFlow 2.21.0, JAX 0.10.2).
 CHANNELS_AT_ONCE = 64
 # `views`: the columns that images have at least on a CPU. Inductor makes no
 # vectors of a loop that is shorter than one, which is 16 numbers with AVX-512:
@@ -53,16 +56,17 @@ CHANNELS_AT_ONCE = 64
 # and 0.055 s with 16 x 16, and takes 0.064 s with 15 x 15 pixels in 16 columns
 # (AMD EPYC, two cores, PyTorch 2.13, as all that follows).
 LEAST_COLUMNS = 16
-# `views`: up to so many columns some images lie side by side instead, until
-# they have WIDE columns. Steps of 128 images of 7 x 7 pixels and 512 channels
+# `views`: images of up to this many columns lie side by side instead, until
+# there are WIDE columns. Steps of 128 images of 7 x 7 pixels and 512 channels
 # then take 0.64 (ASC on p4) to 0.75 (ACmix) of the time of one image in 16
 # columns. With 14 x 14 pixels and 256 channels two images take 0.87 (ASC) to
 # 1.13 (ASC on p4) of it.
 NARROW = 8
 WIDE = 32
-# Channels of a head from which Inductor gets `tiles` on a CPU if images have
-# more than NARROW and fewer than LEAST_COLUMNS columns; narrow ones are
-# computed in tiles as they are without a compiler. Steps of 128 images take
+# Inductor gets `tiles` on a CPU for heads with this many channels or more, if
+# images have more than NARROW and fewer than LEAST_COLUMNS columns. Narrower
+# images get `tiles` wherever they would without a compiler. Steps of 128 images
+# take
 # 0.67 (ACmix on p4) to 0.84 (ACmix) of the time of `views` with 7 x 7 pixels
 # and 512 channels, and 0.88 with 14 x 14 and heads of 64 channels, but 1.11
 # with heads of 32 (SASA), and 1.11 with 32 x 32 and heads of 64.
@@ -95,7 +99,7 @@ def choose(form: Form, keys: Keys, weighted: bool) -> str:
 
 
 def side_by_side(keys: Keys, reach: int) -> tuple[int, int]:
-    """How many images `views` computes as one, and in how many columns each.
+    """How many images `views` puts side by side, and the columns of each.
 
     Args:
         keys: the keys of all images.
@@ -108,12 +112,24 @@ def side_by_side(keys: Keys, reach: int) -> tuple[int, int]:
     batch, columns = keys.shape[1], keys.shape[3]
     if backend.find_target(keys).device != "cpu":
         return 1, columns
-    if columns - reach > NARROW:
+    # An exported program takes batches of any size.
+    if columns - reach > NARROW or not isinstance(batch, int):
         return 1, max(columns, LEAST_COLUMNS + reach)
     counts = [n for n in range(1, WIDE + 1) if batch % n == 0]
     wide = [n for n in counts if n * columns - reach >= WIDE]
     count = min(wide, default=max(counts))
     return count, max(columns, -(-(LEAST_COLUMNS + reach) // count))
+
+
+def writes_window_out(form: Form, order: int) -> bool:
+    """Whether `planes` writes out the whole window, or one row at a time.
+
+    Args:
+        form: the sum that is computed.
+        order: how many key elements each neighbour has.
+    """
+    count = len(form.neighbours)
+    return count <= WRITTEN_OUT and count * order <= TERMS_WRITTEN_OUT
 
 
 def images_together(keys: Keys, size: int | None) -> int | None:

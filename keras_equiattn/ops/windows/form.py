@@ -189,15 +189,15 @@ def derivatives_from(
     spread: Callable[[Form, NeighbourWeights, Queries, Scales], Keys],
     affine_gradients: Callable[..., list[Tensor]],
 ) -> Derivatives:
-    """The function `derivatives` of a module that finds each by itself.
+    """The function `derivatives` of a module that computes each one alone.
 
     Args:
         scores: finds the derivative with respect to the weights from the other
             arguments of the form.
         sums: finds that with respect to the queries.
         spread: finds that with respect to the keys, which has no bias.
-        affine_gradients: finds those with respect to scale and bias, of what
-            is given, from all arguments.
+        affine_gradients: finds those with respect to scale and bias, where
+            they are given, from all arguments.
     """
 
     def derivatives(

@@ -114,7 +114,7 @@ class Side(NamedTuple):
     def own(
         self, weights: NeighbourWeights
     ) -> Float[Tensor, "neighbours batch more fewer height width"]:
-        """Weights with the heads of this side, which may be those of another.
+        """The weights, reshaped to the elements and heads of this side.
 
         Without weights of the neighbours, elements and heads are heads of one
         element.
@@ -254,8 +254,8 @@ def differentiable(
 ) -> Callable[..., Any]:
     """`DERIVATIVE` or `ATTENTION` as a function of tensors or None.
 
-    It is made once for each set of shapes: TensorFlow would run one that it has
-    compiled for unknown sizes where they are known, too.
+    It is made once for each set of shapes: TensorFlow would run a function that
+    it has compiled for unknown sizes where they are known, too.
 
     Args:
         functions: one of the two pairs.

@@ -1,9 +1,9 @@
-"""The window form as XLA likes it: sums written out over planes of pixels.
+"""The window form for XLA: sums written out over planes of pixels.
 
 XLA makes one loop of a sum that is written out, and vectorises it along the
-last axis: so the columns of the image come last here. What can be long (key
-elements, blocks of channels) is a loop that XLA compiles once. Sizes must be
-known. `ops.windows.form` says what `derivatives` computes.
+last axis: so the columns of the image come last here. Query elements, and the
+rows of large windows, are loops that XLA compiles once. Sizes must be known.
+`ops.windows.form` says what `derivatives` computes.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,8 @@ def scores(
 
     affine = _columns(form, scale), _columns(form, bias)
     like = in_full_precision(queries)
-    return _over_neighbours(form, step, (), affine, like)[1]
+    order = keys.shape[2]
+    return _over_neighbours(form, order, step, (), affine, like)[1]
 
 
 def sums(
@@ -83,7 +84,8 @@ def sums(
     pieces = weights, _columns(form, scale), _columns(form, bias)
     elements = ops.shape(weights)[1:4], ops.shape(keys)[4]
     nothing = ops.zeros((*elements[0], elements[1], *size), dtype_of_sums(keys))
-    return _pixels(_over_neighbours(form, step, nothing, pieces)[0])
+    order = keys.shape[2]
+    return _pixels(_over_neighbours(form, order, step, nothing, pieces)[0])
 
 
 def spread(
@@ -146,8 +148,10 @@ def spread(
         ], ()
 
     shape = batch, order, *channels, height + form.reach[0], width + along
-    totals = [ops.zeros(shape, dtype_of_sums(queries))] if _rows(form) else None
-    found, _ = _over_neighbours(form, step, totals, (weights, scale))
+    totals = None
+    if _rows(form, order):
+        totals = [ops.zeros(shape, dtype_of_sums(queries))]
+    found, _ = _over_neighbours(form, order, step, totals, (weights, scale))
     return _pixels(ops.stack(found))
 
 
@@ -202,7 +206,8 @@ def affine_gradients(
         return (), [ops.stack(found) for found in (of_scale, of_bias) if found]
 
     like = [in_full_precision(queries)] * (weighted + biased)
-    _, found = _over_neighbours(form, step, (), (weights,), like)
+    order = keys.shape[2]
+    _, found = _over_neighbours(form, order, step, (), (weights,), like)
     return [joined(x) for x in found]
 
 
@@ -211,6 +216,7 @@ derivatives = derivatives_from(scores, sums, spread, affine_gradients)
 
 def _over_neighbours(
     form: Form,
+    order: int,
     step: Callable[..., Any],
     total: Any,
     pieces: tuple[Float[Tensor, "neighbours ..."] | None, ...],
@@ -220,8 +226,9 @@ def _over_neighbours(
 
     Args:
         form: the sum that is computed.
+        order: how many key elements each neighbour has.
         step: takes the form of some neighbours, the total, the row of the keys
-            that they start at, and what there is of each piece for them;
+            that they start at, and the part of each piece that is theirs;
             returns the total, and a nest of tensors with the neighbours first.
         total: to start with.
         pieces: tensors with the neighbours along the first axis, or None.
@@ -230,7 +237,7 @@ def _over_neighbours(
     Returns:
         The last total, and what was found for all neighbours.
     """
-    rows = _rows(form)
+    rows = _rows(form, order)
     if rows is None:
         return step(form, total, None, *pieces)
     one, count, dilation = rows
@@ -250,14 +257,18 @@ def _over_neighbours(
     )
 
 
-def _rows(form: Form) -> tuple[Form, int, int] | None:
+def _rows(form: Form, order: int) -> tuple[Form, int, int] | None:
     """How a window with many neighbours is cut into rows.
+
+    Args:
+        form: the sum that is computed.
+        order: how many key elements each neighbour has.
 
     Returns:
         The form of one row, how many there are, and how far apart they are;
         None for a window that is written out as a whole.
     """
-    if len(form.neighbours) <= dispatch.WRITTEN_OUT or form.frames > 1:
+    if form.frames > 1 or dispatch.writes_window_out(form, order):
         return None
     rows = sorted({place.row for place in form.neighbours})
     columns = sorted({place.column for place in form.neighbours})

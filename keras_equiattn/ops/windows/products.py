@@ -34,7 +34,7 @@ Rows: TypeAlias = Float[Tensor, "batch elements height width channels"]
 Products: TypeAlias = Float[Tensor, "batch elements pixels all"]
 Matrix: TypeAlias = Float[Tensor, "elements heads all"]
 
-# Where the images lie in the derivatives that are not summed over them.
+# The axis of the images in derivatives that have one.
 IMAGES = {"weights": 1, "queries": 0, "keys": 1}
 
 
@@ -271,8 +271,8 @@ def over_images(
     Args:
         function: from weights, queries and keys of some images to
             derivatives.
-        wanted: names of derivatives, see `ops.windows.form`; those that follow
-            the named ones have no images, and are added up.
+        wanted: names of derivatives, see `ops.windows.form`; further results
+            have no axis of images, and are added up.
         weights, queries, keys: arguments of the form, for all images.
         size: how many numbers the function builds at once for an image. None
             means that this is unknown; all images are then taken together.

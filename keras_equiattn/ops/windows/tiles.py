@@ -7,7 +7,7 @@ memory. This form takes keys without weights. Sizes must be known, and tensors
 must be PyTorch's, which has views with strides. `ops.windows.form` says what
 `derivatives` computes.
 
-A matrix here stands for each image, tile and head, in this order.
+There is one matrix for each image, tile and head, in this order.
 """
 
 import math
@@ -126,7 +126,7 @@ class Tiles(NamedTuple):
 
 
 def _tile_size(image: int, reach: int) -> int:
-    """Rows of a tile: small ones waste less, large ones see keys less often."""
+    """Rows of a tile: small ones waste less work, large ones read keys less."""
 
     def cost(size: int) -> int:
         return (

@@ -183,7 +183,7 @@ def _beside(
     count = -(-size // pitch)
     x = _split(_resized(x, columns, pitch), images, count)
     x = _merged(ops.moveaxis(x, images + 1, columns), columns)
-    # Or it would be computed anew for each channel that needs it.
+    # Inductor would compute it again for each channel that needs it.
     return _laid_out(_resized(x, columns, size))
 
 
@@ -325,7 +325,7 @@ def _own_windows(
     x: Float[Tensor, "*outer rows columns frame_rows frame_columns"],
     size: tuple[int, int],
 ) -> Float[Tensor, "*outer rows columns height width"]:
-    """`_windows`, each of which sees an image of its own."""
+    """`_windows`, where each window has an image of its own."""
     rows, columns = grid.steps
     *outer, i, j, down, along = x.stride()
     return x.as_strided(
