@@ -148,10 +148,10 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/resnet29.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/traffic.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py; \
-  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py --repeats 3 \
-    --size 14 --width 256; \
-  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py --repeats 3 \
-    --size 7 --width 512; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py --repeats 3 \
+	    --size 14 --width 256; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py --repeats 3 \
+	    --size 7 --width 512; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/windows.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_self_attention.py time; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/acmix.py time --repeats 15; \

@@ -53,8 +53,8 @@ EVERYWHERE = {
     "responses.RESPONSES": Constant(
         responses.RESPONSES, "cpu", "full_attention_p4", (2**18, 2**20, 2**22)
     ),
-    "pairs.WRITTEN_OUT": Constant(
-        vars(pairs), "WRITTEN_OUT", "gsa_global_p4", (2, 4, 8)
+    "pairs.NEIGHBOURS_OF_LINE": Constant(
+        vars(pairs), "NEIGHBOURS_OF_LINE", "gsa_global_p4", (2, 4, 8)
     ),
 }
 # Blocks of group self-attention, for all but JAX.

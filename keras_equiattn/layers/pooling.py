@@ -186,7 +186,7 @@ class GlobalSpatialPooling2D(GroupLayer):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        # Not all backends take a maximum of no images; the mean has its shape.
+        # Some backends refuse the maximum of no images. The mean has its shape.
         is_max = self.mode == "max" and x.shape[0] != 0
         y = ops.max(x, (1, 2)) if is_max else mean(x, (1, 2))
         return y[:, None, None]

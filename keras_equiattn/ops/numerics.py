@@ -171,7 +171,7 @@ def softmax(
     The result has the dtype of `x`. TensorFlow's own softmax accepts tensors of
     at most five axes.
     """
-    if 0 in tuple(x.shape):  # some backends take no maximum of no numbers
+    if 0 in tuple(x.shape):  # some backends refuse it
         return x
     # Keras warns of a softmax over one number, as for a query with one key.
     has_kernel = len(axes) == 1 and x.shape[axes[0]] != 1

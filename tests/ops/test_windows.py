@@ -225,7 +225,7 @@ def realisation(request, monkeypatch):
         monkeypatch.setattr(dispatch, "side_by_side", side_by_side)
     if name == "rows":
         monkeypatch.setattr(dispatch, "CHANNELS_AT_ONCE", 1)
-        monkeypatch.setattr(dispatch, "WRITTEN_OUT", 1)
+        monkeypatch.setattr(dispatch, "NEIGHBOURS_WRITTEN_OUT", 1)
     if name == "tiles":
         monkeypatch.setattr(dispatch, "choose", lambda *_: "tiles")
         monkeypatch.setattr(dispatch, "CACHE", 1)

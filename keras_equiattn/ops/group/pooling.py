@@ -63,7 +63,7 @@ def group_pool(
             "The group axis must have a size of at least one. "
             f"Received: x.shape={tuple(x.shape)}, axis={axis}"
         )
-    # Not all backends take a maximum of no numbers; the mean has its shape.
+    # Some backends refuse the maximum of no numbers. The mean has its shape.
     if pooling_mode(mode) == "max" and 0 not in tuple(x.shape):
         return backend.largest(x, axis)
     return mean(x, axis)

@@ -15,12 +15,12 @@ from keras_equiattn.ops.numerics import part_size
 # The tuning files that are named below are
 # benchmarks/results/tuning-<backend>-128-<date>.json.
 
-# Scores of a block, for XLA on a CPU. A training step of 128 images on p4 took
-# 2.9 s of processor time with this where windows of 5 x 5 lie in images of 14 x
-# 14 pixels, and 1.4 s where pixels see the whole image of 7 x 7; with a quarter
-# of it 3.3 s and 1.4 s, with the double 3.3 s and 1.4 s, and with four times as
-# much 5.7 s and 1.5 s. Temporaries of the windows grew from 212 MiB to 226 and
-# 279 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
+# Scores of a block, for XLA on a CPU. With 128 images on p4 windows of 5 x 5 in
+# images of 14 x 14 pixels, and whole images of 7 x 7, then have the smallest
+# blocks, as they have with fewer scores. With four times as many a training
+# step takes 1.47 times as long and moves 1.07 (windows) and 1.26 times as much,
+# and its temporaries grow from 214 to 242 and from 48 to 73 MiB (AMD EPYC, two
+# cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
 # Scores of a block for all other devices and compilers, and for TensorFlow,
 # which chooses blocks before it calls XLA. On that machine PyTorch takes as
@@ -46,7 +46,7 @@ EAGER_TOGETHER = 1024
 # and 0.81 under PyTorch (steps of 8 images, Intel Xeon, one core). In images of
 # 7 x 7, lines of two take 1.13 to 1.45 times as long as lines of 7 (tuning
 # files).
-WRITTEN_OUT = 8
+NEIGHBOURS_OF_LINE = 8
 # Images that are assumed where the size of the batch is not known before run
 # time.
 UNKNOWN_BATCH = 32
@@ -158,5 +158,5 @@ def blocks(
     # Blocks have as many rows as the limit allows, but none has much fewer rows
     # than the others.
     most = min(max(limit // (together * row), 1), height)
-    neighbours = size if local else part_size(width, WRITTEN_OUT)
+    neighbours = size if local else part_size(width, NEIGHBOURS_OF_LINE)
     return Blocks(together, part_size(height, most), neighbours)

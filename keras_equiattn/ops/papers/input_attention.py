@@ -74,7 +74,7 @@ def input_attention(
             "`input_attention` needs `channel_kernels` or `spatial_kernel`: "
             "both are None."
         )
-    if x.shape[0] == 0:  # not all backends take a maximum of no numbers
+    if x.shape[0] == 0:  # some backends refuse its maximum
         y, maps = input_attention(
             with_an_image(x),
             channel_kernels,

@@ -43,7 +43,7 @@ RESPONSES = {"cpu": 2**20, "accelerator": 2**26, "unrolled": 2**29}
 # XLA on a CPU multiplies matrices faster all the same: with 128 images of 16 x
 # 16 pixels, 16 channels on p4 and 3 x 3 filters a training step took 3.5 s
 # written out and 1.9 s with products (AMD EPYC, two cores, JAX 0.10.2).
-WRITTEN_OUT = 25
+TAPS_WRITTEN_OUT = 25
 # Columns of an image over which a gradient of the convolution of statistics is
 # written out. With 16 and 64 spatial attention takes up to 1.03 and 1.09 times
 # as long (benchmarks/results/tuning-<backend>-128-<date>.json).
@@ -110,7 +110,7 @@ def schedule(window: FilterWindow, planes: Planes, kernel: Kernel) -> Schedule:
     limit = RESPONSES["unrolled" if target.unrolls else target.device]
     together = min(max(limit // (filters * plane), 1), channels)
     written_out = (
-        target.fuses_sums and not target.xla_on_cpu and taps <= WRITTEN_OUT
+        target.fuses_sums and not target.xla_on_cpu and taps <= TAPS_WRITTEN_OUT
     )
     return Schedule(
         together=together,

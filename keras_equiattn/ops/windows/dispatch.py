@@ -32,7 +32,7 @@ CACHE = 2**22
 # more, but for windows with strides, which are written out whatever their size:
 # 13 x 13 of them with strides of 2 take 13 s. Neighbours with weights of their
 # own have a term for each key element: 800 terms (5 x 5 on p16m) take 19 s.
-WRITTEN_OUT = 121
+NEIGHBOURS_WRITTEN_OUT = 121
 TERMS_WRITTEN_OUT = 800
 # `planes`: neighbours whose channels one reduction adds up. With fewer, queries
 # and keys are read more often: sums of one neighbour alone take 9.5 times as
@@ -129,7 +129,9 @@ def writes_window_out(form: Form, order: int) -> bool:
         order: how many key elements each neighbour has.
     """
     count = len(form.neighbours)
-    return count <= WRITTEN_OUT and count * order <= TERMS_WRITTEN_OUT
+    return (
+        count <= NEIGHBOURS_WRITTEN_OUT and count * order <= TERMS_WRITTEN_OUT
+    )
 
 
 def images_together(keys: Keys, size: int | None) -> int | None:
