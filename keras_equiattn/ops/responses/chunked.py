@@ -180,7 +180,7 @@ def _backward(
     """
     planes, weights = arguments[0], _named(spec, arguments[1:])
     like = _like(planes)
-    kept_like = dict.fromkeys(_kept_names(spec), like)
+    kept_like = dict.fromkeys(spec.names, like)
 
     def element(carry: Any, piece: Any) -> Any:
         """The gradients of the planes and weights of one input element."""
@@ -199,18 +199,8 @@ def _backward(
 
     pieces = planes, weights | peaks
     _, (d_planes, kept) = backend.scan(element, (), pieces, (like, kept_like))
-    found = {"kernel": ops.sum(kept["kernel"], axis=3)}
-    if spec.has_spatial:
-        found["spatial"] = ops.sum(kept["spatial"], axis=2)
-    if spec.has_channel:
-
-        def scores(first: Tensor, second: Tensor) -> Tensor:
-            return channel_scores(kept["means"], peaks["peaks"], first, second)
-
-        layers = weights["first"], weights["second"]
-        of_layers = backend.vjp(scores, layers, kept["scores"])[1]
-        found["first"], found["second"] = of_layers
-    gradients = d_planes, *(found[name] for name in spec.names)
+    found = (ops.sum(kept[name], axis=2) for name in spec.names)
+    gradients = d_planes, *found
     return tuple(
         ops.cast(d, x.dtype) for d, x in zip(gradients, arguments, strict=True)
     )
@@ -221,16 +211,6 @@ def _like(planes: AllPlanes) -> Any:
     return np.zeros((), dtype_of_sums(planes))
 
 
-def _kept_names(spec: AttentionSpec) -> tuple[str, ...]:
-    """The names of what `_chunk_gradients` keeps."""
-    spatial = ("spatial",) if spec.has_spatial else ()
-    return (
-        "kernel",
-        *spatial,
-        *(("means", "scores") if spec.has_channel else ()),
-    )
-
-
 def _chunk_gradients(
     spec: AttentionSpec,
     planes: Planes,
@@ -238,7 +218,7 @@ def _chunk_gradients(
     upstream: Pixels,
     blocks: int,
 ) -> tuple[Planes, Weights]:
-    """The gradient of the planes, and tensors for the gradients of weights.
+    """The gradients of the planes and, for blocks of images, of the weights.
 
     Args:
         spec, planes: the arguments of the chunk.
@@ -248,10 +228,8 @@ def _chunk_gradients(
         blocks: see `dispatch.blocks`.
 
     Returns:
-        The gradient of the planes, and by name: "kernel" `(channels, blocks,
-        taps, filters)` and "spatial" `(blocks, rows, columns, 2, filters)` for
-        each block of images; for channel attention the gradient of its "scores"
-        and its "means", `(channels, batch, filters)`.
+        The gradient of the planes, and by name those of the weights, with the
+        blocks along the first axis.
     """
     window, kernel = spec.window, weights["kernel"]
     found = _reduced(spec, planes, weights, where=True)
@@ -267,11 +245,11 @@ def _chunk_gradients(
         of_maxima = ops.cast(of_maxima, planes.dtype)
     d_total = ops.cast(d_total, planes.dtype)
     if spec.has_channel:
-        of_channel, of_scores = _through_channel(
-            spec, planes, weights, found, d_total, of_maxima
+        of_channel, of_layers = _through_channel(
+            spec, planes, weights, found, d_total, of_maxima, blocks
         )
-        kept |= of_scores
-    d_planes, kept["kernel"] = channels.gradients(
+        kept |= of_layers
+    d_planes, d_kernel = channels.gradients(
         window,
         planes,
         kernel,
@@ -281,7 +259,7 @@ def _chunk_gradients(
         of_channel,
         blocks,
     )
-    return d_planes, kept
+    return d_planes, kept | {"kernel": ops.moveaxis(d_kernel, 1, 0)}
 
 
 def _through_spatial(
@@ -318,18 +296,19 @@ def _through_channel(
     found: Reduced,
     d_total: Pixels,
     of_maxima: Pixels | None,
+    blocks: int,
 ) -> tuple[OfChannel, Weights]:
     """The part of channel attention in the gradients of a chunk.
 
     Args:
-        spec, planes, weights: see `_chunk_gradients`.
+        spec, planes, weights, blocks: see `_chunk_gradients`.
         found: the statistics of the chunk.
         d_total: the gradient of the sum of the weighted responses.
         of_maxima: their maximum over the channels times its gradient, or None.
 
     Returns:
-        The argument of `channels.gradients`, and by name "means" and "scores",
-        see `_chunk_gradients`.
+        The argument of `channels.gradients`, and by name the gradients of both
+        layers.
     """
     window, kernel, alpha = spec.window, weights["kernel"], found.alpha
     floor = channels.rounded_down(weights["peaks"], planes, kernel)
@@ -345,18 +324,30 @@ def _through_channel(
     )
     d_scores = d_log * (1 - alpha)
     means = channels.mean_responses(window, planes, kernel)
-
-    def scores(means: Overall, peaks: Overall) -> Overall:
-        return channel_scores(means, peaks, weights["first"], weights["second"])
-
-    statistics = means, weights["peaks"]
-    d_means, d_peaks = backend.vjp(scores, statistics, d_scores)[1]
+    number, batch, filters = ops.shape(means)
+    images = batch // blocks if blocks > 1 else batch
+    of_images = [
+        ops.moveaxis(ops.reshape(x, (number, blocks, images, filters)), 1, 0)
+        for x in (means, weights["peaks"], d_scores)
+    ]
+    layers = [
+        ops.broadcast_to(weights[name], (blocks, *weights[name].shape))
+        for name in ("first", "second")
+    ]
+    *statistics, d_scores = of_images
+    d_means, d_peaks, *d_layers = backend.vjp(
+        channel_scores, (*statistics, *layers), d_scores
+    )[1]
+    d_means, d_peaks = (
+        ops.reshape(ops.moveaxis(x, 0, 1), (number, batch, filters))
+        for x in (d_means, d_peaks)
+    )
     height, width = ops.shape(d_total)[1:3]
     d_every = divided(d_means, height, width)
     count = ops.cast(backend.clamped(count, 1.0, math.inf), d_peaks.dtype)
     d_largest = d_peaks / count
     of_channel = OfChannel(alpha, floor, d_every, d_largest)
-    return of_channel, {"means": means, "scores": d_scores}
+    return of_channel, dict(zip(("first", "second"), d_layers, strict=True))
 
 
 def _peaks(spec: AttentionSpec, planes: Planes, weights: Weights) -> Weights:
