@@ -529,10 +529,11 @@ def gradients(layer, x, cotangent, **options):
         return [as_array(grad) for grad in (of_x, *of_values)]
     import torch
 
-    x = torch.tensor(x, requires_grad=True)
-    loss = (layer(x, **options) * torch.tensor(cotangent)).sum()
+    # Where Keras puts tensors, which may be a GPU.
+    x = ops.convert_to_tensor(x).requires_grad_()
+    loss = (layer(x, **options) * ops.convert_to_tensor(cotangent)).sum()
     sources = [x, *(variable.value for variable in variables)]
-    return [grad.numpy() for grad in torch.autograd.grad(loss, sources)]
+    return [as_array(grad) for grad in torch.autograd.grad(loss, sources)]
 
 
 def second_derivative(layer, x, direction):
@@ -563,8 +564,8 @@ def second_derivative(layer, x, direction):
         return float(outer.gradient(slope, t))
     import torch
 
-    x, direction = torch.tensor(x), torch.tensor(direction)
-    t = torch.zeros((), dtype=x.dtype, requires_grad=True)
+    x, direction = map(ops.convert_to_tensor, (x, direction))
+    t = torch.zeros_like(x.sum(), requires_grad=True)
     y = layer(x + t * direction)
     (slope,) = torch.autograd.grad((y**2).sum(), t, create_graph=True)
     return float(torch.autograd.grad(slope, t)[0])

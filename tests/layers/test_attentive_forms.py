@@ -241,7 +241,7 @@ def gradient_penalty(chunk_size):
         return as_array(outer.gradient(penalty, x))
     import torch
 
-    x = torch.tensor(x, requires_grad=True)
+    x = keras.ops.convert_to_tensor(x).requires_grad_()
     (first,) = torch.autograd.grad((layer(x) ** 2).sum(), x, create_graph=True)
     return as_array(torch.autograd.grad((first**2).sum(), x)[0])
 
