@@ -1,5 +1,6 @@
 """Reports of a training run: versions, hardware, lines, curves."""
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+
+from keras_equiattn.applications.training.options import TrainOptions
 
 _BACKENDS = {
     "tensorflow": ("tensorflow-cpu", "tensorflow"),
@@ -139,11 +142,16 @@ _INCIDENTAL = ("seed", "out", "resume", "data_dir", "verbose")
 
 
 def settings_key(results: dict[str, Any]) -> str:
-    """A text that is equal for runs that differ in nothing but the seed."""
+    """A text that is equal for runs that differ in nothing but the seed.
+
+    The results of an older version lack the options that came later. Such a run
+    did what their defaults do, so defaults are left out.
+    """
+    defaults = {f.name: f.default for f in dataclasses.fields(TrainOptions)}
     settings = {
         name: value
         for name, value in results["options"].items()
-        if name not in _INCIDENTAL
+        if name not in _INCIDENTAL and value != defaults.get(name)
     }
     return json.dumps([results["model"], settings], sort_keys=True)
 

@@ -36,7 +36,15 @@ def training_table(monkeypatch):
 def test_seeds_make_one_row(training_table, tmp_path, monkeypatch, capsys):
     files = [
         write_run(tmp_path / "a.json", 0, 2.0, 0.0),
-        write_run(tmp_path / "b.json", 1, 3.0, resume=True, data_dir="x"),
+        write_run(
+            tmp_path / "b.json",
+            1,
+            3.0,
+            resume=True,
+            data_dir="x",
+            # An option that the other run did not have yet, as it was then.
+            distribute=False,
+        ),
         write_run(tmp_path / "c.json", 5, 9.0, 5e-7, milestones=[80]),
     ]
     monkeypatch.setattr(sys, "argv", ["training_table.py", *files])
