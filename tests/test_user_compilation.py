@@ -133,6 +133,26 @@ def test_torch_compile(name):
         )
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="Transforms of PyTorch.")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_torch_func_grad(name):
+    """It gives the gradient of autograd."""
+    import torch
+
+    layer = build(name)
+    x = keras.ops.convert_to_tensor(images(name, 2))
+
+    def loss(x):
+        return (layer(x) ** 2).sum()
+
+    found = torch.func.grad(loss)(x)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(loss(x), x)
+    np.testing.assert_allclose(
+        as_array(found), as_array(expected), rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.every_backend
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.compile is PyTorch's")

@@ -13,6 +13,7 @@ from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import is_portable
 from keras_equiattn.ops.backend.target import refuse_to_train
 from keras_equiattn.ops.backend.target import tracing_for
+from keras_equiattn.ops.backend.target import within_torch_func
 from keras_equiattn.ops.numerics import dtype_name
 
 Function = Callable[..., Any]
@@ -149,6 +150,10 @@ def vjp(
         return value, tuple(tape.gradient(value, arguments, cotangent))
     import torch
 
+    # There a tensor cannot be told to require a gradient.
+    if within_torch_func():
+        value, pull_back = torch.func.vjp(function, *arguments)
+        return value, pull_back(cotangent)
     with torch.enable_grad():
         leaves = tuple(a.detach().requires_grad_() for a in arguments)
         value = function(*leaves)

@@ -16,6 +16,7 @@ import keras
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.target import tracing_for
+from keras_equiattn.ops.backend.target import within_torch_func
 
 # The numbers below are choices, and no measurement of other values is kept.
 # Nothing is compiled before a function has taken part in this many backward
@@ -268,10 +269,7 @@ def _is_transformed() -> bool:
     """Whether what runs now is traced, or transformed by `torch.func`."""
     import torch
 
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-    )
+    return torch.compiler.is_compiling() or within_torch_func()
 
 
 @functools.lru_cache

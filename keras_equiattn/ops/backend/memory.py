@@ -20,6 +20,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.autodiff import vjp
 from keras_equiattn.ops.backend.target import find_target
 from keras_equiattn.ops.backend.target import is_portable
+from keras_equiattn.ops.backend.target import within_torch_func
 from keras_equiattn.ops.numerics import dtype_name
 from keras_equiattn.ops.numerics import dtype_of_sums
 from keras_equiattn.ops.numerics import in_full_precision
@@ -65,7 +66,7 @@ def constant(
         dtype = getattr(torch, dtype)
     traced = type(like) not in (torch.Tensor, torch.nn.Parameter)
     # Tensors that are made within `torch.func.grad` belong to its level.
-    traced = traced or torch._C._are_functorch_transforms_active()
+    traced = traced or within_torch_func()
     large = table.nbytes > KEPT_BYTES
     if traced or large or torch.compiler.is_compiling():
         return torch.as_tensor(table, dtype=dtype, device=like.device)
@@ -378,8 +379,13 @@ def sum_of_views(
         parts: one for each of them, along the last axis.
         like: a tensor of the shape of the sum.
     """
-    one_by_one = find_target(like).compiler is None
-    if keras.backend.backend() == "torch" and one_by_one:
+    in_place = (
+        keras.backend.backend() == "torch"
+        and find_target(like).compiler is None
+        # New tensors there may require a gradient, and cannot be changed.
+        and not within_torch_func()
+    )
+    if in_place:
         total = parts.new_zeros(like.shape)
         for n, view in enumerate(views(total)):
             view.add_(parts[..., n])

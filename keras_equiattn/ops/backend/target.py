@@ -153,6 +153,13 @@ def _compiler(backend: str) -> str | None:
     return _tracing_for.get()[0] or "graph"
 
 
+def within_torch_func() -> bool:
+    """Whether `torch.func` transforms what PyTorch computes now."""
+    import torch
+
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def may_be_sharded() -> bool:
     """Whether one program may run on several devices, each with some images."""
     if keras.backend.backend() != "jax":

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend.inductor import with_compiled_parts
+from keras_equiattn.ops.backend.target import within_torch_func
 
 
 def torch_custom_vjp(
@@ -122,7 +123,7 @@ def _refuse_second_derivative(alternative: str) -> None:
     """
     import torch
 
-    if torch._C._are_functorch_transforms_active():
+    if within_torch_func():
         functorch = torch._C._functorch
         levels = [x.key() for x in functorch.get_interpreter_stack() or ()]
         twice = levels.count(functorch.TransformType.Grad) > 1
