@@ -303,7 +303,7 @@ def check_golden(case, update=False):
 
 def check_equivariance(case, training=False, dtype="float32", rtol=1e-5):
     layer = case.make(data_format="channels_last", dtype=dtype)
-    options = {"training": training} if takes_training(layer) else {}
+    options = {"training": training} if takes(layer, "training") else {}
     for shape in shapes(case):
         assert_equivariant(
             call_of(layer, **options),
@@ -367,10 +367,15 @@ def check_empty_batch(case):
     layer = case.make(data_format="channels_last")
     before = [as_array(variable).copy() for variable in layer.weights]
     x = case.sample((0, *case.input_shape[1:]))
-    options = {"training": True} if takes_training(layer) else {}
+    options = {"training": True} if takes(layer, "training") else {}
     shape = (0, *case.output_shape[1:])
     assert tuple(layer(x).shape) == shape
     assert tuple(layer(x, **options).shape) == shape
+    if takes(layer, "return_attention_maps"):
+        for arguments in ({}, {"query": (0, 0)}):
+            y, maps = layer(x, return_attention_maps=True, **arguments)
+            assert tuple(y.shape) == shape
+            assert all(of_image.shape[0] == 0 for of_image in maps.values())
     cotangent = np.zeros(shape, "float32")
     of_x, *found = gradients(layer, x, cotangent, **options)
     assert of_x.shape == x.shape
@@ -463,8 +468,9 @@ def shapes(case):
         yield (case.input_shape[0], *case.rectangle, *case.input_shape[3:])
 
 
-def takes_training(layer):
-    return "training" in inspect.signature(layer.call).parameters
+def takes(layer, argument):
+    """Whether a call has this argument."""
+    return argument in inspect.signature(layer.call).parameters
 
 
 def call_of(layer, **options):

@@ -211,6 +211,8 @@ def response_attention(
     Raises:
         ValueError: for a bad `padding`, or if there are no attention weights.
     """
+    count = x.shape[0]
+    x = with_an_image(x)
     spec, planes, weights, known = _prepare(
         x, kernel, attention, group, **options
     )
@@ -244,6 +246,8 @@ def response_attention(
         row, column = _checks.place(query, "query", gate.shape[1:3])
         both = gate[:, row, column, :, :, None] * alpha
         maps["effective"] = remaining(both, 2)
+    if count == 0:
+        return {name: of_image[:0] for name, of_image in maps.items()}
     return maps
 
 
