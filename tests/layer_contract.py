@@ -469,7 +469,6 @@ def shapes(case):
 
 
 def takes(layer, argument):
-    """Whether a call has this argument."""
     return argument in inspect.signature(layer.call).parameters
 
 
