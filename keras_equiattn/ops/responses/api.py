@@ -211,11 +211,14 @@ def response_attention(
     Raises:
         ValueError: for a bad `padding`, or if there are no attention weights.
     """
-    count = x.shape[0]
-    x = with_an_image(x)
     spec, planes, weights, known = _prepare(
         x, kernel, attention, group, **options
     )
+    if x.shape[0] == 0:
+        maps = response_attention(
+            with_an_image(x), kernel, attention, group, query=query, **options
+        )
+        return {name: of_image[:0] for name, of_image in maps.items()}
     order, filters = groups.get(group).order, kernel.shape[-1]
     chunks = _chunks(weights, "auto", known, planes)
     alpha, gate = chunked.attention_maps(spec, planes, chunks)
@@ -246,8 +249,6 @@ def response_attention(
         row, column = _checks.place(query, "query", gate.shape[1:3])
         both = gate[:, row, column, :, :, None] * alpha
         maps["effective"] = remaining(both, 2)
-    if count == 0:
-        return {name: of_image[:0] for name, of_image in maps.items()}
     return maps
 
 
