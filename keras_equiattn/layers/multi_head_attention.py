@@ -1,6 +1,5 @@
 """Multi-head self-attention over all pixels, as transformers have it."""
 
-import math
 from typing import Any
 
 import keras
@@ -15,8 +14,7 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.group.linear import BASES
-from keras_equiattn.ops.group.linear import group_linear
-from keras_equiattn.ops.multi_head import multi_head_attention
+from keras_equiattn.ops.multi_head import multi_head_attention_on_group
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
@@ -191,20 +189,15 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         kernel, bias = (
             ops.concatenate(parts, axis=-1) for parts in zip(*maps, strict=True)
         )
-        y = group_linear(x, kernel, bias, self.group, self.basis)
-        channels = x.shape[-1] // self.num_heads
-        by_head = (*ops.shape(y)[:4], self.num_heads, channels)
-        query, key, value = (
-            ops.reshape(part, by_head) for part in ops.split(y, 3, axis=-1)
+        return multi_head_attention_on_group(
+            x,
+            (kernel, bias),
+            linear_maps.kernel_and_bias(self, "output"),
+            self._embedded(),
+            self.num_heads,
+            self.group,
+            self.basis,
         )
-        scale = 1 / math.sqrt(self.group.order * channels)
-        y, weights = multi_head_attention(
-            query * scale, key, value, self._embedded()
-        )
-        y = ops.reshape(y, ops.shape(x))
-        kernel, bias = linear_maps.kernel_and_bias(self, "output")
-        y = group_linear(y, kernel, bias, self.group, self.basis)
-        return y, weights
 
     def _embedded(self) -> Tensor | None:
         """The embedding as each element sees it, by heads."""

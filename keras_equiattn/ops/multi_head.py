@@ -1,14 +1,23 @@
 """Multi-head self-attention over all pixels, with one score for all poses."""
 
 import functools
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from keras import ops
 
+from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group import dispatch
+from keras_equiattn.ops.group.block_linear import linear_from_sums
+from keras_equiattn.ops.group.block_linear import linear_to_sums
+from keras_equiattn.ops.group.irreps import blocks
+from keras_equiattn.ops.group.irreps import regular_basis
+from keras_equiattn.ops.group.linear import group_linear
 from keras_equiattn.ops.numerics import softmax
 
 
@@ -46,26 +55,157 @@ def multi_head_attention(
         ValueError: for shapes that do not fit, and for an embedding with even
             or too few rows or columns.
     """
-    batch, height, width, order, heads, _ = ops.shape(query)
+    batch, height, width, order = ops.shape(query)[:4]
     pixels = height * width
+    queries, keys, values = (
+        _merged(_by_head(ops.reshape(x, (batch, pixels, *ops.shape(x)[3:]))))
+        for x in (query, key, value)
+    )
+    y, weights = _attended(queries, keys, values, embedding, (height, width))
+    (y,) = _by_pixel(y, ((order, 1),), (height, width))
+    return ops.reshape(y, ops.shape(value)), weights
 
-    def by_head(x: Tensor) -> Tensor:
-        """`(batch, heads, pixels, order * channels)`."""
-        channels = x.shape[-1]
-        x = ops.reshape(x, (batch, pixels, order, heads, channels))
-        x = ops.transpose(x, (0, 3, 1, 2, 4))
-        return ops.reshape(x, (batch, heads, pixels, order * channels))
 
-    queries = by_head(query)
-    # In half precision scores are rounded; `ops.dense` says why.
-    scores = queries @ ops.swapaxes(by_head(key), -1, -2)
-    if embedding is not None:
-        scores = scores + _position_scores(queries, embedding, (height, width))
-    weights = softmax(scores, (-1,))
+def multi_head_attention_on_group(
+    x: Float[Tensor, "batch height width order channels"],
+    inner: tuple[Tensor, Tensor],
+    outer: tuple[Tensor, Tensor],
+    embedding: Float[Tensor, "order rows columns heads key_dim"] | None,
+    num_heads: int,
+    group: Group,
+    basis: str | None,
+) -> tuple[
+    Float[Tensor, "batch height width order channels"],
+    Float[Tensor, "batch heads pixels pixels"],
+]:
+    """`multi_head_attention` between linear maps of a feature map.
+
+    Scores are sums over the elements of products, and so they are sums over
+    waves of length one. In the basis of the irreducible representations nothing
+    goes back to elements before the last linear map.
+
+    Args:
+        x: the feature map.
+        inner: kernel and bias of the linear map to queries, keys and values,
+            beside each other.
+        outer: those of the linear map of the result.
+        embedding: the embedding of relative positions, or None.
+        num_heads: number of heads.
+        group: the group.
+        basis: the basis of the linear maps, see `group_linear`.
+
+    Returns:
+        A feature map, and the weights from each pixel to all pixels.
+    """
+    order, channels = x.shape[-2:]
+    size = ops.shape(x)[1:3]
+    basis = basis or dispatch.linear_basis(x, channels)
+    in_waves = basis == "irreps" and order > 1
+    layout = [(order, 1)]
+    if in_waves:
+        layout = [(block.rows, block.size) for block in blocks(group)]
+        parts = linear_to_sums(x, *inner, group)
+        if embedding is not None:
+            waves = backend.constant(
+                regular_basis(group), embedding, embedding.dtype
+            )
+            flat = ops.reshape(embedding, (order, -1))
+            embedding = ops.reshape(waves @ flat, embedding.shape)
+    else:
+        parts = [group_linear(x, *inner, group, basis)]
+    queries, keys, values = _three_by_head(parts, num_heads, channels)
+    scale = 1 / math.sqrt(queries.shape[-1])
+    y, weights = _attended(queries * scale, keys, values, embedding, size)
+    parts = _by_pixel(y, layout, size)
+    if in_waves:
+        return linear_from_sums(parts, *outer, group), weights
+    return group_linear(parts[0], *outer, group, basis), weights
+
+
+def _three_by_head(
+    parts: Sequence[Float[Tensor, "batch height width _ _"]],
+    heads: int,
+    channels: int,
+) -> list[Float[Tensor, "batch heads pixels values"]]:
+    """Queries, keys and values by head.
+
+    Args:
+        parts: the three beside each other, as one feature map or as its sums.
+        heads: number of heads.
+        channels: the channels of each of the three.
+    """
+    split = 3, heads, channels // heads
+    of_parts = []
+    for part in parts:
+        batch, height, width, rows, values = ops.shape(part)
+        waves = rows * values // (3 * channels)
+        maps = ops.reshape(part, (batch, height * width, waves, *split))
+        maps = ops.split(maps, 3, axis=3)
+        of_parts.append([_by_head(ops.squeeze(x, 3)) for x in maps])
+    return [
+        _merged(ops.concatenate(found, axis=3))
+        for found in zip(*of_parts, strict=True)
+    ]
+
+
+def _by_head(
+    x: Float[Tensor, "batch pixels waves heads channels"],
+) -> Float[Tensor, "batch heads pixels waves channels"]:
+    """What each head has of a feature map."""
+    return ops.transpose(x, (0, 3, 1, 2, 4))
+
+
+def _merged(x: Float[Tensor, "*outer _ _"]) -> Float[Tensor, "*outer _"]:
+    """One axis in place of the last two."""
+    *outer, rows, columns = ops.shape(x)
+    return ops.reshape(x, (*outer, rows * columns))
+
+
+def _by_pixel(
+    x: Float[Tensor, "batch heads pixels values"],
+    layout: Sequence[tuple[int, int]],
+    size: tuple[int, int],
+) -> list[Float[Tensor, "batch height width _ _"]]:
+    """One feature map, or its sums, in place of what each head has.
+
+    Args:
+        x: the values of each head.
+        layout: how many rows and columns of elements, or of waves, the last two
+            axes of each result hold.
+        size: height and width of the images.
+    """
+    batch, heads, _, values = ops.shape(x)
+    ends = np.cumsum([rows * columns for rows, columns in layout])
+    channels = values // int(ends[-1])
     # OpenVINO's fusion of attention fails on a reshape right after the product.
-    y = ops.swapaxes(weights @ by_head(value), 1, 2)
-    y = ops.reshape(y, (batch, height, width, heads, order, value.shape[-1]))
-    return ops.swapaxes(y, 3, 4), weights
+    x = ops.swapaxes(x, 1, 2)
+    x = ops.reshape(x, (batch, *size, heads, int(ends[-1]), channels))
+    x = ops.swapaxes(x, 3, 4)
+    several = len(layout) > 1  # `split` does not know no split
+    parts = ops.split(x, ends[:-1].tolist(), axis=3) if several else [x]
+    return [
+        ops.reshape(part, (batch, *size, rows, columns * heads * channels))
+        for part, (rows, columns) in zip(parts, layout, strict=True)
+    ]
+
+
+def _attended(
+    queries: Float[Tensor, "batch heads pixels values"],
+    keys: Float[Tensor, "batch heads pixels values"],
+    values: Float[Tensor, "batch heads pixels more_values"],
+    embedding: Float[Tensor, "order rows columns heads key_dim"] | None,
+    size: tuple[int, int],
+) -> tuple[
+    Float[Tensor, "batch heads pixels more_values"],
+    Float[Tensor, "batch heads pixels pixels"],
+]:
+    """`multi_head_attention`, head by head."""
+    # In half precision scores are rounded; `ops.dense` says why.
+    scores = queries @ ops.swapaxes(keys, -1, -2)
+    if embedding is not None:
+        scores = scores + _position_scores(queries, embedding, size)
+    weights = softmax(scores, (-1,))
+    return weights @ values, weights
 
 
 def _position_scores(

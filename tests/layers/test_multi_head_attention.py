@@ -14,7 +14,9 @@ from layer_contract import weights_of
 
 from keras_equiattn import groups
 from keras_equiattn.layers import GroupMultiHeadAttention2D
+from keras_equiattn.ops import backend
 from keras_equiattn.ops import multi_head_attention
+from keras_equiattn.ops.multi_head import multi_head_attention_on_group
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
 
@@ -95,6 +97,33 @@ def test_agrees_with_oracle(group, basis):
     assert relative_difference(as_array(y), expected) < LIMIT
     assert list(maps) == ["image"]
     assert relative_difference(as_array(maps["image"]), weights) < LIMIT
+
+
+@pytest.mark.parametrize("group", ["p4", "p4m"])
+def test_gradients_of_both_bases_agree(group):
+    """With respect to the input, all linear maps and the embedding."""
+    group = groups.get(group)
+    order, rng = group.order, np.random.default_rng(0)
+    shapes = (2, 3, 4, order, 4), (order, 4, 12), (12,), (order, 4, 4), (4,)
+    tensors = tuple(
+        ops.convert_to_tensor(rng.normal(size=shape).astype(DTYPE))
+        for shape in (*shapes, (order, 7, 7, 2, 2))
+    )
+    upstream = ops.convert_to_tensor(rng.normal(size=shapes[0]).astype(DTYPE))
+
+    def gradients(basis):
+        def function(x, kernel, bias, last_kernel, last_bias, embedding):
+            maps = (kernel, bias), (last_kernel, last_bias)
+            return multi_head_attention_on_group(
+                x, *maps, embedding, 2, group, basis
+            )[0]
+
+        return backend.vjp(function, tensors, upstream)[1]
+
+    pairs = zip(gradients("regular"), gradients("irreps"), strict=True)
+    for regular, irreps in pairs:
+        found = as_array(irreps), as_array(regular)
+        assert relative_difference(*found) < LIMIT
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,13 @@ def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
 def test_rows_of_a_feature_map(height, expected, monkeypatch):
     """A compiled loop over one row, two rows or half of them at a time.
 
-    Of seven rows, two or three at a time leave one for the last step.
+    Of seven rows, two or three at a time leave one for the last step. One map
+    gives sums to the next one, which takes them.
     """
+    group = groups.get("p4")
     tensors = [ops.convert_to_tensor(array) for array in arguments("p4")]
     rng = np.random.default_rng(1)
+    second = ops.convert_to_tensor(rng.normal(size=(4, 5, 5)).astype(DTYPE))
     shape = 5, height, 3, 4
     x = ops.convert_to_tensor(rng.normal(size=(*shape, 3)).astype(DTYPE))
     upstream = rng.normal(size=(*shape, 5)).astype(DTYPE)
@@ -97,7 +100,13 @@ def test_rows_of_a_feature_map(height, expected, monkeypatch):
 
     def gradients(basis):
         def function(*given):
-            return group_linear(*given, "p4", basis)
+            if basis == "regular":
+                y = group_linear(*given, group, basis)
+                return group_linear(y, second, tensors[2], group, basis)
+            sums = block_linear.linear_to_sums(*given, group)
+            return block_linear.linear_from_sums(
+                sums, second, tensors[2], group
+            )
 
         def both(*given):
             y, found = backend.vjp(function, given, upstream)
@@ -112,14 +121,14 @@ def test_rows_of_a_feature_map(height, expected, monkeypatch):
     compiled = backend.Target("cpu", "xla")
     with monkeypatch.context() as patch:
         patch.setattr(backend, "find_target", lambda *_: compiled)
-        assert dispatch.rows_of_step(x[:0], channels=5) == height // 2
+        assert dispatch.rows_of_step(x[:0], 4 * 5) == height // 2
     in_one_product = gradients("regular")
     row = 5 * 3 * 4 * 5
     for values, rows in zip((1, 2 * row, 10**9), expected, strict=True):
         monkeypatch.setattr(dispatch, "VALUES_OF_STEP", values)
         with monkeypatch.context() as patch:
             patch.setattr(backend, "find_target", lambda *_: compiled)
-            assert dispatch.rows_of_step(x, channels=5) == rows
+            assert dispatch.rows_of_step(x, 4 * 5) == rows
         block_linear._function.cache_clear()
         pairs = zip(gradients("irreps"), in_one_product, strict=True)
         for one, other in pairs:

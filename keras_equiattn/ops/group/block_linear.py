@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
@@ -29,8 +30,22 @@ from keras_equiattn.ops.numerics import sum_in_full_precision
 
 # A feature map in the basis: for each block `(..., rows, size * channels)`, the
 # sums along its waves. The last axis is mixed, by a matrix for each block.
-Sums = list[Float[Tensor, "batch height width _ _"]]
+Sums = Sequence[Float[Tensor, "batch height width _ _"]]
 Matrices = list[Float[Tensor, "_ _"]]
+
+
+class Form(NamedTuple):
+    """What a linear map takes and gives.
+
+    Attributes:
+        group: the group.
+        takes_sums: whether it takes the sums of a feature map in place of it.
+        gives_sums: whether it gives the sums of a feature map in place of it.
+    """
+
+    group: Group
+    takes_sums: bool = False
+    gives_sums: bool = False
 
 
 def block_linear(
@@ -40,127 +55,188 @@ def block_linear(
     group: Group,
 ) -> Float[Tensor, "batch height width order filters"]:
     """`ops.group_linear`, by blocks."""
-    tensors = (x, kernel) if bias is None else (x, kernel, bias)
+    (y,) = _applied(Form(group), (x,), kernel, bias)
+    return y
+
+
+def linear_to_sums(
+    x: Float[Tensor, "batch height width order channels"],
+    kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"] | None,
+    group: Group,
+) -> Sums:
+    """The sums of the result of a linear map along waves of length one."""
+    return _applied(Form(group, gives_sums=True), (x,), kernel, bias)
+
+
+def linear_from_sums(
+    sums: Sums,
+    kernel: Float[Tensor, "order channels filters"],
+    bias: Float[Tensor, " filters"] | None,
+    group: Group,
+) -> Float[Tensor, "batch height width order filters"]:
+    """A linear map, of what has these sums along waves of length one."""
+    (y,) = _applied(Form(group, takes_sums=True), tuple(sums), kernel, bias)
+    return y
+
+
+def _applied(
+    form: Form, inputs: Sums, kernel: Tensor, bias: Tensor | None
+) -> Sums:
+    """The linear map of a feature map, or of its sums: `(x,)` or the sums."""
+    bias_or_none = () if bias is None else (bias,)
     if not config.is_recompute_enabled():
-        return _mapped(*tensors, group=group)
-    return _function(group, backend.signature(tensors))(*tensors)
+        return _mapped(form, inputs, _matrices(kernel, form), bias_or_none)
+    tensors = (*inputs, kernel, *bias_or_none)
+    found = _function(form, backend.signature(tensors))(*tensors)
+    return found if form.gives_sums else (found,)
 
 
 def _mapped(
-    x: Float[Tensor, "batch height width order channels"],
-    kernel: Float[Tensor, "order channels filters"],
-    *bias: Float[Tensor, " filters"],
-    group: Group,
-    matrices: Matrices | None = None,
-) -> Float[Tensor, "batch height width order filters"]:
-    """The linear map of feature maps, or of some of their rows."""
-    if matrices is None:
-        matrices = _matrices(kernel, group)
-    first, *others = _products(to_sums(x, group=group), matrices)
+    form: Form, inputs: Sums, matrices: Matrices, bias: Sequence[Tensor]
+) -> Sums:
+    """The linear map, with the matrices of its blocks and maybe a bias."""
+    group = form.group
+    sums = inputs if form.takes_sums else to_sums(*inputs, group=group)
+    first, *others = _products(sums, matrices)
     # The bias is added to the wave without turns, and so to each element.
-    first = sum([_constant(x, group) * b for b in bias], first)
-    return from_sums([first, *others], group=group)
+    first = sum([_constant(first, form) * b for b in bias], first)
+    found = (first, *others)
+    return found if form.gives_sums else (from_sums(found, group=group),)
 
 
 @functools.lru_cache(maxsize=512)
-def _function(group: Group, signature: Any) -> Callable[..., Tensor]:
-    """The linear map of `x`, `kernel` and maybe `bias`.
+def _function(form: Form, signature: Any) -> Callable[..., Any]:
+    """The linear map of inputs, a kernel and maybe a bias.
 
-    It has a gradient of its own, which transforms `x` once more, so that only
-    the arguments are kept.
+    It returns sums, or a feature map that stands alone. It has a gradient of
+    its own, which transforms feature maps once more, so that only the arguments
+    are kept.
     """
+    group = form.group
+    count = len(blocks(group)) if form.takes_sums else 1
 
-    def forward(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
+    def forward(*arguments: Tensor) -> tuple[Any, Any]:
         """The result. Nothing but the arguments is kept."""
-        matrices = _matrices(kernel, group)
+        inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+        matrices = _matrices(kernel, form)
 
-        def step(_: Any, x: Tensor) -> tuple[Any, Tensor]:
-            y = _mapped(x, kernel, *bias, group=group, matrices=matrices)
-            return (), y
+        def step(_: Any, inputs: Sums) -> tuple[Any, Sums]:
+            return (), _mapped(form, inputs, matrices, bias)
 
-        return _in_steps(step, (), kernel.shape[-1], x)[1], ()
+        shapes = _shapes(group, form.gives_sums, kernel.shape[2])
+        _, found = _in_steps(step, (), kernel, inputs, shapes)
+        return (found if form.gives_sums else found[0]), ()
 
     def backward(
-        arguments: tuple[Tensor, ...], _: Any, upstream: Tensor
+        arguments: tuple[Tensor, ...], _: Any, upstream: Any
     ) -> tuple[Tensor, ...]:
         """The gradients, with those of the blocks added up over the steps."""
-        x, kernel, *bias = arguments
-        matrices = _matrices(kernel, group)
+        inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+        matrices = _matrices(kernel, form)
         transposed = [ops.transpose(matrix) for matrix in matrices]
         totals = [
             ops.zeros(total.shape, dtype_of_sums(total))
             for total in (*matrices, *bias)
         ]
 
-        def step(totals: Any, x: Tensor, upstream: Tensor) -> Any:
+        def step(totals: Any, images: Sums) -> Any:
             """Adds the gradients of blocks and bias over some rows.
 
             Returns the totals, and the gradient of these rows.
             """
-            sums, of_y = (to_sums(z, group=group) for z in (x, upstream))
-            found = [_outer(a, b) for a, b in zip(sums, of_y, strict=True)]
+            x, of_y = images[:count], images[count:]
+            if not form.takes_sums:
+                x = to_sums(*x, group=group)
+            if not form.gives_sums:
+                of_y = to_sums(*of_y, group=group)
+            found = [_outer(a, b) for a, b in zip(x, of_y, strict=True)]
             if bias:
                 of_bias = sum_in_full_precision(of_y[0], (0, 1, 2, 3))
-                found.append(_constant(x, group) * of_bias)
+                found.append(_constant(of_y[0], form) * of_bias)
             totals = [
                 total + ops.cast(more, total.dtype)
                 for total, more in zip(totals, found, strict=True)
             ]
-            products = _products(of_y, transposed)
-            return totals, from_sums(products, group=group)
+            of_x = _products(of_y, transposed)
+            if form.takes_sums:
+                return totals, of_x
+            return totals, (from_sums(of_x, group=group),)
 
-        totals, dx = _in_steps(step, totals, kernel.shape[1], x, upstream)
+        shapes = _shapes(group, form.takes_sums, kernel.shape[1])
+        upstream = upstream if form.gives_sums else (upstream,)
+        images = (*inputs, *upstream)
+        totals, of_inputs = _in_steps(step, totals, kernel, images, shapes)
         of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
-        return dx, _of_kernel(totals, kernel, group), *of_bias
+        return *of_inputs, _of_kernel(totals, kernel, form), *of_bias
 
     return backend.custom_vjp(
         forward, backward, "`basis='regular'` or `recompute=False`"
     )
 
 
+def _shapes(
+    group: Group, are_sums: bool, channels: int
+) -> list[tuple[int, int]]:
+    """The last two axes of sums, or of a feature map."""
+    if not are_sums:
+        return [(group.order, channels)]
+    return [(block.rows, block.size * channels) for block in blocks(group)]
+
+
 def _in_steps(
     step: Callable[..., Any],
     totals: Any,
-    channels: int,
-    *images: Float[Tensor, "batch height width order _"],
-) -> tuple[Any, Float[Tensor, "batch height width order {channels}"]]:
-    """Applies a function to feature maps, or to some rows of all at a time.
+    kernel: Float[Tensor, "order channels filters"],
+    images: Sequence[Float[Tensor, "batch height width _ _"]],
+    shapes: Sequence[tuple[int, int]],
+) -> tuple[Any, Sequence[Float[Tensor, "batch height width _ _"]]]:
+    """Applies a function to images, or to some rows of all at a time.
 
     Args:
         step: takes totals and rows of the images, returns the next totals and
-            rows of the result.
+            rows of the results.
         totals: a nest of tensors.
-        channels: the channels of the result.
-        *images: feature maps of the same size.
+        kernel: the kernel of the linear map.
+        images: feature maps or their sums, of the same height and width.
+        shapes: the last two axes of the results.
 
     Returns:
-        The last totals, and the result.
+        The last totals, and the results.
     """
     first = images[0]
-    together = dispatch.rows_of_step(*images, channels=channels)
+    order, channels, filters = kernel.shape
+    together = dispatch.rows_of_step(first, order * max(channels, filters))
     if together is None:
-        return step(totals, *images)
-    batch, height = ops.shape(first)[0], first.shape[1]
+        return step(totals, images)
+    batch, height, width = ops.shape(first)[:3]
     whole, left = divmod(height, together)
 
     def some_rows(carry: Any, at: Any, rows: int = together) -> Any:
-        """Puts the rows of one step into the result."""
-        result, totals = carry
+        """Puts the rows of one step into the results."""
+        results, totals = carry
         start = (0, at * together, 0, 0, 0)
-        parts = [
+        parts = tuple(
             backend.part_at(x, start, (batch, rows, *x.shape[2:]))
             for x in images
-        ]
-        totals, found = step(totals, *parts)
-        return (backend.put_at(result, start, found), totals), ()
+        )
+        totals, found = step(totals, parts)
+        results = tuple(
+            backend.put_at(result, start, part)
+            for result, part in zip(results, found, strict=True)
+        )
+        return (results, totals), ()
 
-    shape = (*ops.shape(first)[:-1], channels)
-    carry = ops.zeros(shape, first.dtype), totals
+    results = tuple(
+        ops.zeros((batch, height, width, *shape), first.dtype)
+        for shape in shapes
+    )
+    carry = results, totals
     carry, _ = backend.scan(some_rows, carry, backend.steps(whole))
     if left:
         carry, _ = some_rows(carry, whole, left)
-    result, totals = carry
-    return totals, result
+    results, totals = carry
+    return totals, results
 
 
 @backend.compiled_part()
@@ -222,9 +298,10 @@ def from_sums(
     return backend.constant(_product(steps).T, joined, joined.dtype) @ joined
 
 
-def _constant(like: Float[Tensor, "..."], group: Group) -> float:
-    """The value of the first wave that `from_sums` turns into ones."""
-    return math.sqrt(group.order) if is_half(like) else 1.0
+def _constant(like: Float[Tensor, "..."], form: Form) -> float:
+    """The value of the first wave that stands for ones at all elements."""
+    has_length_one = form.gives_sums or is_half(like)
+    return math.sqrt(form.group.order) if has_length_one else 1.0
 
 
 def _products(sums: Sums, matrices: Matrices) -> Sums:
@@ -243,16 +320,16 @@ def _outer(
 
 
 def _matrices(
-    kernel: Float[Tensor, "order channels filters"], group: Group
+    kernel: Float[Tensor, "order channels filters"], form: Form
 ) -> Matrices:
-    """The matrices of the blocks, times their scale in full precision."""
+    """The matrices of the blocks, times what `_mixing` says."""
     order, channels, filters = kernel.shape
     flat = in_full_precision(ops.reshape(kernel, (order, channels * filters)))
-    mixing = _mixing(group, is_half(kernel))
+    mixing = _mixing(form, is_half(kernel))
     entries = backend.constant(mixing, flat, flat.dtype) @ flat
     entries = ops.cast(entries, kernel.dtype)
     found, first = [], 0
-    for block in blocks(group):
+    for block in blocks(form.group):
         size = block.size
         part = ops.reshape(
             entries[first : first + size**2], (size, size, channels, filters)
@@ -266,30 +343,38 @@ def _matrices(
 def _of_kernel(
     gradients: Matrices,
     kernel: Float[Tensor, "order channels filters"],
-    group: Group,
+    form: Form,
 ) -> Float[Tensor, "order channels filters"]:
     """The gradient of the kernel, from those of its `_matrices`."""
     _, channels, filters = kernel.shape
     entries = []
-    for gradient, block in zip(gradients, blocks(group), strict=True):
+    of_blocks = zip(gradients, blocks(form.group), strict=True)
+    for gradient, block in of_blocks:
         size = block.size
         part = ops.reshape(gradient, (size, channels, size, filters))
         part = ops.transpose(part, (0, 2, 1, 3))
         entries.append(ops.reshape(part, (size**2, channels * filters)))
     joined = ops.concatenate(entries)
-    mixing = _mixing(group, is_half(kernel)).T
+    mixing = _mixing(form, is_half(kernel)).T
     found = backend.constant(mixing, joined, joined.dtype) @ joined
     found = ops.reshape(found, kernel.shape)
     return ops.cast(found, kernel.dtype)
 
 
 @functools.cache
-def _mixing(group: Group, half: bool) -> np.ndarray:
-    """`(entries, order)`: the matrices of all blocks, of the kernel."""
+def _mixing(form: Form, half: bool) -> np.ndarray:
+    """`(entries, order)`: the matrices of all blocks, of the kernel.
+
+    They are multiplied by the scale of their blocks, which the transforms there
+    and back leave out in full precision; by its root where one of them does,
+    since the other end has waves of length one.
+    """
+    left_out = 0 if half else 2 - form.takes_sums - form.gives_sums
     return np.concatenate(
         [
-            (1 if half else block.scale) * block.mixing.reshape(-1, group.order)
-            for block in blocks(group)
+            block.scale ** (left_out / 2)
+            * block.mixing.reshape(-1, form.group.order)
+            for block in blocks(form.group)
         ]
     )
 

@@ -44,7 +44,9 @@ def linear_basis(
     return "irreps" if pays else "regular"
 
 
-def rows_of_step(*images: Float[Tensor, "..."], channels: int) -> int | None:
+def rows_of_step(
+    x: Float[Tensor, "batch height width _ _"], values: int
+) -> int | None:
     """How many rows of all images one step of a loop takes; None for no loop.
 
     XLA on CPUs gets a loop of at least two steps, and behind it a smaller step
@@ -55,18 +57,17 @@ def rows_of_step(*images: Float[Tensor, "..."], channels: int) -> int | None:
     add up gradients over all of them.
 
     Args:
-        *images: feature maps of the same size.
-        channels: the channels of the result.
+        x: feature maps, or their sums.
+        values: values per pixel of the widest of what is read and written.
     """
-    batch, height, width, order, _ = images[0].shape
-    loops = backend.find_target(*images).xla_on_cpu
+    batch, height, width = x.shape[:3]
+    loops = backend.find_target(x).xla_on_cpu
     if not loops or backend.may_be_sharded():
         return None
     if not isinstance(height, int) or height < 2:
         return None
-    widest = max(channels, *(x.shape[-1] for x in images))
     # Sizes that are not known count as one.
-    sizes = (n for n in (batch, width, order, widest) if isinstance(n, int))
+    sizes = (n for n in (batch, width, values) if isinstance(n, int))
     most = max(VALUES_OF_STEP // max(math.prod(sizes), 1), 1)
     most = min(most, height // 2)
     divisor = max(n for n in range(1, most + 1) if height % n == 0)
