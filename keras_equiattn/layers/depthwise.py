@@ -185,7 +185,7 @@ class GroupSeparableConv2D(BaseGroupConv2D):
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
         y = group_depthwise_conv(x, kernel, self.group, **options)
         pointwise = keras.ops.convert_to_tensor(self.pointwise_kernel)
-        return group_linear(y, pointwise, None, self.group, "regular")
+        return group_linear(y, pointwise, None, self.group)
 
     def get_config(self) -> dict[str, Any]:
         return {

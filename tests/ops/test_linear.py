@@ -1,5 +1,7 @@
 """Linear maps on a group: both bases against the oracle, and each other."""
 
+import functools
+
 import keras
 import numpy as np
 import oracles
@@ -11,6 +13,7 @@ from layer_contract import LIMIT
 
 from keras_equiattn import groups
 from keras_equiattn.ops import backend
+from keras_equiattn.ops import group_conv
 from keras_equiattn.ops import group_linear
 from keras_equiattn.ops import lifting_conv
 from keras_equiattn.ops.group import block_linear
@@ -224,6 +227,103 @@ def test_liftings_of_one_pixel(strides):
     assert difference(found, expected) < LIMIT
 
 
+@pytest.mark.parametrize("options", [{}, {"strides": 2, "padding": "same"}])
+def test_convolutions_with_one_pixel(options, monkeypatch):
+    """They are computed by blocks where that is faster."""
+    x, kernel, _ = arguments("p4m")
+    given = [ops.convert_to_tensor(a) for a in (x, kernel[None, None])]
+    expected = group_conv(*given, "p4m", **options)
+    taken = []
+    by_blocks = linear.block_linear
+    monkeypatch.setattr(
+        linear, "block_linear", lambda *a: taken.append(0) or by_blocks(*a)
+    )
+    fewest = dict.fromkeys(dispatch.FEWEST_VALUES, 8)
+    monkeypatch.setattr(dispatch, "FEWEST_VALUES", fewest)
+    found = group_conv(*given, "p4m", **options)
+    assert taken
+    assert difference(found, expected) < LIMIT
+    with pytest.raises(ValueError, match="`padding`"):
+        group_conv(*given, "p4m", padding="wrap")
+    with pytest.raises(ValueError, match="`filter_basis`"):
+        group_conv(*given, "p4m", filter_basis="fourier")
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "openvino", reason="it only predicts"
+)
+@pytest.mark.parametrize(
+    "compiled", [False] if keras.backend.backend() == "torch" else [False, True]
+)
+def test_gradients_of_gradients(compiled):
+    """A penalty of the gradient of the input, whose gradients are wanted.
+
+    The maps are chained, one with sums in between, and compiled as a step of
+    training is: by XLA under TensorFlow and JAX.
+    """
+    group = groups.get("p4m")
+    rng = np.random.default_rng(0)
+    shapes = (2, 4, 3, 8, 3), (8, 3, 5), (5,), (8, 5, 4), (8, 4, 5)
+    given = [rng.normal(size=shape).astype(DTYPE) / 4 for shape in shapes]
+    given = tuple(map(ops.convert_to_tensor, given))
+
+    def value(basis, x, kernel, bias, second, third):
+        y = group_linear(x, kernel, bias, group, basis)
+        y = y * y * y
+        if basis == "regular":
+            y = group_linear(y, second, None, group, basis)
+            y = group_linear(y, third, bias, group, basis)
+        else:
+            sums = block_linear.linear_to_sums(y, second, None, group)
+            y = block_linear.linear_from_sums(sums, third, bias, group)
+        return ops.sum(y * y * y)
+
+    def gradients(basis):
+        function = functools.partial(value, basis)
+        found = of_penalty(function, given, compiled)
+        return [as_array(array) for array in found]
+
+    pairs = zip(gradients("regular"), gradients("irreps"), strict=True)
+    for regular, irreps in pairs:
+        assert difference(irreps, regular) < 10 * LIMIT
+
+
+def of_penalty(function, given, compiled):
+    """The gradients of the squared gradient with respect to the first array."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        leaves = [array.detach().requires_grad_() for array in given]
+        first, *_ = torch.autograd.grad(
+            function(*leaves), leaves[:1], create_graph=True
+        )
+        return torch.autograd.grad((first * first).sum(), leaves)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        def penalty(*arrays):
+            return (jax.grad(function)(*arrays) ** 2).sum()
+
+        found = jax.grad(penalty, tuple(range(len(given))))
+        return (jax.jit(found) if compiled else found)(*given)
+    import tensorflow as tf
+
+    def found(*tensors):
+        with tf.GradientTape() as outer:
+            outer.watch(tensors)
+            with tf.GradientTape() as inner:
+                inner.watch(tensors[0])
+                result = function(*tensors)
+            gradient = inner.gradient(result, tensors[0])
+            penalty = tf.reduce_sum(gradient * gradient)
+        return [
+            tf.convert_to_tensor(gradient)
+            for gradient in outer.gradient(penalty, tensors)
+        ]
+
+    return (tf.function(found) if compiled else found)(*given)
+
+
 def test_errors():
     x, kernel, bias = map(ops.convert_to_tensor, arguments("p4"))
     with pytest.raises(ValueError, match=r"`basis`.*'fourier'"):
@@ -235,7 +335,18 @@ def test_errors():
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="float64 is off by default"
 )
-def test_float64_is_as_precise():
-    x, kernel, bias = map(ops.convert_to_tensor, arguments("p16"))
-    both = [group_linear(x, kernel, bias, "p16", basis) for basis in BASES]
-    assert difference(*both) < 1e-12
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_is_as_precise(name):
+    """Results and gradients."""
+    given = tuple(map(ops.convert_to_tensor, arguments(name)))
+    upstream = given[0][..., :1] * ops.ones(5, DTYPE)
+
+    def both(basis):
+        def function(*tensors):
+            return group_linear(*tensors, name, basis)
+
+        y, gradients = backend.vjp(function, given, upstream)
+        return (y, *gradients)
+
+    for pair in zip(*map(both, BASES), strict=True):
+        assert difference(*pair) < 1e-12

@@ -116,7 +116,7 @@ def applied(
     layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Applies the linear map of any kernel and bias."""
-    # `recompute=False` promises second derivatives, which those of blocks lack.
+    # JAX cannot differentiate blocks forward, which `recompute=False` allows.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)
 

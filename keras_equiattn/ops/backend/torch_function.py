@@ -16,7 +16,7 @@ from keras_equiattn.ops.backend.target import within_torch_func
 def torch_custom_vjp(
     forward: Callable[..., Any],
     backward: Callable[..., Any],
-    alternative: str,
+    second: str | Callable[..., Any],
 ) -> Callable[..., Any]:
     """`custom_vjp` for PyTorch, see there.
 
@@ -50,10 +50,19 @@ def torch_custom_vjp(
             of_results = [upstream[n] for n in keras.tree.flatten(result)]
             if all(d is None for d in of_results):
                 return (None,) * ctx.count
-            _refuse_second_derivative(alternative)
             several = isinstance(result, tuple)
             d = tuple(of_results) if several else of_results[0]
-            return tuple(run_back(*_saved(ctx), d))
+            arguments, kept = _saved(ctx)
+            if not _is_differentiated():
+                return tuple(run_back(arguments, kept, d))
+            if callable(second):
+                return tuple(second(arguments, d))
+            raise NotImplementedError(
+                "This gradient cannot be differentiated (create_graph=True, or "
+                "one gradient of `torch.func` within another). "
+                f"Pass {second} to differentiate twice, or call "
+                "`keras_equiattn.config.disable_recompute()` for all layers."
+            )
 
     def function(*arguments: Tensor) -> Any:
         found = Function.apply(*map(ops.convert_to_tensor, arguments))
@@ -114,8 +123,8 @@ def _saved(ctx: Any) -> tuple[tuple[Any, ...], Any]:
     return tensors[: ctx.count], kept
 
 
-def _refuse_second_derivative(alternative: str) -> None:
-    """Raises an error where this gradient would be differentiated.
+def _is_differentiated() -> bool:
+    """Whether the gradient that is computed now will be differentiated.
 
     Autograd differentiates a gradient that it computes with gradients enabled.
     `torch.func` enables them for every gradient, but differentiates only those
@@ -126,13 +135,5 @@ def _refuse_second_derivative(alternative: str) -> None:
     if within_torch_func():
         functorch = torch._C._functorch
         levels = [x.key() for x in functorch.get_interpreter_stack() or ()]
-        twice = levels.count(functorch.TransformType.Grad) > 1
-    else:
-        twice = torch.is_grad_enabled()
-    if twice:
-        raise NotImplementedError(
-            "This gradient cannot be differentiated (create_graph=True, or "
-            "one gradient of `torch.func` within another). "
-            f"Pass {alternative} to differentiate twice, or call "
-            "`keras_equiattn.config.disable_recompute()` for all layers."
-        )
+        return levels.count(functorch.TransformType.Grad) > 1
+    return torch.is_grad_enabled()

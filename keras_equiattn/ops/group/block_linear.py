@@ -113,66 +113,139 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
     its own, which transforms feature maps once more, so that only the arguments
     are kept.
     """
-    group = form.group
-    count = len(blocks(group)) if form.takes_sums else 1
 
     def forward(*arguments: Tensor) -> tuple[Any, Any]:
-        """The result. Nothing but the arguments is kept."""
+        count = _count(form.group, form.takes_sums)
         inputs, (kernel, *bias) = arguments[:count], arguments[count:]
         matrices = _matrices(kernel, form)
 
         def step(_: Any, inputs: Sums) -> tuple[Any, Sums]:
             return (), _mapped(form, inputs, matrices, bias)
 
-        shapes = _shapes(group, form.gives_sums, kernel.shape[2])
+        shapes = _shapes(form.group, form.gives_sums, kernel.shape[2])
         _, found = _in_steps(step, (), kernel, inputs, shapes)
         return (found if form.gives_sums else found[0]), ()
 
     def backward(
         arguments: tuple[Tensor, ...], _: Any, upstream: Any
     ) -> tuple[Tensor, ...]:
-        """The gradients, with those of the blocks added up over the steps."""
-        inputs, (kernel, *bias) = arguments[:count], arguments[count:]
-        matrices = _matrices(kernel, form)
-        transposed = [ops.transpose(matrix) for matrix in matrices]
-        totals = [
-            ops.zeros(total.shape, dtype_of_sums(total))
-            for total in (*matrices, *bias)
-        ]
-
-        def step(totals: Any, images: Sums) -> Any:
-            """Adds the gradients of blocks and bias over some rows.
-
-            Returns the totals, and the gradient of these rows.
-            """
-            x, of_y = images[:count], images[count:]
-            if not form.takes_sums:
-                x = to_sums(*x, group=group)
-            if not form.gives_sums:
-                of_y = to_sums(*of_y, group=group)
-            found = [_outer(a, b) for a, b in zip(x, of_y, strict=True)]
-            if bias:
-                of_bias = sum_in_full_precision(of_y[0], (0, 1, 2, 3))
-                found.append(_constant(of_y[0], form) * of_bias)
-            totals = [
-                total + ops.cast(more, total.dtype)
-                for total, more in zip(totals, found, strict=True)
-            ]
-            of_x = _products(of_y, transposed)
-            if form.takes_sums:
-                return totals, of_x
-            return totals, (from_sums(of_x, group=group),)
-
-        shapes = _shapes(group, form.takes_sums, kernel.shape[1])
         upstream = upstream if form.gives_sums else (upstream,)
-        images = (*inputs, *upstream)
-        totals, of_inputs = _in_steps(step, totals, kernel, images, shapes)
-        of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
-        return *of_inputs, _of_kernel(totals, kernel, form), *of_bias
+        return _gradients(form, arguments, upstream)
 
-    return backend.custom_vjp(
-        forward, backward, "`basis='regular'` or `recompute=False`"
-    )
+    def differentiable(
+        arguments: tuple[Tensor, ...], upstream: Any
+    ) -> tuple[Tensor, ...]:
+        upstream = upstream if form.gives_sums else (upstream,)
+        tensors = (*arguments, *upstream)
+        return _gradient_function(form, backend.signature(tensors))(*tensors)
+
+    return backend.custom_vjp(forward, backward, differentiable)
+
+
+@functools.lru_cache(maxsize=512)
+def _gradient_function(form: Form, signature: Any) -> Callable[..., Any]:
+    """The gradient of a linear map, of its arguments and the upstream.
+
+    It is linear in each of them, so that its own gradient is made of linear
+    maps and gradients of linear maps.
+    """
+
+    def forward(*tensors: Tensor) -> tuple[Any, Any]:
+        count = _count(form.group, form.gives_sums)
+        return _gradients(form, tensors[:-count], tensors[-count:]), ()
+
+    def differentiable(
+        tensors: tuple[Tensor, ...], of_gradients: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, ...]:
+        count = _count(form.group, form.gives_sums)
+        arguments, upstream = tensors[:-count], tensors[-count:]
+        count = _count(form.group, form.takes_sums)
+        inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+        given = tuple(
+            ops.zeros_like(x) if d is None else d  # PyTorch has None for zeros
+            for x, d in zip(arguments, of_gradients, strict=True)
+        )
+        of_inputs, (of_kernel, *of_bias) = given[:count], given[count:]
+
+        def mapped(*arguments: Tensor) -> Sums:
+            found = _function(form, backend.signature(arguments))(*arguments)
+            return found if form.gives_sums else (found,)
+
+        def pulled_back(inputs: Sums, kernel: Tensor) -> tuple[Tensor, ...]:
+            tensors = (*inputs, kernel, *upstream)
+            function = _gradient_function(form, backend.signature(tensors))
+            return function(*tensors)
+
+        of_upstream = [
+            x + y
+            for x, y in zip(
+                mapped(*inputs, of_kernel, *of_bias),
+                mapped(*of_inputs, kernel),
+                strict=True,
+            )
+        ]
+        return (
+            *pulled_back(inputs, of_kernel)[:-1],
+            pulled_back(of_inputs, kernel)[-1],
+            *map(ops.zeros_like, bias),
+            *of_upstream,
+        )
+
+    def backward(
+        tensors: tuple[Tensor, ...], _: Any, of_gradients: Any
+    ) -> tuple[Tensor, ...]:
+        return differentiable(tensors, of_gradients)
+
+    return backend.custom_vjp(forward, backward, differentiable)
+
+
+def _count(group: Group, are_sums: bool) -> int:
+    """How many tensors sums are, or a feature map."""
+    return len(blocks(group)) if are_sums else 1
+
+
+def _gradients(
+    form: Form, arguments: tuple[Tensor, ...], upstream: Sums
+) -> tuple[Tensor, ...]:
+    """The gradients, with those of the blocks added up over the steps."""
+    group = form.group
+    count = _count(group, form.takes_sums)
+    inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+    matrices = _matrices(kernel, form)
+    transposed = [ops.transpose(matrix) for matrix in matrices]
+    totals = [
+        ops.zeros(total.shape, dtype_of_sums(total))
+        for total in (*matrices, *bias)
+    ]
+
+    def step(totals: Any, images: Sums) -> Any:
+        """Adds the gradients of blocks and bias over some rows.
+
+        Returns the totals, and the gradient of these rows.
+        """
+        x, of_y = images[:count], images[count:]
+        if not form.takes_sums:
+            x = to_sums(*x, group=group)
+        if not form.gives_sums:
+            of_y = to_sums(*of_y, group=group)
+        found = [_outer(a, b) for a, b in zip(x, of_y, strict=True)]
+        if bias:
+            of_bias = sum_in_full_precision(of_y[0], (0, 1, 2, 3))
+            found.append(_constant(of_y[0], form) * of_bias)
+        totals = [
+            total + ops.cast(more, total.dtype)
+            for total, more in zip(totals, found, strict=True)
+        ]
+        of_x = _products(of_y, transposed)
+        return totals, of_x if form.takes_sums else (
+            from_sums(of_x, group=group),
+        )
+
+    shapes = _shapes(group, form.takes_sums, kernel.shape[1])
+    images = (*inputs, *upstream)
+    totals, of_inputs = _in_steps(step, totals, kernel, images, shapes)
+    of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
+    return *of_inputs, _of_kernel(totals, kernel, form), *of_bias
 
 
 def _shapes(

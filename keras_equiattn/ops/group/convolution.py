@@ -16,8 +16,10 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.backend import with_an_image
 from keras_equiattn.ops.geometry import effective_window
+from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group.bases import FILTER_BASES
 from keras_equiattn.ops.group.kernels import kernel_orbit
+from keras_equiattn.ops.group.linear import group_linear
 
 
 @checked()
@@ -70,7 +72,8 @@ def group_conv(
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
     """Correlates feature maps on a group with filters on the group.
 
-    `y(x, h) = sum_j sum_d f(x + d, j) K(h^-1 d, h^-1 j)`.
+    `y(x, h) = sum_j sum_d f(x + d, j) K(h^-1 d, h^-1 j)`. With filters of one
+    pixel that is `group_linear`, which is faster where there are many channels.
 
     Args:
         x: feature maps on the group.
@@ -84,6 +87,14 @@ def group_conv(
         A feature map on the group.
     """
     group = groups.get(group)
+    if tuple(kernel.shape[:2]) == (1, 1) and (
+        dispatch.linear_basis(x, kernel.shape[-1]) == "irreps"
+    ):
+        _checks.choice(filter_basis, "filter_basis", FILTER_BASES)
+        strides, *_ = conv_options(**options)
+        if strides != (1, 1):
+            x = x[:, :: strides[0], :: strides[1]]
+        return group_linear(x, kernel[0, 0], None, group, "irreps")
     orbit = kernel_orbit(
         kernel, group, group_axis=True, filter_basis=filter_basis
     )
@@ -206,6 +217,19 @@ def unfold_channels(
     return ops.reshape(x, (*outer, order, folded // order))
 
 
+def conv_options(
+    strides: int | tuple[int, int] = 1,
+    padding: str = "valid",
+    dilation_rate: int | tuple[int, int] = 1,
+) -> tuple[tuple[int, int], str, tuple[int, int]]:
+    """The options of a convolution, checked; numbers become pairs."""
+    strides = _checks.pair(strides, "strides")
+    dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
+    _checks.strides_or_dilation(strides, dilation_rate)
+    _checks.choice(padding, "padding", ("valid", "same"))
+    return strides, padding, dilation_rate
+
+
 def conv(
     x: Float[Tensor, "batch height width channels"],
     kernel: Float[Tensor, "rows columns inputs filters"],
@@ -218,10 +242,9 @@ def conv(
     A kernel that takes fewer `inputs` than there are channels convolves blocks
     of so many channels, each with its share of the filters.
     """
-    strides = _checks.pair(strides, "strides")
-    dilation_rate = _checks.pair(dilation_rate, "dilation_rate")
-    _checks.strides_or_dilation(strides, dilation_rate)
-    _checks.choice(padding, "padding", ("valid", "same"))
+    strides, padding, dilation_rate = conv_options(
+        strides, padding, dilation_rate
+    )
     size, window = tuple(x.shape)[1:3], tuple(kernel.shape)[:2]
     for n, k, d in zip(size, window, dilation_rate, strict=True):
         extent = effective_window(k, d)
