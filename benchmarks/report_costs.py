@@ -218,23 +218,60 @@ def group_conv(results: Results) -> str:
 def pointwise(results: Results) -> str:
     """Steps of linear maps in both bases over that of a dense layer."""
     files = results.by_backend("pointwise-{}", run("pointwise.py"))
-    rows, forms = [], {}
+    rows = []
     for backend, file in files.items():
-        ratios: dict[int, dict[str, str]] = defaultdict(dict)
+        ratios: dict[int, dict[tuple, float]] = defaultdict(dict)
         for row in file["rows"]:
-            key = f"{row['group']}, {row['basis']}"
-            forms[key] = None
-            ratios[row["width"]][key] = f"{row['ratio_of_medians']:.2f}"
+            key = row["group"], row["basis"]
+            ratios[row["width"]][key] = row["ratio_of_medians"]
+        names = list(dict.fromkeys(row["group"] for row in file["rows"]))
         rows += [
             [
                 versioned(backend, file),
                 count(width),
-                *(found.get(key, "") for key in forms),
+                *(
+                    f"{found[name, 'irreps']:.2f} "
+                    f"({found[name, 'regular']:.2f})"
+                    for name in names
+                ),
             ]
-            for width, found in ratios.items()
+            for width, found in sorted(ratios.items())
         ]
-    header = ("backend", "values per pixel", *forms)
+    header = ("backend", "values per pixel", *names)
     return block(header, rows, list(files.values()), run("pointwise.py"))
+
+
+def pointwise_parts(results: Results) -> str:
+    """What a training step by blocks consists of, in dense products."""
+    files = results.by_backend(
+        "pointwise_parts-{}", run("pointwise.py --parts")
+    )
+    rows = []
+    for backend, file in files.items():
+        found: dict[str, list[str]] = {}
+        totals: dict[str, float] = defaultdict(float)
+        for row in file["rows"]:
+            cost = row["times_in_a_step"] * row["over_a_dense_product"]
+            totals[row["group"]] += cost
+            found.setdefault(row["group"], []).append(
+                f"{row['times_in_a_step']} x {row['over_a_dense_product']:.2f}"
+            )
+        rows += [
+            [
+                versioned(backend, file),
+                group,
+                *cells,
+                f"{totals[group] / 3:.2f}",
+            ]
+            for group, cells in found.items()
+        ]
+    names = dict.fromkeys(row["part"] for row in file["rows"])
+    return block(
+        ("backend", "group", *names, "sum, over three dense products"),
+        rows,
+        list(files.values()),
+        run("pointwise.py --parts"),
+    )
 
 
 def vit(results: Results) -> str:
@@ -507,6 +544,7 @@ TABLES = (
     gsa_time,
     import_time,
     pointwise,
+    pointwise_parts,
     step_time,
     step_time_gpu,
     step_time_stages,

@@ -68,6 +68,30 @@ def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     return step
 
 
+def forward_step(function: Callable, tensors: list) -> Callable:
+    """A function of tensors that give one or more, compiled likewise."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        graph = tf.function(function)
+        return lambda: [y.numpy() for y in tf.nest.flatten(graph(*tensors))]
+    if backend == "jax":
+        import jax
+
+        compiled = jax.jit(function)
+        return lambda: jax.block_until_ready(compiled(*tensors))
+    import torch
+
+    def step():
+        with torch.no_grad():
+            y = function(*tensors)
+        _wait()
+        return y
+
+    return step
+
+
 def gradient_step(function: Callable, tensors: list) -> Callable:
     """The same for a function of tensors."""
     shape = tuple(function(*tensors).shape)

@@ -62,6 +62,8 @@ class Run(keras.callbacks.Callback):
         folder: where the network and the log are kept.
         seconds: how much processor time the network trains for.
         images, labels: the test images, upright.
+        settings: what is kept in the log, and must be the same in a run that
+            goes on.
     """
 
     def __init__(
@@ -70,13 +72,26 @@ class Run(keras.callbacks.Callback):
         seconds: float,
         images: np.ndarray,
         labels: np.ndarray,
+        settings: dict[str, Any],
     ) -> None:
         super().__init__()
         self.folder, self.seconds = folder, seconds
         self.images, self.labels = images, labels
-        self.log = {"seconds": 0.0, "epochs": 0, "steps": 0, "tests": []}
+        self.log: dict[str, Any] = {
+            "settings": settings,
+            "seconds": 0.0,
+            "epochs": 0,
+            "steps": 0,
+            "tests": [],
+        }
         if (folder / "log.json").exists():
             self.log = json.loads((folder / "log.json").read_text())
+        if self.log["settings"] != settings:
+            raise SystemExit(
+                f"The run in {folder} has other settings. Pass another --out "
+                f"or the same settings. It has: {self.log['settings']}. "
+                f"Received: {settings}"
+            )
 
     @property
     def is_over(self) -> bool:
@@ -117,6 +132,20 @@ class Run(keras.callbacks.Callback):
         training.write_json(self.folder / "log.json", self.log)
 
 
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What all networks of a comparison have in common."""
+    return {
+        **DESIGN,
+        "dataset": options.dataset,
+        "minutes": options.minutes,
+        "test_images": options.test_images,
+        "batch": BATCH,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "seed": options.seed,
+    }
+
+
 def train(group: str, options: argparse.Namespace) -> None:
     """Trains a network until its time is over."""
     folder = options.out / group
@@ -128,7 +157,13 @@ def train(group: str, options: argparse.Namespace) -> None:
     pairs = [test[n] for n in range(len(test))]
     images, labels = map(np.concatenate, zip(*pairs, strict=True))
     count = options.test_images
-    run = Run(folder, 60 * options.minutes, images[:count], labels[:count])
+    run = Run(
+        folder,
+        60 * options.minutes,
+        images[:count],
+        labels[:count],
+        settings(options),
+    )
     keras.utils.set_random_seed(options.seed)
     model = GroupViT(
         group, input_shape=facts.shape, classes=facts.classes, **DESIGN
@@ -204,7 +239,13 @@ def main() -> None:
     for group in options.groups:
         train(group, options)
     logs = sorted(options.out.glob("*/log.json"))
-    runs = {log.parent.name: json.loads(log.read_text()) for log in logs}
+    found = {log.parent.name: json.loads(log.read_text()) for log in logs}
+    # Runs with other settings are not compared.
+    runs = {
+        name: log
+        for name, log in found.items()
+        if log.pop("settings") == settings(options)
+    }
     # The plain network first.
     runs = dict(sorted(runs.items(), key=lambda run: (run[0] != "z2", run[0])))
     backend, today = keras.backend.backend(), datetime.date.today()
@@ -214,15 +255,7 @@ def main() -> None:
         file,
         {
             **reporting.measured_by(f"{command} --minutes {options.minutes}"),
-            "settings": {
-                **DESIGN,
-                "dataset": options.dataset,
-                "minutes": options.minutes,
-                "batch": BATCH,
-                "learning_rate": LEARNING_RATE,
-                "weight_decay": WEIGHT_DECAY,
-                "seed": options.seed,
-            },
+            "settings": settings(options),
             "runs": runs,
         },
     )

@@ -224,7 +224,7 @@ class OcticDense(keras.layers.Layer):
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.units = units
+        self.units = _checks.integer(units, "units")
 
     def build(self, input_shape: Any) -> None:
         channels, units = input_shape[-1], self.units
@@ -275,13 +275,17 @@ class OcticAttention(_SameShape):
 
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
+        self.num_heads = _checks.integer(num_heads, "num_heads")
 
     def build(self, input_shape: Any) -> None:
-        for name in ("query", "key", "value", "projection"):
-            dense = OcticDense(
-                input_shape[-1], dtype=self.dtype_policy, name=name
+        channels = input_shape[-1]
+        if channels % self.num_heads:
+            raise ValueError(
+                "The channels must be divisible by `num_heads`. Received: "
+                f"channels={channels}, num_heads={self.num_heads}"
             )
+        for name in ("query", "key", "value", "projection"):
+            dense = OcticDense(channels, dtype=self.dtype_policy, name=name)
             dense.build(input_shape)
             setattr(self, name, dense)
 
@@ -295,37 +299,27 @@ class OcticAttention(_SameShape):
 
     def _heads(self, x: Any) -> Any:
         """`(batch, tokens, heads, 8 C / heads)`."""
-        found = [
-            ops.reshape(
-                ops.transpose(
-                    ops.reshape(
-                        part, (-1, *part.shape[1:3], self.num_heads, size)
-                    ),
-                    (0, 1, 3, 2, 4),
-                ),
-                (-1, part.shape[1], self.num_heads, part.shape[2] * size),
-            )
-            for part in split(x)
-            for size in [part.shape[3] // self.num_heads]
-        ]
+        found = []
+        for part in split(x):
+            tokens, rows, channels = part.shape[1:]
+            of_head = self.num_heads, channels // self.num_heads
+            part = ops.reshape(part, (-1, tokens, rows, *of_head))
+            part = ops.swapaxes(part, 2, 3)
+            shape = -1, tokens, self.num_heads, rows * of_head[1]
+            found.append(ops.reshape(part, shape))
         return ops.concatenate(found, axis=-1)
 
     def _tokens(self, x: Any, shape: Any) -> Any:
         """The opposite of `_heads`."""
         tokens, _, channels = shape[1:]
-        found = [
-            ops.reshape(
-                ops.transpose(
-                    ops.reshape(half, (-1, tokens, self.num_heads, rows, size)),
-                    (0, 1, 3, 2, 4),
-                ),
-                (-1, tokens, rows, self.num_heads * size),
-            )
-            for half, rows in zip(
-                ops.split(x, 2, -1), (SIGNS, PLANE), strict=True
-            )
-            for size in [SIGNS * channels // self.num_heads // rows]
-        ]
+        found = []
+        halves = ops.split(x, 2, -1)
+        for half, rows in zip(halves, (SIGNS, PLANE), strict=True):
+            size = SIGNS * channels // self.num_heads // rows
+            half = ops.reshape(half, (-1, tokens, self.num_heads, rows, size))
+            half = ops.swapaxes(half, 2, 3)
+            shape = -1, tokens, rows, self.num_heads * size
+            found.append(ops.reshape(half, shape))
         return join(*found)
 
     def get_config(self) -> dict[str, Any]:
@@ -390,12 +384,12 @@ def _polynomials(signs: Any, vectors: Any) -> Any:
     # Products of four components, as A1 and as A2. They are not powers, whose
     # gradient is NaN at zero under TensorFlow where the exponent is zero.
     powers = [
-        (v1 * v1 * v1 * v1, v2 * v2 * v2 * v2),
-        (v1 * v1 * v1 * w1, v2 * v2 * v2 * w2),
-        (v1 * v1 * w1 * w1, v2 * v2 * w2 * w2),
-        (v1 * w1 * w1 * w1, v2 * w2 * w2 * w2),
         (w1 * w1 * w1 * w1, w2 * w2 * w2 * w2),
-    ][::-1]
+        (v1 * w1 * w1 * w1, v2 * w2 * w2 * w2),
+        (v1 * v1 * w1 * w1, v2 * v2 * w2 * w2),
+        (v1 * v1 * v1 * w1, v2 * v2 * v2 * w2),
+        (v1 * v1 * v1 * v1, v2 * v2 * v2 * v2),
+    ]
     mixed = [
         w1 * w2 * (w1 * w1 - w2 * w2),
         v2 * w1 * w1 * w1 - v1 * w2 * w2 * w2,

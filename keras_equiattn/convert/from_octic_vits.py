@@ -161,7 +161,9 @@ def octic_arrays(
         found,
         [f"{_LIFT}.conv_{name}.weight" for name in _KERNELS],
         f"{_LIFT}.kernel",
-        lambda parts: _of_identity(parts, 0.5 / np.sqrt(2), 0.5),
+        # In an orthonormal basis, signs are divided by the root of the order,
+        # and entries of 2 x 2 matrices by that of half of it.
+        lambda parts: _of_identity(parts, 1 / np.sqrt(8), 1 / np.sqrt(4)),
     )
     _merge(
         found,
@@ -287,7 +289,7 @@ def _of_identity(
     """
     total: Any = 0
     for part, turned, mirrored in zip(
-        parts, (1, 1, -1, -1), (1, -1, 1, -1), strict=False
+        parts[:4], (1, 1, -1, -1), (1, -1, 1, -1), strict=True
     ):
         turns = [np.rot90(part, k, (-2, -1)) * turned**k for k in range(4)]
         image = np.block([[turns[0], turns[3]], [turns[1], turns[2]]])

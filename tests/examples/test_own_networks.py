@@ -92,6 +92,8 @@ def test_transformers(example, tmp_path, monkeypatch):
     before = (tmp_path / "runs" / "z2" / "log.json").read_text()
     results, _ = example("transformers", "p4m", "z2", *options)
     assert (tmp_path / "runs" / "z2" / "log.json").read_text() == before
+    with pytest.raises(SystemExit, match="has other settings"):
+        example("transformers", "z2", *options, "--seed=1")
     runs = results["runs"]
     assert list(runs) == ["z2", "p4m"]
     assert runs["p4m"]["parameters"] < runs["z2"]["parameters"] / 4

@@ -100,7 +100,8 @@ def _mapped(
     sums = inputs if form.takes_sums else to_sums(*inputs, group=group)
     first, *others = _products(sums, matrices)
     # The bias is added to the wave without turns, and so to each element.
-    first = sum([_constant(first, form) * b for b in bias], first)
+    for b in bias:
+        first = first + _constant(first, form) * b
     found = (first, *others)
     return found if form.gives_sums else (from_sums(found, group=group),)
 
@@ -115,8 +116,7 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
     """
 
     def forward(*arguments: Tensor) -> tuple[Any, Any]:
-        count = _count(form.group, form.takes_sums)
-        inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+        inputs, kernel, bias = _named(form, arguments)
         matrices = _matrices(kernel, form)
 
         def step(_: Any, inputs: Sums) -> tuple[Any, Sums]:
@@ -159,13 +159,12 @@ def _gradient_function(form: Form, signature: Any) -> Callable[..., Any]:
     ) -> tuple[Tensor, ...]:
         count = _count(form.group, form.gives_sums)
         arguments, upstream = tensors[:-count], tensors[-count:]
-        count = _count(form.group, form.takes_sums)
-        inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+        inputs, kernel, bias = _named(form, arguments)
         given = tuple(
             ops.zeros_like(x) if d is None else d  # PyTorch has None for zeros
             for x, d in zip(arguments, of_gradients, strict=True)
         )
-        of_inputs, (of_kernel, *of_bias) = given[:count], given[count:]
+        of_inputs, of_kernel, of_bias = _named(form, given)
 
         def mapped(*arguments: Tensor) -> Sums:
             found = _function(form, backend.signature(arguments))(*arguments)
@@ -199,6 +198,15 @@ def _gradient_function(form: Form, signature: Any) -> Callable[..., Any]:
     return backend.custom_vjp(forward, backward, differentiable)
 
 
+def _named(
+    form: Form, arguments: tuple[Tensor, ...]
+) -> tuple[Sums, Tensor, tuple[Tensor, ...]]:
+    """The inputs, the kernel, and the bias if there is one."""
+    count = _count(form.group, form.takes_sums)
+    kernel, *bias = arguments[count:]
+    return arguments[:count], kernel, tuple(bias)
+
+
 def _count(group: Group, are_sums: bool) -> int:
     """How many tensors sums are, or a feature map."""
     return len(blocks(group)) if are_sums else 1
@@ -209,8 +217,7 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """The gradients, with those of the blocks added up over the steps."""
     group = form.group
-    count = _count(group, form.takes_sums)
-    inputs, (kernel, *bias) = arguments[:count], arguments[count:]
+    inputs, kernel, bias = _named(form, arguments)
     matrices = _matrices(kernel, form)
     transposed = [ops.transpose(matrix) for matrix in matrices]
     totals = [
@@ -223,7 +230,7 @@ def _gradients(
 
         Returns the totals, and the gradient of these rows.
         """
-        x, of_y = images[:count], images[count:]
+        x, of_y = images[: len(inputs)], images[len(inputs) :]
         if not form.takes_sums:
             x = to_sums(*x, group=group)
         if not form.gives_sums:

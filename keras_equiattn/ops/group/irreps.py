@@ -118,13 +118,18 @@ def regular_basis(group: str | Group) -> np.ndarray:
         group: a group or its name.
 
     Returns:
-        `(order, order)`, orthogonal: each row is a wave. The waves of an
-        `Irrep` follow each other: `matrices[:, a, b]` for `a` and then for `b`,
-        over their length. Element `g` of the group acts on coefficients with
-        the same `b` by the matrix of `g`.
+        `(order, order)`, orthogonal: each row is a wave of length one. The
+        waves of an `Irrep` follow each other. Each is an entry of its matrices,
+        `matrices[:, a, b]` divided by its length; `b` changes faster than `a`.
+        Element `g` of the group acts on the coefficients of all `a` with the
+        same `b` by the matrix of `g`.
 
     Raises:
         ValueError: for an unknown group.
+
+    Example:
+        >>> (2 * regular_basis("p4")[[0, 3]]).round().astype(int).tolist()
+        [[1, 1, 1, 1], [1, -1, 1, -1]]
 
     References:
         - Serre, Linear Representations of Finite Groups, 1977, section 2.4:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from layer_contract import as_array
 
+from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn.applications import GroupViT
 from keras_equiattn.applications.training import reporting
@@ -51,6 +52,27 @@ def test_invariance(group, basis):
     # Others change the logits.
     others = equivariance_error(model, "p4m", images(model), elements=[1, 4])
     assert (others.max() > 1e-2) == (group != "p4m")
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"vit_{size}_{group}"
+        for size in ("cifar10", "pcam")
+        for group in ("p4", "p4m")
+    ],
+)
+@pytest.mark.parametrize("basis", ["regular", "irreps"])
+def test_invariance_of_the_small_networks(name, basis):
+    """At the size that they are trained at."""
+    model = applications.get_model(name, basis=basis)
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        variable.assign(rng.normal(0, 0.1, variable.shape))
+    group = reporting.group_of(model)
+    errors = equivariance_error(model, group, images(model))
+    assert errors.max() < 1e-4
 
 
 def test_a_rectangle_turns_too():

@@ -9,6 +9,8 @@ from layer_contract import as_array
 from keras_equiattn import groups
 from keras_equiattn.applications import OcticViT
 from keras_equiattn.applications.networks import octic_blocks
+from keras_equiattn.ops.group.irreps import irreps
+from keras_equiattn.ops.group.irreps import regular_basis
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
 
@@ -88,6 +90,30 @@ def test_layers_are_equivariant(layer):
         found = as_array(layer(acted(x, element)))
         assert relative_difference(found, as_array(acted(y, element))) < 1e-5
         assert relative_difference(found, y) > 1e-2
+
+
+def test_the_basis_is_that_of_the_irreducible_representations():
+    """The same four signs, and the same space of vectors."""
+    octic, waves = octic_blocks.octic_basis(), regular_basis(GROUP)
+    signs = [irrep.dimension == 1 for irrep in irreps(GROUP)]
+    rows, first = [], 0
+    for irrep, is_sign in zip(irreps(GROUP), signs, strict=True):
+        if is_sign:
+            rows.append(first)
+        first += irrep.dimension * irrep.copies
+    overlap = np.abs(octic[:4] @ waves[rows].T)
+    np.testing.assert_allclose(overlap.max(0), 1, atol=1e-12)
+    np.testing.assert_allclose(overlap.sum(0), 1, atol=1e-12)
+    vectors = np.delete(waves, rows, axis=0)
+    spaces = [part.T @ part for part in (octic[4:], vectors)]
+    np.testing.assert_allclose(*spaces, atol=1e-12)
+
+
+def test_errors_of_layers():
+    with pytest.raises(ValueError, match=r"divisible by `num_heads`.*=4.*=3"):
+        octic_blocks.OcticAttention(3).build((None, 5, 8, 4))
+    with pytest.raises(ValueError, match="`units`"):
+        octic_blocks.OcticDense(0)
 
 
 @pytest.mark.parametrize("invariants", octic_blocks.INVARIANTS)
