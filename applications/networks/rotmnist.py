@@ -219,7 +219,12 @@ def RotMNISTCNN(
         elif network.exact:
             x = network.pool(x, "pool2")
     x = network.convolution(
-        x, network.classes, 4, _attention(7, attention), name="conv7"
+        x,
+        network.classes,
+        4,
+        _attention(7, attention),
+        rescaled=False,
+        name="conv7",
     )
     x = GroupPooling("max", data_format="channels_last", name="group_max")(x)
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)

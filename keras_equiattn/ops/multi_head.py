@@ -175,14 +175,12 @@ def _by_pixel(
         size: height and width of the images.
     """
     batch, heads, _, values = ops.shape(x)
-    ends = np.cumsum([rows * columns for rows, columns in layout])
-    channels = values // int(ends[-1])
+    sizes = [rows * columns for rows, columns in layout]
+    channels = values // sum(sizes)
     # OpenVINO's fusion of attention fails on a reshape right after the product.
     x = ops.swapaxes(x, 1, 2)
-    x = ops.reshape(x, (batch, *size, heads, int(ends[-1]), channels))
-    x = ops.swapaxes(x, 3, 4)
-    several = len(layout) > 1  # `split` does not know no split
-    parts = ops.split(x, ends[:-1].tolist(), axis=3) if several else [x]
+    x = ops.reshape(x, (batch, *size, heads, sum(sizes), channels))
+    parts = backend.parted(ops.swapaxes(x, 3, 4), sizes, 3)
     return [
         ops.reshape(part, (batch, *size, rows, columns * heads * channels))
         for part, (rows, columns) in zip(parts, layout, strict=True)

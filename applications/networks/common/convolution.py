@@ -112,11 +112,12 @@ def group_convolution(
     }
     if attention is None or attention == "input":
         if attention == "input":
+            factor = 1.0 if lifting else haar(group)
             x = layers.InputAttention(
                 data_format="channels_last",
                 group=group,
                 name=f"{name}_attention",
-                **_attention_arguments(settings, haar(group)),
+                **_attention_arguments(settings, factor),
             )(x)
         layer = layers.LiftingConv2D if lifting else layers.GroupConv2D
         return layer(filters, kernel_size, **options)(x)

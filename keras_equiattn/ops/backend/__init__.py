@@ -34,6 +34,7 @@ from keras_equiattn.ops.backend.memory import masked
 from keras_equiattn.ops.backend.memory import maximum
 from keras_equiattn.ops.backend.memory import multiplied
 from keras_equiattn.ops.backend.memory import part_at
+from keras_equiattn.ops.backend.memory import parted
 from keras_equiattn.ops.backend.memory import product
 from keras_equiattn.ops.backend.memory import put_at
 from keras_equiattn.ops.backend.memory import remainder
@@ -83,6 +84,7 @@ __all__ = [
     "multiplied",
     "next_seed",
     "part_at",
+    "parted",
     "portable",
     "prepared_seed",
     "product",

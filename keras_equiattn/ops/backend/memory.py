@@ -87,6 +87,21 @@ def _on_device(
         return torch.as_tensor(table, dtype=dtype, device=device)
 
 
+def parted(
+    x: Shaped[Tensor, "..."], sizes: Sequence[int], axis: int
+) -> Sequence[Shaped[Tensor, "..."]]:
+    """The parts of a tensor along an axis, with these sizes.
+
+    `ops.split` sends the places to PyTorch's device, and TensorFlow's does not
+    know one part.
+    """
+    if len(sizes) == 1:
+        return [x]
+    if keras.backend.backend() == "torch":
+        return x.split(list(sizes), axis)
+    return ops.split(x, np.cumsum(sizes)[:-1].tolist(), axis)
+
+
 def filled(shape: Any, value: float, dtype: Any) -> Shaped[Tensor, "..."]:
     """`ops.full`, without a copy of the number to PyTorch's device.
 

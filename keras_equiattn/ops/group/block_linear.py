@@ -441,7 +441,7 @@ def _of_kernel(
     return ops.cast(found, kernel.dtype)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _mixing(form: Form, half: bool) -> np.ndarray:
     """`(entries, order)`: the matrices of all blocks, of the kernel.
 

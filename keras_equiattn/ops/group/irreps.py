@@ -135,7 +135,12 @@ def regular_basis(group: str | Group) -> np.ndarray:
         - Serre, Linear Representations of Finite Groups, 1977, section 2.4:
           what the regular representation holds
     """
-    group = groups.get(group)
+    return _regular_basis(groups.get(group))
+
+
+@functools.cache
+def _regular_basis(group: Group) -> np.ndarray:
+    """`regular_basis` of a group."""
     rows = []
     for irrep in irreps(group):
         waves = irrep.matrices[:, :, : irrep.copies].reshape(group.order, -1).T

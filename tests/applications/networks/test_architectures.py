@@ -330,16 +330,18 @@ def test_kernels_start_as_those_of_the_authors():
         (resnet, "stage1_block1_conv2", np.pi * np.sqrt(2 / 99)),
         (resnet, "stage2_block1_shortcut", np.pi * np.sqrt(2 / 11)),
         (RotMNISTCNN("p4"), "conv2", 1 / np.sqrt(90)),
+        # No batch normalisation follows the last one.
+        (RotMNISTCNN("p4"), "conv7", np.pi / 2 / np.sqrt(160)),
     ):
         kernel = as_array(model.get_layer(name).kernel)
         assert 0.95 * bound < np.abs(kernel).max() < 1.001 * bound
-    for model, bound in (
-        (allcnn, np.pi / 2 * 0.035 / np.sqrt(98)),
-        (densenet, np.pi * np.sqrt(2 / 98)),
+    # What lifts an image sums over no group.
+    for model, name, bound in (
+        (allcnn, "conv2", np.pi / 2 * 0.035 / np.sqrt(98)),
+        (densenet, "block1_conv", np.pi * np.sqrt(2 / 98)),
+        (RotMNISTCNN("p4", "input"), "conv1", 1 / np.sqrt(98)),
     ):
-        attention = model.get_layer(
-            "conv2_attention" if model is allcnn else "block1_conv_attention"
-        )
+        attention = model.get_layer(f"{name}_attention")
         kernel = as_array(attention.spatial_kernel)
         assert 0.95 * bound < np.abs(kernel).max() < 1.001 * bound
     for model, name, deviation in (
