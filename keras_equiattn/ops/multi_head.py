@@ -1,7 +1,6 @@
 """Multi-head self-attention over all pixels, with one score for all poses."""
 
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,7 +86,7 @@ def multi_head_attention_on_group(
     Args:
         x: the feature map.
         inner: kernel and bias of the linear map to queries, keys and values,
-            beside each other.
+            beside each other. The queries are times the scale of the scores.
         outer: those of the linear map of the result.
         embedding: the embedding of relative positions, or None.
         num_heads: number of heads.
@@ -114,8 +113,7 @@ def multi_head_attention_on_group(
     else:
         parts = [group_linear(x, *inner, group, basis)]
     queries, keys, values = _three_by_head(parts, num_heads, channels)
-    scale = 1 / math.sqrt(queries.shape[-1])
-    y, weights = _attended(queries * scale, keys, values, embedding, size)
+    y, weights = _attended(queries, keys, values, embedding, size)
     parts = _by_pixel(y, layout, size)
     if in_waves:
         return linear_from_sums(parts, *outer, group), weights

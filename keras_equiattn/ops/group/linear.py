@@ -41,7 +41,7 @@ def group_linear(
             called. None takes "irreps" where a training step
             was measured to be faster: on a CPU, in single or double precision,
             for groups of four elements or more, where both input and output
-            have at least 192 values per pixel, 384 under TensorFlow.
+            have at least 192 values per pixel.
 
     Returns:
         Feature maps on the group.
