@@ -289,34 +289,6 @@ def short_runs_bfloat16(results: Results) -> str:
     )
 
 
-def transformers(results: Results) -> str:
-    """What transformers learn in the same time."""
-    command = "KERAS_BACKEND=torch python examples/transformers.py z2 p4 p4m"
-    file = results.latest("transformers-torch", command)
-    rows = []
-    for group, log in file["runs"].items():
-        last = log["tests"][-1]
-        rows.append(
-            [
-                f'`GroupViT("{group}")`',
-                count(log["parameters"]),
-                count(log["steps"]),
-                f"{log['steps'] * file['settings']['batch'] / 50_000:.1f}",
-                f"{100 * last['upright']:.1f}",
-                f"{100 * last['turned']:.1f}",
-            ]
-        )
-    header = (
-        "network",
-        "parameters",
-        "steps",
-        "epochs",
-        "accuracy upright, %",
-        "turned, %",
-    )
-    return block(header, rows, [file], command)
-
-
 ANGLES = run("angles.py --draws 3", "torch")
 OTHER_ANGLES = run(
     "angles.py --groups p12 p16 p8m \\\n    --sizes 5 --images smooth", "torch"
@@ -462,5 +434,4 @@ TABLES = (
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
-    transformers,
 )

@@ -6,18 +6,22 @@ chosen here, and the constants of the choice stand here with what was measured.
 
 import math
 
+import keras
+
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import part_size
 
-# The values per pixel from which on a step by blocks takes less time on a CPU
-# than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16 on every
-# backend, see benchmarks/results/pointwise-<backend>-2026-11-27.json. On a GPU
-# it took 2.3 to 2.8 times as long with 512 values
+# The values per pixel from which on a training step by blocks takes less time
+# on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16, see
+# benchmarks/results/pointwise-<backend>-2026-11-27.json. The output alone does
+# as well, but for 0.9 to 1.1 of the time under JAX with fewer than 384 values;
+# under TensorFlow it would take up to 1.3 times as long there. On a GPU a step
+# took 2.3 to 2.8 times as long with 512 values
 # (pointwise-torch-gpu-2026-11-26.json).
-FEWEST_VALUES = 192
+FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
 # Values of a feature map that one step takes on a CPU: 8 MiB. With half and
 # four times as many, multi-head attention takes 0.97 and 1.09 times as long
 # under JAX (benchmarks/results/tuning-jax-128-2026-11-27.json).
@@ -37,8 +41,9 @@ def linear_basis(
     if not backend.has_gradients() or target.device != "cpu" or is_half(x):
         return "regular"
     order, channels = x.shape[-2:]
+    fewest = FEWEST_VALUES[keras.backend.backend()]
     # Groups of two elements were not measured.
-    pays = order >= 4 and order * min(channels, filters) >= FEWEST_VALUES
+    pays = order >= 4 and order * min(channels, filters) >= fewest
     return "irreps" if pays else "regular"
 
 

@@ -38,10 +38,10 @@ def group_linear(
             channels. "irreps" multiplies with the blocks of this matrix in the
             basis of the irreducible representations, and JAX cannot
             differentiate it forward unless `config.disable_recompute` was
-            called. None takes "irreps" where a training step
-            was measured to be faster: on a CPU, in single or double precision,
-            for groups of four elements or more, where both input and output
-            have at least 192 values per pixel.
+            called. None takes "irreps" where a training step was measured to
+            be faster: on a CPU, in single or double precision, for groups of
+            four elements or more, where both input and output have at least 192
+            values per pixel, 384 under TensorFlow.
 
     Returns:
         Feature maps on the group.
