@@ -28,7 +28,8 @@ With `--trained` a layer stands in a small network that first learns to tell the
 classes of some photographs of CIFAR-10, half as large, in random poses.
 
 Writes `benchmarks/results/angles-<groups>-<date>.json`, for trained layers
-`angles-<groups>_trained-<date>.json`.
+`angles-<groups>_trained-<date>.json`; layers, sizes and images other than all
+are part of the name.
 """
 
 import argparse
@@ -366,13 +367,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    whole = {"layers": list(LAYERS), "sizes": [3, 5, 7], "images": list(IMAGES)}
     parser.add_argument(
-        "--layers", nargs="+", choices=LAYERS, default=list(LAYERS)
+        "--layers", nargs="+", choices=LAYERS, default=whole["layers"]
     )
     parser.add_argument("--groups", nargs="+", default=["p8"])
-    parser.add_argument("--sizes", nargs="+", type=int, default=[3, 5, 7])
+    parser.add_argument("--sizes", nargs="+", type=int, default=whole["sizes"])
     parser.add_argument(
-        "--images", nargs="+", choices=IMAGES, default=list(IMAGES)
+        "--images", nargs="+", choices=IMAGES, default=whole["images"]
     )
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--trained", action="store_true")
@@ -400,8 +402,11 @@ def main() -> None:
         "settings": vars(options),
         "rows": rows,
     }
-    what = "_".join([*options.groups, *["trained"] * options.trained])
-    report_files.write(f"angles-{what}", results)
+    what = [*options.groups, *["trained"] * options.trained]
+    for name, values in whole.items():
+        chosen = getattr(options, name)
+        what += map(str, chosen) if chosen != values else []
+    report_files.write(f"angles-{'_'.join(what)}", results)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def main() -> None:
     )
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     results = {
         "benchmark": "pointwise.py",

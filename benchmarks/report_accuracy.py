@@ -332,7 +332,7 @@ def angles(results: Results) -> str:
 
 def other_angles(results: Results) -> str:
     """The largest errors on smooth images, by group."""
-    file = results.latest("angles-p12_p16_p8m", OTHER_ANGLES)
+    file = results.latest("angles-p12_p16_p8m_5_smooth", OTHER_ANGLES)
     columns = [
         (group, basis, "smooth")
         for group in ("p12", "p16", "p8m")

@@ -244,7 +244,7 @@ def pointwise(results: Results) -> str:
 def pointwise_parts(results: Results) -> str:
     """What a training step by blocks consists of, in dense products."""
     files = results.by_backend(
-        "pointwise_parts-{}", run("pointwise.py --parts")
+        "pointwise_parts-{}", run("pointwise.py --parts --groups p4 p4m p8")
     )
     rows = []
     for backend, file in files.items():
@@ -270,7 +270,7 @@ def pointwise_parts(results: Results) -> str:
         ("backend", "group", *names, "sum, over three dense products"),
         rows,
         list(files.values()),
-        run("pointwise.py --parts"),
+        run("pointwise.py --parts --groups p4 p4m p8"),
     )
 
 

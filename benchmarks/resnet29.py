@@ -31,7 +31,7 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     shape = (options.batch, options.size, options.size, 3)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")

@@ -65,10 +65,10 @@ def card(name: str, run: dict, others: list[dict]) -> str:
     if recipe["milestones"]:
         epochs = ", ".join(map(str, recipe["milestones"]))
         protocol += f", times {recipe['factor']} after epoch {epochs}"
-    validation = "none: nothing was selected"
+    validation = "none: no examples were held out, and no epoch was selected"
     if run["validation"]:
         validation = f"{run['validation']['error_percent']:.3f} %"
-    info = run["dataset"]
+    info, of = run["dataset"], run["hardware"]
     part = "all training images" if options["train_on_all"] else "train"
     rows = {
         "network": f"`{run['model']}`, {run['parameters']:,} parameters",
@@ -86,7 +86,8 @@ def card(name: str, run: dict, others: list[dict]) -> str:
         "recipe": protocol,
         "seed": options["seed"],
         "test error": test,
-        "hardware": ", ".join(str(v) for v in run["hardware"].values()),
+        "hardware": f"{of['processor']}, cores: {of['cores']}, memory: "
+        f"{of['memory_gib']} GiB, device: {of['device']}",
         "versions": ", ".join(f"{k} {v}" for k, v in run["versions"].items()),
         "licence": "Apache 2.0",
     }

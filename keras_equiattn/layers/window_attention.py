@@ -578,7 +578,7 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
         0.076 of their largest output or less, the mean of three, and by
-        0.975 with filters of pixels, squares and the initial weights of
+        0.983 with filters of pixels, squares and the initial weights of
         the paper. The sharper attention becomes in training, the larger the
         error.
 

@@ -205,8 +205,9 @@ class Window:
     The corners of a square leave it in a turn by 45 degrees. A disc covers the
     same part of the image after a turn by any angle. Its edge is smooth, since
     a pixel is either seen or not. An error remains because pixels lie on a
-    grid: it is small where attention and images are smooth. A disc of 3, 5 or 7
-    rows is worth about 3, 11 and 25 neighbours that count alike.
+    grid: it is small where attention and images are smooth. The effective
+    number of neighbours in a disc, the square of the sum of its weights over
+    the sum of their squares, is about 3, 11 and 25 for 3, 5 and 7 rows.
     """
 
     size: tuple[int, int]

@@ -56,7 +56,12 @@ def write_run(folder, seed, error, changes=(), **options):
             "mean": [0.1],
             "std": [0.3],
         },
-        "hardware": {"processor": "abacus"},
+        "hardware": {
+            "processor": "abacus",
+            "cores": 2,
+            "memory_gib": 0.5,
+            "device": "CPU",
+        },
         "versions": {"python": "3.11"},
         "epochs": 100,
         "validation": None,
@@ -86,7 +91,7 @@ def test_card(model_card, tmp_path, monkeypatch):
         "times 0.1 after epoch 80",
         "data, all training images",
         "python examples/train.py --seed=0",
-        "abacus",
+        "abacus, cores: 2, memory: 0.5 GiB, device: CPU",
     ):
         assert part in card
 

@@ -90,7 +90,9 @@ def steering_matrix(group: Group, size: int) -> np.ndarray:
     A filter is first projected on the steerable ones.
     """
     basis = steerable_basis(group, size)
-    return basis @ basis[0].T
+    matrix = basis @ basis[0].T
+    matrix.flags.writeable = False
+    return matrix
 
 
 def _rings(size: int) -> np.ndarray:

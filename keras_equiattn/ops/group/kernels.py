@@ -62,7 +62,7 @@ def kernel_orbit(
     Raises:
         ValueError: for a kernel that is not square although the group holds
             quarter turns or the basis is steerable, or whose group axis has
-            another size; for an unknown basis.
+            another size; for an unknown basis or mask.
     """
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
@@ -82,6 +82,7 @@ def kernel_orbit(
     rest = tuple(kernel.shape[3:] if group_axis else kernel.shape[2:])
     size = math.prod(map(int, rest))
     _checks.choice(filter_basis, "filter_basis", FILTER_BASES)
+    _checks.choice(mask, "mask", ("disc", None))
     if filter_basis == "steerable" and rows != columns:
         raise ValueError(
             "Steerable kernels must be square. Received: "
@@ -130,8 +131,6 @@ def _interpolation_matrix(
     group: Group, rows: int, columns: int, mask: str | None
 ) -> np.ndarray:
     """`(order, positions, positions)`: each copy as a sum of base values."""
-    if mask not in ("disc", None):
-        raise ValueError(f"`mask` must be 'disc' or None. Received: {mask!r}")
     turns = _index_table(groups.get("p4m"), rows, columns, False)[..., 0]
     identity = np.eye(rows * columns)
     matrices = []
