@@ -144,8 +144,7 @@ bench: .venv/.dev
 	for backend in $(BACKENDS); do \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/group_conv.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/pointwise.py; \
-	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/pointwise.py \
-	    --parts --groups p4 p4m p8; \
+	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/pointwise.py --parts; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/vit.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/resnet29.py; \
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/traffic.py; \

@@ -8,8 +8,8 @@ output alone, alternating in one process. The dense layer has as many values per
 pixel, "regular" is one matrix over group elements and channels, and "irreps"
 are its blocks in the basis of the irreducible representations.
 
-With `--parts`, what a training step by blocks consists of, for the first width:
-each part alone, and how often it is there.
+With `--parts`, what a training step by blocks consists of, for the first width
+and the first three groups: each part alone, and how often it is there.
 
 Writes `benchmarks/results/pointwise-<backend>-<date>.json`, on a GPU
 `pointwise-<backend>-gpu-<date>.json`; parts write `pointwise_parts-...`.
@@ -111,7 +111,7 @@ def parts(options: argparse.Namespace) -> list[dict]:
     width, rows = options.widths[0], []
     plain = dense(options, width)
     found = {"dense": timing.forward_step(*plain)}
-    for name in options.groups:
+    for name in options.groups[:3]:
         group = groups.get(name)
         _, (x, kernel) = on_group(options, width, name, "irreps")
         # As arrays, whose memory is in one piece.
@@ -173,7 +173,7 @@ def _compiled(function: Callable) -> Callable:
         found = function(*arguments)
         return (tuple(found) if isinstance(found, list) else found), ()
 
-    return backend.custom_vjp(forward, lambda *_: None, "")
+    return backend.custom_vjp(forward, lambda *_: None, advice="")
 
 
 def main() -> None:

@@ -218,13 +218,14 @@ def group_conv(results: Results) -> str:
 def pointwise(results: Results) -> str:
     """Steps of linear maps in both bases over that of a dense layer."""
     files = results.by_backend("pointwise-{}", run("pointwise.py"))
+    of_any = next(iter(files.values()))["rows"]
+    names = list(dict.fromkeys(row["group"] for row in of_any))
     rows = []
     for backend, file in files.items():
         ratios: dict[int, dict[tuple, float]] = defaultdict(dict)
         for row in file["rows"]:
             key = row["group"], row["basis"]
             ratios[row["width"]][key] = row["ratio_of_medians"]
-        names = list(dict.fromkeys(row["group"] for row in file["rows"]))
         rows += [
             [
                 versioned(backend, file),
@@ -244,7 +245,7 @@ def pointwise(results: Results) -> str:
 def pointwise_parts(results: Results) -> str:
     """What a training step by blocks consists of, in dense products."""
     files = results.by_backend(
-        "pointwise_parts-{}", run("pointwise.py --parts --groups p4 p4m p8")
+        "pointwise_parts-{}", run("pointwise.py --parts")
     )
     rows = []
     for backend, file in files.items():
@@ -265,12 +266,13 @@ def pointwise_parts(results: Results) -> str:
             ]
             for group, cells in found.items()
         ]
-    names = dict.fromkeys(row["part"] for row in file["rows"])
+    of_any = next(iter(files.values()))["rows"]
+    names = dict.fromkeys(row["part"] for row in of_any)
     return block(
         ("backend", "group", *names, "sum, over three dense products"),
         rows,
         list(files.values()),
-        run("pointwise.py --parts --groups p4 p4m p8"),
+        run("pointwise.py --parts"),
     )
 
 

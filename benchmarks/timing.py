@@ -69,7 +69,7 @@ def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
 
 
 def forward_step(function: Callable, tensors: list) -> Callable:
-    """A function of tensors that give one or more, compiled likewise."""
+    """The result of a function of tensors, as `gradient_step` compiles it."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
@@ -93,7 +93,7 @@ def forward_step(function: Callable, tensors: list) -> Callable:
 
 
 def gradient_step(function: Callable, tensors: list) -> Callable:
-    """The same for a function of tensors."""
+    """`training_step` for a function from tensors to a tensor."""
     shape = tuple(function(*tensors).shape)
     y = np.random.default_rng(1).normal(size=shape).astype("float32")
     y = ops.convert_to_tensor(y)

@@ -88,10 +88,10 @@ class Run(keras.callbacks.Callback):
         }
         if (folder / "log.json").exists():
             self.log = json.loads((folder / "log.json").read_text())
-        if self.log["settings"] != settings:
+        if self.log.get("settings") != settings:
             raise SystemExit(
                 f"The run in {folder} has other settings. Pass another --out "
-                f"or the same settings. It has: {self.log['settings']}. "
+                f"or the same settings. It has: {self.log.get('settings')}. "
                 f"Received: {settings}"
             )
 
@@ -242,14 +242,12 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for group in options.groups:
         train(group, options)
-    logs = sorted(options.out.glob("*/log.json"))
-    found = {log.parent.name: json.loads(log.read_text()) for log in logs}
-    # Runs with other settings are not compared.
-    runs = {
-        name: log
-        for name, log in found.items()
-        if log.pop("settings") == settings(options)
-    }
+    runs = {}
+    for path in sorted(options.out.glob("*/log.json")):
+        log = json.loads(path.read_text())
+        # Runs with other settings are not compared.
+        if log.pop("settings", None) == settings(options):
+            runs[path.parent.name] = log
     # The plain network first.
     runs = dict(sorted(runs.items(), key=lambda run: (run[0] != "z2", run[0])))
     backend, today = keras.backend.backend(), datetime.date.today()

@@ -109,7 +109,9 @@ def GroupViT(
         num_heads: heads of the attention.
         basis: how linear maps are computed, which changes the results by
             rounding alone: "irreps" in blocks, "regular" as one matrix, None as
-            what takes less time, see `ops.group_linear`.
+            what takes less time, see `ops.group_linear`. With blocks gradients
+            cannot be differentiated under TensorFlow, unless
+            `config.disable_recompute` was called.
         head: "invariant", or "hybrid", in which the poses of the first half of
             the blocks become the channels of a plain second half: such a
             network is not invariant.

@@ -8,6 +8,7 @@ from keras_equiattn import _checks
 from keras_equiattn.layers.convolution import BaseGroupConv2D
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group.convolution import group_depthwise_conv
 from keras_equiattn.ops.group.linear import group_linear
 
@@ -185,7 +186,8 @@ class GroupSeparableConv2D(BaseGroupConv2D):
     def convolve(self, x: Tensor, kernel: Tensor, **options: Any) -> Tensor:
         y = group_depthwise_conv(x, kernel, self.group, **options)
         pointwise = keras.ops.convert_to_tensor(self.pointwise_kernel)
-        return group_linear(y, pointwise, None, self.group)
+        basis = dispatch.convolution_basis(y, self.filters)
+        return group_linear(y, pointwise, None, self.group, basis)
 
     def get_config(self) -> dict[str, Any]:
         return {

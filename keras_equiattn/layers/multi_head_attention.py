@@ -183,15 +183,14 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
     def _attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and the weights from each pixel to all pixels."""
         # One product for the three maps.
-        query, *maps = (
+        maps: list[Any] = [
             linear_maps.kernel_and_bias(self, name)
             for name in ("query", "key", "value")
-        )
+        ]
         values = self.group.order * x.shape[-1] // self.num_heads
-        query = tuple(part * (1 / math.sqrt(values)) for part in query)
+        maps[0] = [part / math.sqrt(values) for part in maps[0]]
         kernel, bias = (
-            ops.concatenate(parts, axis=-1)
-            for parts in zip(query, *maps, strict=True)
+            ops.concatenate(parts, axis=-1) for parts in zip(*maps, strict=True)
         )
         return multi_head_attention_on_group(
             x,

@@ -116,7 +116,7 @@ def applied(
     layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Applies the linear map of any kernel and bias."""
-    # JAX cannot differentiate blocks forward, which `recompute=False` allows.
+    # `recompute=False` promises derivatives that those of blocks lack.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)
 

@@ -22,7 +22,8 @@ Function = Callable[..., Any]
 def custom_vjp(
     forward: Function,
     backward: Function,
-    second: str | Function,
+    advice: str,
+    differentiable: Function | None = None,
 ) -> Function:
     """A function with a gradient of its own, compiled where that is possible.
 
@@ -31,7 +32,10 @@ def custom_vjp(
     take seconds. Under PyTorch only functions marked with `compiled_part` are
     compiled.
 
-    A backend that only predicts gets `forward` alone.
+    The gradient can be differentiated once more under JAX. Under TensorFlow
+    and PyTorch that is an error: they would lose what flows through the kept
+    tensors. PyTorch can do it where `differentiable` is given. A backend that
+    only predicts gets `forward` alone.
 
     Args:
         forward: from tensors to the result, a tensor or a tuple of them, and
@@ -40,12 +44,10 @@ def custom_vjp(
             respect to the result to the gradients with respect to the
             tensors. Where there are several results, a gradient may be None
             under PyTorch.
-        second: how the gradient is differentiated once more under TensorFlow
-            and PyTorch, which JAX can in any case. A function of the arguments
-            and the upstream gradient is the gradient in a form that can be
-            differentiated. A text says that it is an error, since what flows
-            through the kept tensors would be lost; it names the argument that
-            the error advises to pass.
+        advice: the argument that the error advises to pass.
+        differentiable: `backward`, made of functions that PyTorch can
+            differentiate; from the tensors and the gradient with respect to
+            the result.
 
     Returns:
         A differentiable function from tensors to the result.
@@ -57,7 +59,7 @@ def custom_vjp(
     if keras.backend.backend() == "torch":
         from keras_equiattn.ops.backend.torch_function import torch_custom_vjp
 
-        return torch_custom_vjp(forward, backward, second)
+        return torch_custom_vjp(forward, backward, advice, differentiable)
 
     def build(compile: Function) -> Function:
         run, run_back = compile(forward), compile(backward)
@@ -70,16 +72,8 @@ def custom_vjp(
             def gradient(*upstream: Any) -> Any:
                 # TensorFlow passes that of several results one by one.
                 upstream = upstream if len(upstream) > 1 else upstream[0]
-                others = _as_others(arguments)
-                if not callable(second):
-                    gradients = run_back(others, kept, upstream)
-                    return tuple(
-                        _not_differentiable(x, second) for x in gradients
-                    )
-                # TensorFlow cannot differentiate what XLA has compiled.
-                if run_back is backward:
-                    return tuple(backward(others, kept, upstream))
-                return tuple(second(others, upstream))
+                gradients = run_back(_as_others(arguments), kept, upstream)
+                return tuple(_not_differentiable(x, advice) for x in gradients)
 
             return result, gradient
 
@@ -189,19 +183,7 @@ def _compiled(build: Callable[[Function], Function]) -> Function:
             with tracing_for("xla"):
                 return function(*arguments)
 
-        compiled = tf.function(traced, autograph=False, jit_compile=True)
-
-        def run(*arguments: Tensor) -> Any:
-            # A tape that watched the arguments would ask TensorFlow for the
-            # gradients of what XLA computes.
-            return compiled(
-                *keras.tree.map_structure(
-                    lambda x: None if x is None else tf.stop_gradient(x),
-                    arguments,
-                )
-            )
-
-        return run
+        return tf.function(traced, autograph=False, jit_compile=True)
 
     in_graph = build(with_xla)
     # A call by hand does not wait seconds for XLA. It runs a graph all the
@@ -232,14 +214,14 @@ def _as_others(tensors: Any) -> Any:
 
 
 def _not_differentiable(
-    x: Shaped[Tensor, "..."], alternative: str
+    x: Shaped[Tensor, "..."], advice: str
 ) -> Shaped[Tensor, "..."]:
     """Returns `x`; TensorFlow raises an error if it is differentiated."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         message = (
-            f"Pass {alternative} to differentiate twice, or call "
+            f"Pass {advice} to differentiate twice, or call "
             "`keras_equiattn.config.disable_recompute()` for all layers."
         )
         return tf.raw_ops.PreventGradient(input=x, message=message)

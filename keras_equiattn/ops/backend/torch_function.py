@@ -16,7 +16,8 @@ from keras_equiattn.ops.backend.target import within_torch_func
 def torch_custom_vjp(
     forward: Callable[..., Any],
     backward: Callable[..., Any],
-    second: str | Callable[..., Any],
+    advice: str,
+    differentiable: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """`custom_vjp` for PyTorch, see there.
 
@@ -55,12 +56,12 @@ def torch_custom_vjp(
             arguments, kept = _saved(ctx)
             if not _is_differentiated():
                 return tuple(run_back(arguments, kept, d))
-            if callable(second):
-                return tuple(second(arguments, d))
+            if differentiable is not None:
+                return tuple(differentiable(arguments, d))
             raise NotImplementedError(
                 "This gradient cannot be differentiated (create_graph=True, or "
                 "one gradient of `torch.func` within another). "
-                f"Pass {second} to differentiate twice, or call "
+                f"Pass {advice} to differentiate twice, or call "
                 "`keras_equiattn.config.disable_recompute()` for all layers."
             )
 

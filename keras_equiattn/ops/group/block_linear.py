@@ -31,7 +31,12 @@ from keras_equiattn.ops.numerics import sum_in_full_precision
 # A feature map in the basis: for each block `(..., rows, size * channels)`, the
 # sums along its waves. The last axis is mixed, by a matrix for each block.
 Sums = Sequence[Float[Tensor, "batch height width _ _"]]
+# Sums, or a feature map alone.
+Images = Sequence[Float[Tensor, "batch height width _ _"]]
 Matrices = list[Float[Tensor, "_ _"]]
+
+# The arguments with which the gradient can be differentiated everywhere.
+ADVICE = "`basis='regular'` or `recompute=False`"
 
 
 class Form(NamedTuple):
@@ -81,9 +86,9 @@ def linear_from_sums(
 
 
 def _applied(
-    form: Form, inputs: Sums, kernel: Tensor, bias: Tensor | None
-) -> Sums:
-    """The linear map of a feature map, or of its sums: `(x,)` or the sums."""
+    form: Form, inputs: Images, kernel: Tensor, bias: Tensor | None
+) -> Images:
+    """The linear map of a feature map, or of its sums."""
     bias_or_none = () if bias is None else (bias,)
     if not config.is_recompute_enabled():
         return _mapped(form, inputs, _matrices(kernel, form), bias_or_none)
@@ -93,8 +98,8 @@ def _applied(
 
 
 def _mapped(
-    form: Form, inputs: Sums, matrices: Matrices, bias: Sequence[Tensor]
-) -> Sums:
+    form: Form, inputs: Images, matrices: Matrices, bias: Sequence[Tensor]
+) -> Images:
     """The linear map, with the matrices of its blocks and maybe a bias."""
     group = form.group
     sums = inputs if form.takes_sums else to_sums(*inputs, group=group)
@@ -116,10 +121,10 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
     """
 
     def forward(*arguments: Tensor) -> tuple[Any, Any]:
-        inputs, kernel, bias = _named(form, arguments)
+        inputs, kernel, bias = _unpacked(form, arguments)
         matrices = _matrices(kernel, form)
 
-        def step(_: Any, inputs: Sums) -> tuple[Any, Sums]:
+        def step(_: Any, inputs: Images) -> tuple[Any, Images]:
             return (), _mapped(form, inputs, matrices, bias)
 
         shapes = _shapes(form.group, form.gives_sums, kernel.shape[2])
@@ -129,17 +134,15 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
     def backward(
         arguments: tuple[Tensor, ...], _: Any, upstream: Any
     ) -> tuple[Tensor, ...]:
-        upstream = upstream if form.gives_sums else (upstream,)
-        return _gradients(form, arguments, upstream)
+        return _gradients(form, arguments, _filled(form, arguments, upstream))
 
     def differentiable(
         arguments: tuple[Tensor, ...], upstream: Any
     ) -> tuple[Tensor, ...]:
-        upstream = upstream if form.gives_sums else (upstream,)
-        tensors = (*arguments, *upstream)
+        tensors = (*arguments, *_filled(form, arguments, upstream))
         return _gradient_function(form, backend.signature(tensors))(*tensors)
 
-    return backend.custom_vjp(forward, backward, differentiable)
+    return backend.custom_vjp(forward, backward, ADVICE, differentiable)
 
 
 @functools.lru_cache(maxsize=512)
@@ -147,30 +150,32 @@ def _gradient_function(form: Form, signature: Any) -> Callable[..., Any]:
     """The gradient of a linear map, of its arguments and the upstream.
 
     It is linear in each of them, so that its own gradient is made of linear
-    maps and gradients of linear maps.
+    maps and gradients of linear maps. PyTorch calls it where a gradient will be
+    differentiated.
     """
+    count = _count(form.group, form.gives_sums)
 
     def forward(*tensors: Tensor) -> tuple[Any, Any]:
-        count = _count(form.group, form.gives_sums)
         return _gradients(form, tensors[:-count], tensors[-count:]), ()
 
     def differentiable(
         tensors: tuple[Tensor, ...], of_gradients: tuple[Tensor | None, ...]
     ) -> tuple[Tensor, ...]:
-        count = _count(form.group, form.gives_sums)
         arguments, upstream = tensors[:-count], tensors[-count:]
-        inputs, kernel, bias = _named(form, arguments)
-        given = tuple(
-            ops.zeros_like(x) if d is None else d  # PyTorch has None for zeros
-            for x, d in zip(arguments, of_gradients, strict=True)
+        inputs, kernel, bias = _unpacked(form, arguments)
+        of_inputs, of_kernel, of_bias = _unpacked(
+            form,
+            tuple(
+                ops.zeros_like(x) if d is None else d
+                for x, d in zip(arguments, of_gradients, strict=True)
+            ),
         )
-        of_inputs, of_kernel, of_bias = _named(form, given)
 
-        def mapped(*arguments: Tensor) -> Sums:
+        def mapped(*arguments: Tensor) -> Images:
             found = _function(form, backend.signature(arguments))(*arguments)
             return found if form.gives_sums else (found,)
 
-        def pulled_back(inputs: Sums, kernel: Tensor) -> tuple[Tensor, ...]:
+        def pulled_back(inputs: Images, kernel: Tensor) -> tuple[Tensor, ...]:
             tensors = (*inputs, kernel, *upstream)
             function = _gradient_function(form, backend.signature(tensors))
             return function(*tensors)
@@ -195,12 +200,25 @@ def _gradient_function(form: Form, signature: Any) -> Callable[..., Any]:
     ) -> tuple[Tensor, ...]:
         return differentiable(tensors, of_gradients)
 
-    return backend.custom_vjp(forward, backward, differentiable)
+    return backend.custom_vjp(forward, backward, ADVICE, differentiable)
 
 
-def _named(
+def _filled(form: Form, arguments: tuple[Tensor, ...], upstream: Any) -> Images:
+    """The upstream gradients, with zeros where PyTorch has None."""
+    if not form.gives_sums:
+        return (upstream,)
+    inputs, kernel, _ = _unpacked(form, arguments)
+    size = ops.shape(inputs[0])[:3]
+    shapes = _shapes(form.group, True, kernel.shape[2])
+    return tuple(
+        ops.zeros((*size, *shape), kernel.dtype) if d is None else d
+        for d, shape in zip(upstream, shapes, strict=True)
+    )
+
+
+def _unpacked(
     form: Form, arguments: tuple[Tensor, ...]
-) -> tuple[Sums, Tensor, tuple[Tensor, ...]]:
+) -> tuple[Images, Tensor, tuple[Tensor, ...]]:
     """The inputs, the kernel, and the bias if there is one."""
     count = _count(form.group, form.takes_sums)
     kernel, *bias = arguments[count:]
@@ -213,11 +231,11 @@ def _count(group: Group, are_sums: bool) -> int:
 
 
 def _gradients(
-    form: Form, arguments: tuple[Tensor, ...], upstream: Sums
+    form: Form, arguments: tuple[Tensor, ...], upstream: Images
 ) -> tuple[Tensor, ...]:
     """The gradients, with those of the blocks added up over the steps."""
     group = form.group
-    inputs, kernel, bias = _named(form, arguments)
+    inputs, kernel, bias = _unpacked(form, arguments)
     matrices = _matrices(kernel, form)
     transposed = [ops.transpose(matrix) for matrix in matrices]
     totals = [
@@ -225,7 +243,7 @@ def _gradients(
         for total in (*matrices, *bias)
     ]
 
-    def step(totals: Any, images: Sums) -> Any:
+    def step(totals: Any, images: Images) -> Any:
         """Adds the gradients of blocks and bias over some rows.
 
         Returns the totals, and the gradient of these rows.

@@ -73,7 +73,9 @@ def group_conv(
     """Correlates feature maps on a group with filters on the group.
 
     `y(x, h) = sum_j sum_d f(x + d, j) K(h^-1 d, h^-1 j)`. With filters of one
-    pixel that is `group_linear`, which is faster where there are many channels.
+    pixel that is `group_linear`, and JAX and PyTorch compute it by blocks under
+    the same conditions: they cannot differentiate these forward, unless
+    `config.disable_recompute` was called.
 
     Args:
         x: feature maps on the group.
@@ -88,7 +90,7 @@ def group_conv(
     """
     group = groups.get(group)
     if tuple(kernel.shape[:2]) == (1, 1) and (
-        dispatch.linear_basis(x, kernel.shape[-1]) == "irreps"
+        dispatch.convolution_basis(x, kernel.shape[-1]) == "irreps"
     ):
         _checks.choice(filter_basis, "filter_basis", FILTER_BASES)
         strides, *_ = conv_options(**options)

@@ -17,7 +17,7 @@ from keras_equiattn.ops.numerics import part_size
 # The values per pixel from which on a training step by blocks takes less time
 # on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16, see
 # benchmarks/results/pointwise-<backend>-2026-11-27.json. The output alone does
-# as well, but for 0.9 to 1.1 of the time under JAX with fewer than 384 values;
+# as well, but for 0.8 to 1.1 of the time under JAX with fewer than 384 values;
 # under TensorFlow it would take up to 1.3 times as long there. On a GPU a step
 # took 2.3 to 2.8 times as long with 512 values
 # (pointwise-torch-gpu-2026-11-26.json).
@@ -45,6 +45,19 @@ def linear_basis(
     # Groups of two elements were not measured.
     pays = order >= 4 and order * min(channels, filters) >= fewest
     return "irreps" if pays else "regular"
+
+
+def convolution_basis(
+    x: Float[Tensor, "batch height width order channels"], filters: int
+) -> str:
+    """The same for a convolution with filters of one pixel.
+
+    TensorFlow cannot differentiate the gradient of blocks, but does so for
+    convolutions.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return "regular"
+    return linear_basis(x, filters)
 
 
 def rows_of_step(

@@ -36,9 +36,10 @@ def group_linear(
         basis: how it is computed, with equal results but for rounding.
             "regular" multiplies with one matrix over group elements and
             channels. "irreps" multiplies with the blocks of this matrix in the
-            basis of the irreducible representations, and JAX cannot
-            differentiate it forward unless `config.disable_recompute` was
-            called. None takes "irreps" where a training step was measured to
+            basis of the irreducible representations. Unless
+            `config.disable_recompute` was called, these cannot be
+            differentiated twice under TensorFlow, nor forward under any
+            backend. None takes "irreps" where a training step was measured to
             be faster: on a CPU, in single or double precision, for groups of
             four elements or more, where both input and output have at least 192
             values per pixel, 384 under TensorFlow.
