@@ -1,6 +1,7 @@
 """Loops over groups of slices, and pieces of tensors, against plain ones."""
 
 import ast
+import warnings
 from pathlib import Path
 
 import keras
@@ -287,6 +288,25 @@ def test_only_dispatch_asks_for_the_target():
     assert asking("find_target(") == {"dispatch.py"}
     # PyTorch's sum and softmax of half precision need no copy.
     assert asking("backend.backend()") == {"dispatch.py", "numerics.py"}
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="others copy every table"
+)
+def test_read_only_tables_are_copied():
+    """PyTorch warns of tensors that share the memory of such a table."""
+    import torch
+
+    table = np.arange(3.0)
+    table.flags.writeable = False
+
+    def function(x):
+        return (backend.constant(table, x, x.dtype) * x).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.func.grad(function)(torch.ones(3))
+    np.testing.assert_array_equal(found.numpy(), table)
 
 
 def test_caches_are_bounded():

@@ -69,7 +69,8 @@ def constant(
     traced = traced or within_torch_func()
     large = table.nbytes > KEPT_BYTES
     if traced or large or torch.compiler.is_compiling():
-        return torch.as_tensor(table, dtype=dtype, device=like.device)
+        # Not of the table itself, which may be read-only.
+        return torch.as_tensor(table.copy(), dtype=dtype, device=like.device)
     shape, kind = table.shape, table.dtype.str
     return _on_device(table.tobytes(), shape, kind, dtype, like.device)
 
