@@ -307,7 +307,9 @@ class GroupConv2D(BaseGroupConv2D):
         filters: number of filters; the output has `order * filters` values
             per pixel.
         kernel_size: rows and columns of the filters, an integer or a pair.
-            Groups with quarter turns need square filters.
+            Groups with quarter turns need square filters. With one pixel and
+            many channels, JAX and PyTorch compute by blocks, see
+            `ops.group_conv`.
         strides: an integer or a pair.
         padding: "valid" or "same" (zeros).
         data_format: "channels_last", "channels_first" or None (what

@@ -96,7 +96,8 @@ class GroupSeparableConv2D(BaseGroupConv2D):
     """A group convolution of each channel, then a linear map on the group.
 
     `y = W (K f) + b`: `K` as in `GroupDepthwiseConv2D`, without a bias, and `W`
-    a group convolution with filters of one pixel.
+    a group convolution with filters of one pixel. With many channels, JAX and
+    PyTorch compute `W` by blocks, see `ops.group_conv`.
 
     Args:
         filters: number of filters; the output has `order * filters` values

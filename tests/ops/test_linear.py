@@ -280,7 +280,7 @@ def links():
     reason="it cannot differentiate twice",
 )
 def test_gradients_of_gradients():
-    """Of a penalty of the gradient of the input, and of one within it."""
+    """Of a penalty of all gradients, and of that of the input alone."""
 
     def gradients(basis):
         function = functools.partial(chain, basis)
@@ -298,10 +298,11 @@ def of_penalty(function, given):
         import torch
 
         leaves = [array.detach().requires_grad_() for array in given]
-        first, *_ = torch.autograd.grad(
-            function(*leaves), leaves[:1], create_graph=True
+        first = torch.autograd.grad(
+            function(*leaves), leaves, create_graph=True
         )
-        found = torch.autograd.grad((first * first).sum(), leaves)
+        total = sum((gradient**2).sum() for gradient in first)
+        found = torch.autograd.grad(total, leaves)
 
         def penalty(*arrays):
             return (torch.func.grad(function)(*arrays) ** 2).sum()
@@ -309,10 +310,13 @@ def of_penalty(function, given):
         return *found, torch.func.grad(penalty)(*given)
     import jax
 
-    def penalty(*arrays):
-        return (jax.grad(function)(*arrays) ** 2).sum()
+    everything = tuple(range(len(given)))
 
-    found = jax.jit(jax.grad(penalty, tuple(range(len(given)))))(*given)
+    def penalty(*arrays):
+        gradients = jax.grad(function, everything)(*arrays)
+        return sum((gradient**2).sum() for gradient in gradients)
+
+    found = jax.jit(jax.grad(penalty, everything))(*given)
     # The derivative of the gradient, forward.
     _, tangent = jax.jvp(jax.grad(function), given, given)
     return *found, tangent
