@@ -73,16 +73,18 @@ def PCamDenseNet(
         filters: channels of the first convolution, and new ones of each
             block. None is the paper's: 26 for z2, 13 for p4, 9 for p4m,
             26 / sqrt(order) for others.
-        input_shape: `(height, width, channels)`. With exact downsampling
-            height and width must be divisible by 16 and 80 at least; z2 takes
-            any that fit, z2m any height that does.
+        input_shape: `(height, width, channels)`. Unless downsampling is
+            strided, height and width must be divisible by 16 and 80 at least;
+            z2 takes any that fit, z2m any height that does.
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity.
-        downsampling: "exact" pools in the transitions. "strided" gives their
-            convolutions strides of 2 instead; that is ours, and only
+        downsampling: "exact" pools in the transitions. "antialiased" takes
+            means of 4 x 4 pixels with binomial coefficients as weights instead:
+            for groups beyond the quarter turns. "strided" gives their
+            convolutions strides of 2; that is ours, and only
             approximately equivariant.
         weights: None (random) or the path of a weights file.
         name: name of the model.
@@ -91,8 +93,8 @@ def PCamDenseNet(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        With exact downsampling the logits do not change when the image is
-        acted on by the group; to rounding for groups on the grid, for the
+        Unless downsampling is strided, the logits do not change when the image
+        is acted on by the group; to rounding for groups on the grid, for the
         others under their 90-degree subgroup.
 
     Raises:

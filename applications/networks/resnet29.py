@@ -118,9 +118,9 @@ def ResNet29(
             "simple_asc" on z2.
         squeeze_excite: whether blocks have `SqueezeExcite`: a hidden unit for
             each `16 / order` channels.
-        input_shape: `(height, width, channels)`. With exact downsampling
-            height and width must be divisible by 4; z2 takes any from 4 on,
-            z2m any such height. Attention with strided downsampling needs
+        input_shape: `(height, width, channels)`. Unless downsampling is
+            strided, height and width must be divisible by 4; z2 takes any from
+            4 on, z2m any such height. Attention with strided downsampling needs
             both divisible by 4.
         classes: number of classes.
         classifier_activation: None returns logits.
@@ -128,7 +128,9 @@ def ResNet29(
             channel: the network subtracts and divides first. None is the
             identity.
         downsampling: "exact" halves by 2 x 2 mean pooling, after the mixer and
-            before the convolution of the shortcut. "strided" is the paper's:
+            before the convolution of the shortcut. "antialiased" weights 4 x 4
+            pixels by binomial coefficients instead: for groups beyond the
+            quarter turns. "strided" is the paper's:
             strides of 2 in the 3 x 3 convolution and in the shortcut, and
             mean pooling after attention. On 32 x 32 pixels it is approximate.
         weights: None (random) or the path of a weights file.
@@ -145,8 +147,8 @@ def ResNet29(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        With exact downsampling the logits do not change when the image is
-        acted on by the group; to rounding for groups on the grid, for the
+        Unless downsampling is strided, the logits do not change when the image
+        is acted on by the group; to rounding for groups on the grid, for the
         others under their 90-degree subgroup.
 
     Raises:
@@ -333,8 +335,8 @@ def _network(
             )
     x = ends.logits(ends.global_mean(x), network.classes)
     if name is None:
-        strided = "" if network.exact else "_strided"
-        name = f"{kind.lower()}_{group.name}{blocks.suffix}{strided}"
+        name = f"{kind.lower()}_{group.name}{blocks.suffix}"
+        name += network.downsampling_suffix
     return network.finish(inputs, x, name)
 
 

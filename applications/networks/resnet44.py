@@ -71,16 +71,18 @@ def ResNet44(
             times as many. None is the paper's: 32, 64, 128 for z2 and
             11, 23, 45 for p4m; each of the planar widths over sqrt(order) for
             others.
-        input_shape: `(height, width, channels)`. With exact downsampling
-            height and width must be divisible by 4; z2 takes any from 4 on,
-            z2m any such height.
+        input_shape: `(height, width, channels)`. Unless downsampling is
+            strided, height and width must be divisible by 4; z2 takes any from
+            4 on, z2m any such height.
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity.
-        downsampling: "exact" pools after convolutions. "strided" gives these
-            convolutions, shortcuts included, strides of 2 instead, as residual
+        downsampling: "exact" pools after convolutions. "antialiased" takes
+            means of 4 x 4 pixels with binomial coefficients as weights instead:
+            for groups beyond the quarter turns. "strided" gives these
+            convolutions, shortcuts included, strides of 2, as residual
             networks were published: on 32 x 32 pixels the approximate network
             of the paper's appendix C, on sizes such as 33 x 33 exact again.
         weights: None (random) or the path of a weights file.
@@ -90,8 +92,8 @@ def ResNet44(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        With exact downsampling the logits do not change when the image is
-        acted on by the group; to rounding for groups on the grid, for the
+        Unless downsampling is strided, the logits do not change when the image
+        is acted on by the group; to rounding for groups on the grid, for the
         others under their 90-degree subgroup.
 
     Raises:

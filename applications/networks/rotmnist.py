@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -132,9 +131,11 @@ def RotMNISTCNN(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity, or what shipped weights were trained with.
-        downsampling: "exact" pools in the second layer. "strided" gives its
-            convolution strides of 2 instead: an approximate network as in the
-            paper's appendix C.
+        downsampling: "exact" pools in the second layer. "antialiased" takes
+            means of 4 x 4 pixels with binomial coefficients as weights instead:
+            for groups beyond the quarter turns, whose logits change less under
+            their other elements then. "strided" gives its convolution strides
+            of 2: an approximate network as in the paper's appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
             the path of a weights file.
         name: name of the model.
@@ -150,8 +151,8 @@ def RotMNISTCNN(
         logits `(batch, classes)`.
 
     Symmetry:
-        With exact downsampling the logits do not change when the image is
-        acted on by the group; to rounding for groups on the grid, for the
+        Unless downsampling is strided, the logits do not change when the image
+        is acted on by the group; to rounding for groups on the grid, for the
         others under their 90-degree subgroup.
 
     Raises:
@@ -203,7 +204,7 @@ def RotMNISTCNN(
     for index in range(1, 7):
         strided = index == 2 and not network.exact
         if kernel_size > 3:
-            x = _pad(x, kernel_size // 2 - 1, f"pad{index}")
+            x = network.pad(x, kernel_size // 2 - 1, f"pad{index}")
         x = network.convolution(
             x,
             network.filters,
@@ -230,15 +231,6 @@ def RotMNISTCNN(
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)
     name = name or f"rotmnist_{group.name}cnn{network.suffix}"
     return network.finish(inputs, x, name)
-
-
-def _pad(x: Any, pixels: int, name: str) -> Any:
-    """Puts zeros around images, or around maps with a group axis."""
-    sides = ((pixels, pixels), (pixels, pixels))
-    options = {"data_format": "channels_last", "name": name}
-    if len(x.shape) == 4:
-        return keras.layers.ZeroPadding2D(sides, **options)(x)
-    return keras.layers.ZeroPadding3D((*sides, (0, 0)), **options)(x)
 
 
 def _attention(index: int, attention: str | None) -> AttentionSettings:

@@ -11,6 +11,7 @@ from keras_equiattn.deployment.feature_maps import FeatureMap
 from keras_equiattn.deployment.rewriting import PlainRewriting
 from keras_equiattn.deployment.rewriting import rewrites
 from keras_equiattn.ops.group.directions import direction_matrices
+from keras_equiattn.ops.group.pooling import pooling_passes
 
 POOLING = {
     "max": keras.layers.MaxPooling2D,
@@ -24,12 +25,14 @@ GLOBAL_POOLING = {
 
 @rewrites(layers.SpatialPooling2D)
 def pooling(layer: Any, x: Any, to: PlainRewriting) -> Any:
-    new = POOLING[layer.mode](
-        layer.pool_size,
-        layer.strides,
-        data_format="channels_last",
-        **to.named(),
-    )
+    *means, last = pooling_passes(layer.pool_size, layer.strides, layer.mode)
+    kind = POOLING["max" if layer.mode == "max" else "mean"]
+    for index, window in enumerate(means, start=1):
+        named = to.named(f"mean{index}")
+        x = _on_image(
+            kind(*window, data_format="channels_last", **named), x, to
+        )
+    new = kind(*last, data_format="channels_last", **to.named())
     return _on_image(new, x, to)
 
 

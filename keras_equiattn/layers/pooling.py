@@ -15,6 +15,7 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.geometry import output_size
 from keras_equiattn.ops.group.pooling import group_pool
 from keras_equiattn.ops.group.pooling import pooling_mode
+from keras_equiattn.ops.group.pooling import SPATIAL_MODES
 from keras_equiattn.ops.group.pooling import spatial_pool
 from keras_equiattn.ops.numerics import mean
 
@@ -23,7 +24,7 @@ from keras_equiattn.ops.numerics import mean
 class SpatialPooling2D(GroupLayer):
     """Maximum or mean over windows in space, for every group element alone.
 
-    `y(x, h) = max_d f(s x + d, h)`, or the mean. Keras' own pooling layers do
+    `y(x, h) = max_d f(s x + d, h)`, or a mean. Keras' own pooling layers do
     the same but say nothing on sizes where it is not equivariant: there rows
     and columns are left over at one side.
 
@@ -31,6 +32,10 @@ class SpatialPooling2D(GroupLayer):
         pool_size: an integer or a pair.
         strides: an integer or a pair; None is the pool size.
         mode: "max" or "mean"; "avg" and "average" are the mean too.
+            "binomial" is a mean with binomial coefficients as weights, which
+            keeps details from being mistaken for others on a coarser grid:
+            choose a window of twice the strides, such as
+            `SpatialPooling2D(4, strides=2, mode="binomial")`.
         group: the group whose exactness is checked, also for images.
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
@@ -55,7 +60,9 @@ class SpatialPooling2D(GroupLayer):
     Symmetry:
         Equivariant under the group to rounding ("max": to the bit) on every
         size accepted with `exact=True`: (size - pool size) must be divisible
-        by the strides, see `ops.is_exact`.
+        by the strides, see `ops.is_exact`. Between quarter turns of p8, p12
+        and p16 it is approximate: "binomial" has the smallest error, "max" the
+        largest.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -68,6 +75,8 @@ class SpatialPooling2D(GroupLayer):
 
     References:
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix C
+        - [Zhang, 2019](https://arxiv.org/abs/1904.11486): binomial filters
+          before strides
     """
 
     takes = "any"
@@ -87,7 +96,7 @@ class SpatialPooling2D(GroupLayer):
         if strides is None:
             strides = self.pool_size
         self.strides = _checks.pair(strides, "strides")
-        self.mode = pooling_mode(mode)
+        self.mode = pooling_mode(mode, SPATIAL_MODES)
         self.exact = _checks.exactness(exact, "exact")
         window = {"window": self.pool_size, "strides": self.strides}
         unequal = len({*self.pool_size}) > 1 or len({*self.strides}) > 1

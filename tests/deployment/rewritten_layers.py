@@ -21,6 +21,7 @@ LAYERS = {
     ),
     "maximum": lambda g: layers.SpatialPooling2D(3, 2, group=g),
     "mean": lambda g: layers.SpatialPooling2D(3, 1, "mean", group=g),
+    "binomial": lambda g: layers.SpatialPooling2D(3, 2, "binomial", group=g),
     "global maximum": lambda g: layers.GlobalSpatialPooling2D("max", group=g),
     "global mean": lambda g: layers.GlobalSpatialPooling2D("mean", group=g),
     "nearest": lambda g: layers.SpatialUpSampling2D(2, group=g),

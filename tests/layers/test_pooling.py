@@ -9,6 +9,7 @@ from layer_contract import FLOAT64_BACKENDS
 from layer_contract import gradients
 from layer_contract import LayerCase
 from layer_contract import LayerContract
+from scipy import ndimage
 
 from keras_equiattn import groups
 from keras_equiattn import ops
@@ -51,6 +52,16 @@ class TestSpatialPooling2D(LayerContract):
             weights=0,
             group="z2m",
             rectangle=(5, 8),
+        ),
+        LayerCase(
+            SpatialPooling2D,
+            {"pool_size": 4, "strides": 2, "mode": "binomial", "group": "p4"},
+            (2, 8, 8, 4, 3),
+            (2, 3, 3, 4, 3),
+            weights=0,
+            group="p4",
+            rectangle=(6, 10),
+            unknown_size=False,
         ),
         LayerCase(
             SpatialPooling2D,
@@ -112,7 +123,7 @@ class TestGroupPooling(LayerContract):
     arguments = ({"mode": "mean", "data_format": "channels_first"},)
 
 
-@pytest.mark.parametrize("mode", ["max", "mean"])
+@pytest.mark.parametrize("mode", ["max", "mean", "binomial"])
 @pytest.mark.parametrize(("size", "strides"), [(2, 2), (3, 2), (3, 1)])
 def test_agrees_with_oracle(mode, size, strides):
     x = np.random.default_rng(0).normal(size=(2, 7, 7, 4, 3))
@@ -133,6 +144,30 @@ def test_agrees_with_oracle(mode, size, strides):
     np.testing.assert_allclose(
         (of_x * direction).sum(), (change * cotangent).sum() / 2e-6, rtol=1e-3
     )
+
+
+def test_eighth_turns():
+    """Between quarter turns the binomial mean has the smallest error."""
+    rng = np.random.default_rng(0)
+    radius = np.hypot(*(np.indices((48, 48)) - 23.5))
+    images = ndimage.gaussian_filter(rng.normal(size=(3, 48, 48)), (0, 2, 2))
+    images *= np.exp(-((radius / 14) ** 4))
+    turned = ndimage.rotate(images, 45, axes=(2, 1), reshape=False, order=5)
+    errors = []
+    for layer in (
+        SpatialPooling2D(4, 2, "binomial"),
+        SpatialPooling2D(2, mode="mean"),
+        SpatialPooling2D(2),
+    ):
+        still, moved = (
+            as_array(layer(x[..., None].astype("float32")))[..., 0]
+            for x in (images, turned)
+        )
+        expected = ndimage.rotate(
+            still, 45, axes=(2, 1), reshape=False, order=5
+        )
+        errors.append(abs(moved - expected).max() / abs(still).max())
+    assert errors[0] < 0.8 * errors[1] < 0.2 * errors[2]
 
 
 @pytest.mark.parametrize("mode", ["max", "mean"])
@@ -248,7 +283,7 @@ def test_unknown_sizes_are_checked_in_the_call():
     [
         ({"pool_size": 0}, "`pool_size` must be a positive integer"),
         ({"pool_size": 2, "strides": (1, 2, 3)}, "`strides` must be"),
-        ({"pool_size": 2, "mode": "sum"}, "'max' or 'mean'.*'sum'"),
+        ({"pool_size": 2, "mode": "sum"}, "'mean' or 'binomial'.*'sum'"),
         ({"pool_size": 2, "group": "q4"}, "Unknown group 'q4'"),
         ({"pool_size": 2, "data_format": "nchw"}, "`data_format` must be"),
         ({"pool_size": 2, "exact": "no"}, "`exact` must be True or False"),
@@ -270,6 +305,6 @@ def test_bad_shapes():
     with pytest.raises(ValueError, match=r"takes images.*or feature maps"):
         SpatialPooling2D(3).build((None, 6, 6))
     with pytest.raises(ValueError, match="'max' or 'mean'"):
-        GroupPooling("median")
+        GroupPooling("binomial")
     with pytest.raises(ValueError, match="'gp' takes feature maps on a group"):
         GroupPooling(name="gp").build((None, 2, 2, 1))

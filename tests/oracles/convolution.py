@@ -1,5 +1,7 @@
 """Convolutions, pooling and linear maps, planar and on groups."""
 
+import math
+
 import numpy as np
 
 from oracles.turns import act_on_kernel
@@ -122,7 +124,13 @@ def group_conv_transpose(x, kernel, group, strides=(1, 1), padding="valid"):
 def pool(x, size, strides, mode):
     """x (b, rows, columns, ...), windows without padding."""
     rows, columns = ((n - size) // strides + 1 for n in x.shape[1:3])
-    reduce = {"max": np.max, "mean": np.mean}[mode]
+    coefficients = np.array([math.comb(size - 1, n) for n in range(size)])
+    weights = np.outer(coefficients, coefficients) / 4 ** (size - 1)
+    reduce = {
+        "max": np.max,
+        "mean": np.mean,
+        "binomial": lambda x, axis: np.tensordot(x, weights, (axis, (0, 1))),
+    }[mode]
     return np.stack(
         [
             np.stack(

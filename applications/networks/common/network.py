@@ -23,7 +23,7 @@ from keras_equiattn.applications.registry import Variants
 from keras_equiattn.groups import Group
 
 # The values of the argument `downsampling` of a network.
-DOWNSAMPLING = ("exact", "strided")
+DOWNSAMPLING = ("exact", "antialiased", "strided")
 
 
 def variants(name: str, settings: str) -> Variants:
@@ -59,7 +59,8 @@ class Network:
             kernels start, times `sqrt(channels) * kernel_size`.
         windows: the windows that feature maps go through, see `sizes.check`.
         shipped: the weights that are shipped for exact networks.
-        choices: see `sizes.check`.
+        choices: see `sizes.check`; None where the network has the argument
+            `downsampling`.
 
     Raises:
         ValueError: if an argument has a value that is not accepted.
@@ -82,7 +83,7 @@ class Network:
         scale: float = 1.0,
         windows: sizes.Windows = lambda exact: (),
         shipped: pretrained.Shipped | None = None,
-        choices: tuple[str, str] = sizes.CHOICES,
+        choices: tuple[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.group = group
@@ -94,14 +95,17 @@ class Network:
         self.downsampling = _checks.choice(
             downsampling, "downsampling", DOWNSAMPLING
         )
-        self.exact = downsampling == "exact"
+        self.exact = downsampling != "strided"
+        if choices is None:
+            choices = f"downsampling='{downsampling}'", "downsampling='strided'"
         self.input_shape = ends.check_image_shape(input_shape)
         sizes.check(kind, self.input_shape, group, windows, self.exact, choices)
         self.planar = planar
         self.scale = scale
         self.weights = weights
         key = (group.name, attention, self.filters)
-        self.shipped = (shipped or {}).get(key, {}) if self.exact else {}
+        has_shipped = shipped is not None and downsampling == "exact"
+        self.shipped = shipped.get(key, {}) if has_shipped else {}
         found = pretrained.check_weights(
             weights, self.shipped, kind, self.input_shape, self.classes
         )
@@ -162,7 +166,7 @@ class Network:
         mode: str = "max",
         **options: Any,
     ) -> Any:
-        """Halves the size, by pooling 2 x 2 pixels or by strides of 2.
+        """Halves the size, by `pool` or by strides of 2.
 
         Args:
             x, filters, kernel_size, settings, name: see `convolution`.
@@ -178,10 +182,28 @@ class Network:
         return self.pool(x, pool, mode) if self.exact else x
 
     def pool(self, x: Any, name: str, mode: str = "max") -> Any:
-        """Pools 2 x 2 pixels with strides of 2."""
+        """Pools 2 x 2 pixels with strides of 2.
+
+        Antialiased, it takes a binomial mean of 4 x 4 pixels instead.
+        """
+        size = 2
+        if self.downsampling == "antialiased":
+            x = self.pad(x, 1, f"{name}_pad", "reflect")
+            size, mode = 4, "binomial"
         return layers.SpatialPooling2D(
+            size,
             2,
-            mode=mode,
+            mode,
+            group=self.group,
+            data_format="channels_last",
+            name=name,
+        )(x)
+
+    def pad(self, x: Any, pixels: int, name: str, mode: str = "zeros") -> Any:
+        """Adds pixels at each side."""
+        return layers.SpatialPadding2D(
+            pixels,
+            mode,
             group=self.group,
             data_format="channels_last",
             name=name,
@@ -197,8 +219,15 @@ class Network:
     @property
     def suffix(self) -> str:
         """The end of the name of the model, after the group."""
-        parts = (self.attention, None if self.exact else self.downsampling)
-        return "".join(f"_{part}" for part in parts if part)
+        attention = f"_{self.attention}" if self.attention else ""
+        return attention + self.downsampling_suffix
+
+    @property
+    def downsampling_suffix(self) -> str:
+        """The end of the name of a model that does not just pool."""
+        if self.downsampling == "exact":
+            return ""
+        return f"_{self.downsampling}"
 
     def _kernel_initializer(
         self, lifting: bool, constant: float

@@ -27,9 +27,6 @@ Windows: TypeAlias = Callable[[bool], Sequence[Window]]
 # The largest size that is looked for to be named in a message.
 LARGEST = 2**12
 
-# How networks call it when downsampling is exact, and when it is not.
-CHOICES = ("downsampling='exact'", "downsampling='strided'")
-
 
 def check(
     network: str,
@@ -37,7 +34,7 @@ def check(
     group: Group,
     windows: Windows,
     exact: bool,
-    choices: tuple[str, str] = CHOICES,
+    choices: tuple[str, str],
 ) -> None:
     """Raises `ValueError` unless images can go through a network.
 

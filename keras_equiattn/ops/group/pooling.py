@@ -1,6 +1,8 @@
 """Pooling of feature maps over space or over the group."""
 
+from itertools import zip_longest
 from typing import Any
+from typing import TypeAlias
 
 from keras import ops
 
@@ -14,14 +16,34 @@ from keras_equiattn.ops.group.convolution import unfold_channels
 from keras_equiattn.ops.numerics import mean
 
 MODES = ("max", "mean")
+SPATIAL_MODES = (*MODES, "binomial")
 # The names of the mean in other libraries.
 ALIASES = {"avg": "mean", "average": "mean"}
 
 
-def pooling_mode(mode: str) -> str:
-    """The mode of pooling that this name stands for, one of `MODES`."""
+def pooling_mode(mode: str, modes: tuple[str, ...] = MODES) -> str:
+    """The mode of pooling that this name stands for, one of `modes`."""
     name = ALIASES.get(mode, mode) if isinstance(mode, str) else mode
-    return str(_checks.choice(name, "mode", MODES))
+    return str(_checks.choice(name, "mode", modes))
+
+
+Passes: TypeAlias = list[tuple[tuple[int, int], tuple[int, int]]]
+
+
+def pooling_passes(
+    pool_size: tuple[int, int], strides: tuple[int, int], mode: str
+) -> Passes:
+    """The windows and strides of the poolings, one after the other.
+
+    There is one but for "binomial": the binomial coefficients of `k - 1`, the
+    weights of a window of `k` pixels, are those of `k - 1` means of two pixels.
+    The last one takes the strides.
+    """
+    if mode != "binomial":
+        return [(pool_size, strides)]
+    steps = ([2] * (k - 1) for k in pool_size)
+    windows = list(zip_longest(*steps, fillvalue=1)) or [(1, 1)]
+    return [*((w, (1, 1)) for w in windows[:-1]), (windows[-1], strides)]
 
 
 @checked()
@@ -31,24 +53,30 @@ def spatial_pool(
     strides: int | tuple[int, int],
     mode: str = "max",
 ) -> Float[Tensor, "batch new_height new_width order channels"]:
-    """Maximum or mean over windows in space, without padding."""
+    """Maximum or mean over windows in space, without padding.
+
+    "binomial" is a mean whose weights are binomial coefficients along both
+    axes.
+    """
     pool_size = _checks.pair(pool_size, "pool_size")
     strides = _checks.pair(strides, "strides")
-    pools: Any = {"max": ops.max_pool, "mean": ops.average_pool}
-    pool = pools[pooling_mode(mode)]
+    mode = pooling_mode(mode, SPATIAL_MODES)
+    pool: Any = ops.max_pool if mode == "max" else ops.average_pool
     for n, k in zip(tuple(x.shape)[1:3], pool_size, strict=True):
         if isinstance(n, int) and k > n:
             raise ValueError(
                 "The window of pooling must fit into the image. Received: "
                 f"pool_size={pool_size}, x.shape={tuple(x.shape)}"
             )
-    pooled = pool(
-        fold_channels(x),
-        pool_size,
-        strides,
-        padding="valid",
-        data_format="channels_last",
-    )
+    pooled = fold_channels(x)
+    for window, moves in pooling_passes(pool_size, strides, mode):
+        pooled = pool(
+            pooled,
+            window,
+            moves,
+            padding="valid",
+            data_format="channels_last",
+        )
     return unfold_channels(pooled, x.shape[3])
 
 

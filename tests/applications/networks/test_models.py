@@ -133,6 +133,31 @@ def test_strided_downsampling(name, size, exact, short_resnet):
     assert error < 1e-4 if exact else error > 1e-3
 
 
+@pytest.mark.parametrize(
+    "name", ["allcnnc_p4", "pcam_densenet_p4", "resnet44_p4m", "rotmnist_p4cnn"]
+)
+def test_antialiased_downsampling(name, short_resnet):
+    """The sizes and the exact symmetry are those of pooling."""
+    size = {"pcam": 80, "rotm": 28}.get(name[:4], 8)
+    exact, antialiased = (
+        applications.get_model(
+            name,
+            filters=2,
+            input_shape=(size, size, 1),
+            downsampling=downsampling,
+        )
+        for downsampling in ("exact", "antialiased")
+    )
+    for layer in exact.layers:
+        same = antialiased.get_layer(layer.name)
+        assert same.output.shape == layer.output.shape
+        if isinstance(layer, SpatialPooling2D) and layer.name != "pool_out":
+            assert (same.mode, same.pool_size) == ("binomial", (4, 4))
+    randomize(antialiased)
+    assert invariance_error(antialiased, elements=[1]) < 1e-5
+    assert_images_matter(antialiased)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -278,7 +303,10 @@ def test_every_group_and_attention(network, group, attention, short):
         ({"attention": "ful"}, r"`attention` must be None or 'full'.*'ful'"),
         ({"filters": 0}, "`filters` must be a positive integer.*0"),
         ({"classes": 1.5}, "`classes` must be a positive integer.*1.5"),
-        ({"downsampling": "pool"}, "must be 'exact' or 'strided'.*'pool'"),
+        (
+            {"downsampling": "pool"},
+            "must be 'exact' or 'antial.*'pool'",
+        ),
         ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
         ({"normalization": (0.1, 0.0)}, "`normalization` must be"),
         ({"normalization": 3}, "`normalization` must be"),

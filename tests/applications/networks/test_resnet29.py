@@ -234,6 +234,17 @@ def test_strided_downsampling(mixer, size, exact, small):
     assert error < 1e-4 if exact else error > 1e-3
 
 
+def test_antialiased_downsampling(small):
+    """Both paths of a block that halves take binomial means."""
+    options = {"input_shape": (8, 8, 1), "downsampling": "antialiased"}
+    model = ResNet29("p4", "asc", **options, **SMALL)
+    pools = [x for x in model.layers if isinstance(x, layers.SpatialPooling2D)]
+    assert [x.mode for x in pools] == ["binomial"] * 4
+    assert model.name.endswith("_antialiased")
+    randomize(model)
+    assert invariance_error(model, elements=[1]) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("mixer", "policy"),
     [
@@ -328,7 +339,10 @@ def test_every_group_and_mixer(group, mixer, small):
             r"filters=8 is not divisible by 2 \* num_heads=16",
         ),
         ({"classes": 1.5}, "`classes` must be a positive integer.*1.5"),
-        ({"downsampling": "pool"}, "must be 'exact' or 'strided'.*'pool'"),
+        (
+            {"downsampling": "pool"},
+            "must be 'exact' or 'antial.*'pool'",
+        ),
         ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
         ({"normalization": (0.1, 0.0)}, "`normalization` must be"),
         ({"weights": "cifar10"}, "None, the name of shipped weights"),
