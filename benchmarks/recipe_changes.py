@@ -1,0 +1,209 @@
+r"""Which part of the recipe matters for rotated MNIST with input attention?
+
+    KERAS_BACKEND=tensorflow python benchmarks/recipe_changes.py
+
+Trains `rotmnist_p4cnn_input` on 10,000 digits for a few epochs by the recipe,
+whose learning rate falls to a tenth for the last fifth of them, and with one
+change at a time:
+
+- "constant rate": the rate does not fall, as in the authors' code.
+- "former start": the kernels of two layers start as those of the networks that
+  `docs/results.md` shows did: attention on the image pi / 2 times as wide, the
+  last convolution 2 / pi times.
+- "factor outside": attention on the group and the last convolution learn as in
+  the authors' code, where the kernel that is learnt is multiplied by pi / 2.
+  Steps of the product are pi / 2 times as long, and its decay (pi / 2)^2 times
+  as weak.
+- "no decay of attention": weights of attention do not decay.
+- "dropout after attention": attention sees what dropout has not touched.
+
+After each epoch the network is tested on 10,000 digits: the 2,000 that are held
+out, and the 8,000 of MNIST that rotated MNIST uses neither for training nor for
+its test, each turned by an angle of its own. Writes
+`benchmarks/results/recipe_changes-<backend>-<epochs>-<date>.json` after each
+run, and leaves out the runs that the newest such file has.
+
+Prepare the digits first: `python -m keras_equiattn.applications.data prepare
+rot_mnist`, and tensorflow-datasets' "mnist".
+"""
+
+import argparse
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import report_files
+
+from keras_equiattn.applications import get_model
+from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.data.sources import pixels
+from keras_equiattn.applications.data.sources import rot_mnist
+from keras_equiattn.applications.data.sources import tfds
+from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
+from keras_equiattn.applications.training import optimizers
+
+NAME = "rotmnist_p4cnn_input"
+CHANGES = (
+    "none",
+    "constant rate",
+    "former start",
+    "factor outside",
+    "no decay of attention",
+    "dropout after attention",
+)
+BATCH = 128
+RATE = 1e-3
+DECAY = 1e-4
+FACTOR = math.pi / 2
+
+
+class ChangedAdam(optimizers.CoupledAdam):
+    """Adam of the recipe, with other steps and decay of some variables."""
+
+    def __init__(self, change: str, decay: float) -> None:
+        super().__init__(RATE, epsilon=1e-8)
+        self.change, self.usual_decay = change, decay
+
+    def update_step(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
+        # TensorFlow passes its own variables, which do not know their paths.
+        index = self._get_variable_index(variable)
+        path = self._trainable_variables[index].path
+        decay = self.usual_decay
+        if self.change == "factor outside" and has_factor(path):
+            decay /= FACTOR**2
+            learning_rate = learning_rate * FACTOR
+        if self.change == "no decay of attention" and "attention" in path:
+            decay = 0.0
+        gradient = keras.ops.add(gradient, decay * variable)
+        super().update_step(gradient, variable, learning_rate)
+
+
+def has_factor(path: str) -> bool:
+    """Whether the authors' code multiplies the variable by pi / 2.
+
+    It does so with all group convolutions; after most of them batch
+    normalisation makes the scale irrelevant.
+    """
+    if path.startswith("conv1"):
+        return False
+    return path.endswith("spatial_kernel") or path.startswith("conv7/")
+
+
+def network(change: str) -> keras.Model:
+    """The network, with the weights that it starts with."""
+    info = datasets.info("rot_mnist")
+    model = get_model(NAME, normalization=info.normalization)
+    if change == "former start":
+        for variable in model.trainable_variables:
+            if variable.path == "conv1_attention/spatial_kernel":
+                variable.assign(variable * FACTOR)
+            if variable.path.startswith("conv7/"):
+                variable.assign(variable / FACTOR)
+    if change == "dropout after attention":
+        model = with_dropout_after_attention(model)
+    return model
+
+
+def with_dropout_after_attention(model: keras.Model) -> keras.Model:
+    """The same layers, a chain, with each dropout after what follows it."""
+    chain = list(model.layers)
+    for place, layer in enumerate(chain[:-1]):
+        after = chain[place + 1]
+        if layer.name.startswith("dropout"):
+            assert after.name.endswith("_attention")
+            chain[place : place + 2] = after, layer
+    return keras.Sequential(chain)
+
+
+def held_out_digits() -> tuple[np.ndarray, np.ndarray]:
+    """10,000 digits that are neither trained on nor test digits."""
+    folder = resolve_data_dir(None)
+    images, labels = tfds.load("rot_mnist", folder, "train")  # upright
+    with np.load(rot_mnist.cache(folder)) as arrays:
+        used = np.concatenate([arrays["train_source"], arrays["test_source"]])
+    unused = np.setdiff1d(np.arange(len(images)), used)
+    angles = np.random.default_rng(0).uniform(0, 360, len(unused))
+    upright = images[unused, :, :, 0].astype("float32") / 255
+    turned = pixels.to_uint8(pixels.rotate(upright, angles))[..., None]
+    x, y = datasets.load_pydataset("rot_mnist", "validation", 2000)[0]
+    return (
+        np.concatenate([x, turned.astype("float32") / 255]),
+        np.concatenate([y, labels[unused]]),
+    )
+
+
+def run(
+    change: str, seed: int, epochs: int, digits: tuple[np.ndarray, np.ndarray]
+) -> dict[str, Any]:
+    """The error on the held-out digits after each epoch, in percent."""
+    keras.utils.set_random_seed(seed)
+    model = network(change)
+    model.compile(
+        ChangedAdam(change, DECAY),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+
+    def rate(epoch: int) -> float:
+        falls = change != "constant rate" and epoch >= 0.8 * epochs
+        return RATE / 10 if falls else RATE
+
+    batches = datasets.load_pydataset("rot_mnist", "train", BATCH, seed=seed)
+    history = model.fit(
+        batches,
+        validation_data=digits,
+        validation_batch_size=500,
+        epochs=epochs,
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(rate),
+            datasets.EpochCounter(batches),
+        ],
+        shuffle=False,
+        verbose=2,
+    ).history
+    errors = [100 * (1 - accuracy) for accuracy in history["val_accuracy"]]
+    return {"change": change, "seed": seed, "errors": errors}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--changes", nargs="+", choices=CHANGES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--epochs", type=int, default=30)
+    options = parser.parse_args()
+    backend = keras.backend.backend()
+    kind = f"recipe_changes-{backend}-{options.epochs}"
+    try:
+        runs = report_files.Results().latest(kind, "")["runs"]
+    except report_files.MissingResultError:
+        runs = []
+    done = {(found["change"], found["seed"]) for found in runs}
+    digits = held_out_digits()
+    for seed in options.seeds:
+        for change in options.changes or CHANGES:
+            if (change, seed) in done:
+                continue
+            runs.append(run(change, seed, options.epochs, digits))
+            report_files.write(
+                kind,
+                {
+                    "benchmark": "recipe_changes.py",
+                    "settings": {
+                        "model": NAME,
+                        "epochs": options.epochs,
+                        "training_digits": 10_000,
+                        "tested_digits": len(digits[1]),
+                    },
+                    "runs": runs,
+                },
+            )
+
+
+if __name__ == "__main__":
+    main()
