@@ -169,7 +169,7 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/scale.py folders
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/widths.py
 	$(BIN)/python -m keras_equiattn.applications.data prepare rot_mnist
-	KERAS_BACKEND=jax $(BIN)/python benchmarks/network_angles.py
+	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py

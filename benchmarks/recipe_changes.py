@@ -1,30 +1,34 @@
-r"""Which part of the recipe matters for rotated MNIST with input attention?
+"""Which part of the recipe matters for rotated MNIST with input attention?
 
     KERAS_BACKEND=tensorflow python benchmarks/recipe_changes.py
 
-Trains `rotmnist_p4cnn_input` on 10,000 digits for a few epochs by the recipe,
-whose learning rate falls to a tenth for the last fifth of them, and with one
-change at a time:
+Trains `rotmnist_p4cnn_input` on 10,000 digits as the networks of
+`docs/results.md` were trained, but for 30 epochs: by the recipe, with a
+learning rate that falls to a tenth for the last fifth of the epochs. Then it
+trains with one change at a time:
 
-- "constant rate": the rate does not fall, as in the authors' code.
-- "former start": the kernels of two layers start as those of the networks that
-  `docs/results.md` shows did: attention on the image pi / 2 times as wide, the
-  last convolution 2 / pi times.
+- "constant rate": the rate stays constant, as it does in the authors' code.
+- "former start": two kernels start in another range, as they did when the
+  networks of `docs/results.md` were trained. That of attention on the image is
+  pi / 2 times as wide, that of the last convolution 2 / pi times.
 - "factor outside": attention on the group and the last convolution learn as in
   the authors' code, where the kernel that is learnt is multiplied by pi / 2.
   Steps of the product are pi / 2 times as long, and its decay (pi / 2)^2 times
   as weak.
 - "no decay of attention": weights of attention do not decay.
-- "dropout after attention": attention sees what dropout has not touched.
+- "dropout after attention": dropout comes after input attention instead of
+  before it.
 
 After each epoch the network is tested on 10,000 digits: the 2,000 that are held
 out, and the 8,000 of MNIST that rotated MNIST uses neither for training nor for
 its test, each turned by an angle of its own. Writes
 `benchmarks/results/recipe_changes-<backend>-<epochs>-<date>.json` after each
-run, and leaves out the runs that the newest such file has.
+run. Runs that the newest such file has are kept and not made again, and other
+hardware or versions are refused then.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
-rot_mnist`, and tensorflow-datasets' "mnist".
+rot_mnist`. They must be built from MNIST; the files of 2007 do not say which
+digits they hold.
 """
 
 import argparse
@@ -42,6 +46,8 @@ from keras_equiattn.applications.data.sources import rot_mnist
 from keras_equiattn.applications.data.sources import tfds
 from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
 from keras_equiattn.applications.training import optimizers
+from keras_equiattn.applications.training import recipes
+from keras_equiattn.applications.training import reporting
 
 NAME = "rotmnist_p4cnn_input"
 CHANGES = (
@@ -52,18 +58,16 @@ CHANGES = (
     "no decay of attention",
     "dropout after attention",
 )
-BATCH = 128
-RATE = 1e-3
-DECAY = 1e-4
+RECIPE = recipes.get_recipe(NAME)
 FACTOR = math.pi / 2
 
 
 class ChangedAdam(optimizers.CoupledAdam):
     """Adam of the recipe, with other steps and decay of some variables."""
 
-    def __init__(self, change: str, decay: float) -> None:
-        super().__init__(RATE, epsilon=1e-8)
-        self.change, self.usual_decay = change, decay
+    def __init__(self, change: str) -> None:
+        super().__init__(RECIPE.learning_rate, epsilon=RECIPE.epsilon)
+        self.change, self.usual_decay = change, RECIPE.weight_decay
 
     def update_step(
         self, gradient: Any, variable: Any, learning_rate: Any
@@ -82,9 +86,9 @@ class ChangedAdam(optimizers.CoupledAdam):
 
 
 def has_factor(path: str) -> bool:
-    """Whether the authors' code multiplies the variable by pi / 2.
+    """Whether the authors' factor pi / 2 changes how the variable learns.
 
-    It does so with all group convolutions; after most of them batch
+    All group convolutions have it in their code; after most of them batch
     normalisation makes the scale irrelevant.
     """
     if path.startswith("conv1"):
@@ -97,11 +101,10 @@ def network(change: str) -> keras.Model:
     info = datasets.info("rot_mnist")
     model = get_model(NAME, normalization=info.normalization)
     if change == "former start":
-        for variable in model.trainable_variables:
-            if variable.path == "conv1_attention/spatial_kernel":
-                variable.assign(variable * FACTOR)
-            if variable.path.startswith("conv7/"):
-                variable.assign(variable / FACTOR)
+        attention = model.get_layer("conv1_attention").spatial_kernel
+        attention.assign(attention * FACTOR)
+        last = model.get_layer("conv7").kernel
+        last.assign(last / FACTOR)
     if change == "dropout after attention":
         model = with_dropout_after_attention(model)
     return model
@@ -123,6 +126,11 @@ def held_out_digits() -> tuple[np.ndarray, np.ndarray]:
     folder = resolve_data_dir(None)
     images, labels = tfds.load("rot_mnist", folder, "train")  # upright
     with np.load(rot_mnist.cache(folder)) as arrays:
+        if "train_source" not in arrays:
+            raise SystemExit(
+                "recipe_changes.py needs rotated MNIST as it is built from "
+                f"MNIST. Received: {rot_mnist.cache(folder)}"
+            )
         used = np.concatenate([arrays["train_source"], arrays["test_source"]])
     unused = np.setdiff1d(np.arange(len(images)), used)
     angles = np.random.default_rng(0).uniform(0, 360, len(unused))
@@ -142,16 +150,18 @@ def run(
     keras.utils.set_random_seed(seed)
     model = network(change)
     model.compile(
-        ChangedAdam(change, DECAY),
+        ChangedAdam(change),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
 
     def rate(epoch: int) -> float:
         falls = change != "constant rate" and epoch >= 0.8 * epochs
-        return RATE / 10 if falls else RATE
+        return RECIPE.learning_rate * (0.1 if falls else 1)
 
-    batches = datasets.load_pydataset("rot_mnist", "train", BATCH, seed=seed)
+    batches = datasets.load_pydataset(
+        "rot_mnist", "train", RECIPE.batch_size, seed=seed
+    )
     history = model.fit(
         batches,
         validation_data=digits,
@@ -168,6 +178,22 @@ def run(
     return {"change": change, "seed": seed, "errors": errors}
 
 
+def earlier_runs(kind: str) -> list[dict[str, Any]]:
+    """The runs of the newest file, which must be of this machine."""
+    try:
+        file = report_files.Results().latest(kind, "")
+    except report_files.MissingResultError:
+        return []
+    about = reporting.hardware(), reporting.versions()
+    if (file["hardware"], file["versions"]) != about:
+        raise SystemExit(
+            f"The newest {kind}-<date>.json has other hardware or versions: "
+            f"{file['hardware']}, {file['versions']}. Move it away to start "
+            f"anew. Received: {about[0]}, {about[1]}"
+        )
+    return file["runs"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -179,10 +205,7 @@ def main() -> None:
     options = parser.parse_args()
     backend = keras.backend.backend()
     kind = f"recipe_changes-{backend}-{options.epochs}"
-    try:
-        runs = report_files.Results().latest(kind, "")["runs"]
-    except report_files.MissingResultError:
-        runs = []
+    runs = earlier_runs(kind)
     done = {(found["change"], found["seed"]) for found in runs}
     digits = held_out_digits()
     for seed in options.seeds:

@@ -39,6 +39,7 @@ VALUES = st.one_of(
     st.none(),
     st.sampled_from(groups.names()),
     st.sampled_from(["same", "valid", "mean", "max", "relu", "call", "", "x"]),
+    st.sampled_from(["binomial", "antialiased", "strided"]),
     st.tuples(st.integers(-1, 5), st.integers(-1, 5)),
     st.lists(st.integers(0, 4), max_size=3),
     st.sampled_from([b"bytes", {}, object(), np.ones(2), ("a", "b"), Ellipsis]),

@@ -81,11 +81,12 @@ def PCamDenseNet(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity.
-        downsampling: "exact" pools in the transitions. "antialiased" takes
-            means of 4 x 4 pixels with binomial coefficients as weights instead:
-            for groups beyond the quarter turns. "strided" gives their
-            convolutions strides of 2; that is ours, and only
-            approximately equivariant.
+        downsampling: "exact" pools in the transitions. "antialiased" pads one
+            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
+            binomial means of 4 x 4 pixels instead: for groups with turns
+            between the quarter turns (p8, p12, p16). "strided" gives their
+            convolutions strides of 2; that is ours, and only approximately
+            equivariant.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 

@@ -128,11 +128,12 @@ def ResNet29(
             channel: the network subtracts and divides first. None is the
             identity.
         downsampling: "exact" halves by 2 x 2 mean pooling, after the mixer and
-            before the convolution of the shortcut. "antialiased" weights 4 x 4
-            pixels by binomial coefficients instead: for groups beyond the
-            quarter turns. "strided" is the paper's:
-            strides of 2 in the 3 x 3 convolution and in the shortcut, and
-            mean pooling after attention. On 32 x 32 pixels it is approximate.
+            before the convolution of the shortcut. "antialiased" pads one
+            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
+            binomial means of 4 x 4 pixels instead: for groups with turns
+            between the quarter turns (p8, p12, p16). "strided" is the paper's:
+            strides of 2 in the 3 x 3 convolution and in the shortcut, and mean
+            pooling after attention. On 32 x 32 pixels it is approximate.
         weights: None (random) or the path of a weights file.
         name: name of the model.
         num_heads: the heads of the attention; None is 8, with "acmix" 4.

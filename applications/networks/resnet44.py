@@ -79,12 +79,13 @@ def ResNet44(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity.
-        downsampling: "exact" pools after convolutions. "antialiased" takes
-            means of 4 x 4 pixels with binomial coefficients as weights instead:
-            for groups beyond the quarter turns. "strided" gives these
-            convolutions, shortcuts included, strides of 2, as residual
-            networks were published: on 32 x 32 pixels the approximate network
-            of the paper's appendix C, on sizes such as 33 x 33 exact again.
+        downsampling: "exact" pools after convolutions. "antialiased" pads one
+            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
+            binomial means of 4 x 4 pixels instead: for groups with turns
+            between the quarter turns (p8, p12, p16). "strided" gives these
+            convolutions, shortcuts included, strides of 2, as residual networks
+            were published: on 32 x 32 pixels the approximate network of the
+            paper's appendix C, on sizes such as 33 x 33 exact again.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 

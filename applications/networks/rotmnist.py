@@ -101,10 +101,10 @@ def RotMNISTCNN(
     Six 3 x 3 convolutions, each with batch normalisation, ReLU and dropout
     0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
     convolution to the classes and the maximum over the group. There is no
-    bias, and no padding but what `kernel_size` asks for. The z2 network with
-    its 20 filters has 21,620 trainable parameters (`count_params()` adds the
-    moving statistics of the batch normalisation), the p4 network by its
-    attention:
+    bias, and no padding but what `kernel_size` and `downsampling` ask for. The
+    z2 network with its 20 filters has 21,620 trainable parameters
+    (`count_params()` adds the moving statistics of the batch normalisation),
+    the p4 network by its attention:
 
     | None | `"full"` | `"channel"` | `"spatial"` | `"input"` | `"co"` |
     |---|---|---|---|---|---|
@@ -131,11 +131,12 @@ def RotMNISTCNN(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel: the network subtracts and divides first. None is the
             identity, or what shipped weights were trained with.
-        downsampling: "exact" pools in the second layer. "antialiased" takes
-            means of 4 x 4 pixels with binomial coefficients as weights instead:
-            for groups beyond the quarter turns, whose logits change less under
-            their other elements then. "strided" gives its convolution strides
-            of 2: an approximate network as in the paper's appendix C.
+        downsampling: "exact" pools in the second layer. "antialiased" pads one
+            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
+            binomial means of 4 x 4 pixels instead: for groups with turns
+            between the quarter turns (p8, p12, p16). "strided" gives the
+            convolution strides of 2: an approximate network as in the paper's
+            appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
             the path of a weights file.
         name: name of the model.

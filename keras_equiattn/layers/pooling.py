@@ -32,10 +32,11 @@ class SpatialPooling2D(GroupLayer):
         pool_size: an integer or a pair.
         strides: an integer or a pair; None is the pool size.
         mode: "max" or "mean"; "avg" and "average" are the mean too.
-            "binomial" is a mean with binomial coefficients as weights, which
-            keeps details from being mistaken for others on a coarser grid:
-            choose a window of twice the strides, such as
-            `SpatialPooling2D(4, strides=2, mode="binomial")`.
+            "binomial" is a mean with binomial coefficients as weights, a
+            low-pass filter against aliasing. Choose a window of twice the
+            strides: over 2 x 2 pixels it is the mean itself. After
+            `SpatialPadding2D(1, mode="reflect")`, a window of 4 with strides of
+            2 halves every even size.
         group: the group whose exactness is checked, also for images.
         exact: refuse sizes on which the layer would not be exactly
             equivariant. False accepts them; "call" accepts sizes that are
@@ -60,9 +61,11 @@ class SpatialPooling2D(GroupLayer):
     Symmetry:
         Equivariant under the group to rounding ("max": to the bit) on every
         size accepted with `exact=True`: (size - pool size) must be divisible
-        by the strides, see `ops.is_exact`. Between quarter turns of p8, p12
-        and p16 it is approximate: "binomial" has the smallest error, "max" the
-        largest.
+        by the strides, see `ops.is_exact`. Under turns between the quarter
+        turns (p8, p12, p16) it is approximate. On smooth feature maps a
+        binomial window of twice the strides has a smaller error than a mean
+        over windows as large as the strides, and a much smaller one than their
+        maximum.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

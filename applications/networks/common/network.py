@@ -104,8 +104,8 @@ class Network:
         self.scale = scale
         self.weights = weights
         key = (group.name, attention, self.filters)
-        has_shipped = shipped is not None and downsampling == "exact"
-        self.shipped = shipped.get(key, {}) if has_shipped else {}
+        offered = (shipped or {}) if downsampling == "exact" else {}
+        self.shipped = offered.get(key, {})
         found = pretrained.check_weights(
             weights, self.shipped, kind, self.input_shape, self.classes
         )
@@ -171,7 +171,7 @@ class Network:
         Args:
             x, filters, kernel_size, settings, name: see `convolution`.
             pool: name of the pooling layer.
-            mode: "max" or "mean".
+            mode: "max" or "mean", without effect on antialiased downsampling.
             **options: more arguments of `convolution`.
         """
         if not self.exact:
@@ -184,7 +184,9 @@ class Network:
     def pool(self, x: Any, name: str, mode: str = "max") -> Any:
         """Pools 2 x 2 pixels with strides of 2.
 
-        Antialiased, it takes a binomial mean of 4 x 4 pixels instead.
+        With antialiased downsampling it takes a binomial mean of 4 x 4 pixels,
+        after one more pixel at each side. The sizes of the output, and those on
+        which it is exact, are the same, so that `sizes` knows one case alone.
         """
         size = 2
         if self.downsampling == "antialiased":
@@ -224,7 +226,7 @@ class Network:
 
     @property
     def downsampling_suffix(self) -> str:
-        """The end of the name of a model that does not just pool."""
+        """The end of the model's name, empty where downsampling is exact."""
         if self.downsampling == "exact":
             return ""
         return f"_{self.downsampling}"

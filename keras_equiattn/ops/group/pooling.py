@@ -1,6 +1,5 @@
 """Pooling of feature maps over space or over the group."""
 
-from itertools import zip_longest
 from typing import Any
 from typing import TypeAlias
 
@@ -20,6 +19,9 @@ SPATIAL_MODES = (*MODES, "binomial")
 # The names of the mean in other libraries.
 ALIASES = {"avg": "mean", "average": "mean"}
 
+# Windows and strides.
+Passes: TypeAlias = list[tuple[tuple[int, int], tuple[int, int]]]
+
 
 def pooling_mode(mode: str, modes: tuple[str, ...] = MODES) -> str:
     """The mode of pooling that this name stands for, one of `modes`."""
@@ -27,23 +29,23 @@ def pooling_mode(mode: str, modes: tuple[str, ...] = MODES) -> str:
     return str(_checks.choice(name, "mode", modes))
 
 
-Passes: TypeAlias = list[tuple[tuple[int, int], tuple[int, int]]]
-
-
 def pooling_passes(
     pool_size: tuple[int, int], strides: tuple[int, int], mode: str
 ) -> Passes:
     """The windows and strides of the poolings, one after the other.
 
-    There is one but for "binomial": the binomial coefficients of `k - 1`, the
-    weights of a window of `k` pixels, are those of `k - 1` means of two pixels.
-    The last one takes the strides.
+    Binomial pooling is a sequence of means over two pixels: `k - 1` of them
+    have the binomial coefficients as weights of a window of `k` pixels. The
+    last one takes the strides. Other modes are one pooling.
     """
     if mode != "binomial":
         return [(pool_size, strides)]
-    steps = ([2] * (k - 1) for k in pool_size)
-    windows = list(zip_longest(*steps, fillvalue=1)) or [(1, 1)]
-    return [*((w, (1, 1)) for w in windows[:-1]), (windows[-1], strides)]
+    rows, columns = pool_size
+    *means, last = (
+        (2 if n < rows else 1, 2 if n < columns else 1)
+        for n in range(1, max(rows, columns, 2))
+    )
+    return [*((window, (1, 1)) for window in means), (last, strides)]
 
 
 @checked()
@@ -56,7 +58,8 @@ def spatial_pool(
     """Maximum or mean over windows in space, without padding.
 
     "binomial" is a mean whose weights are binomial coefficients along both
-    axes.
+    axes. It takes as many passes over the feature map as the window has pixels
+    along an axis, less one.
     """
     pool_size = _checks.pair(pool_size, "pool_size")
     strides = _checks.pair(strides, "strides")
@@ -69,11 +72,11 @@ def spatial_pool(
                 f"pool_size={pool_size}, x.shape={tuple(x.shape)}"
             )
     pooled = fold_channels(x)
-    for window, moves in pooling_passes(pool_size, strides, mode):
+    for window, of_window in pooling_passes(pool_size, strides, mode):
         pooled = pool(
             pooled,
             window,
-            moves,
+            of_window,
             padding="valid",
             data_format="channels_last",
         )

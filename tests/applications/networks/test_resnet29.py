@@ -341,7 +341,7 @@ def test_every_group_and_mixer(group, mixer, small):
         ({"classes": 1.5}, "`classes` must be a positive integer.*1.5"),
         (
             {"downsampling": "pool"},
-            "must be 'exact' or 'antial.*'pool'",
+            "'antialiased' or 'strided'.*'pool'",
         ),
         ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
         ({"normalization": (0.1, 0.0)}, "`normalization` must be"),

@@ -1,0 +1,127 @@
+"""The benchmark of changes of the recipe: what each of them changes."""
+
+import math
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    import recipe_changes
+
+    return recipe_changes
+
+
+def test_where_the_factor_matters(benchmark):
+    model = benchmark.network("none")
+    found = [
+        variable.path
+        for variable in model.trainable_variables
+        if benchmark.has_factor(variable.path)
+    ]
+    attention = [f"conv{n}_attention/spatial_kernel" for n in range(2, 8)]
+    assert found == [*attention, "conv7/kernel"]
+
+
+def test_former_start(benchmark):
+    models = []
+    for change in ("none", "former start"):
+        keras.utils.set_random_seed(0)
+        models.append(benchmark.network(change))
+    factors = {
+        old.path: np.abs(as_array(new)).mean() / np.abs(as_array(old)).mean()
+        for old, new in zip(
+            *(model.trainable_variables for model in models), strict=True
+        )
+        if np.any(as_array(new) != as_array(old))
+    }
+    assert factors == {
+        "conv1_attention/spatial_kernel": pytest.approx(math.pi / 2),
+        "conv7/kernel": pytest.approx(2 / math.pi),
+    }
+
+
+def test_dropout_after_attention(benchmark):
+    chain = [
+        x.name for x in benchmark.network("dropout after attention").layers
+    ]
+    dropouts = [name for name in chain if name.startswith("dropout")]
+    assert len(dropouts) == 5
+    for name in dropouts:
+        number = int(name.removeprefix("dropout")) + 1
+        place = chain.index(name)
+        neighbours = chain[place - 1], chain[place + 1]
+        assert neighbours == (f"conv{number}_attention", f"conv{number}")
+
+
+class TwoKernels(keras.layers.Layer):
+    """`x (factor a) b`, with the kernels `a` and `b`."""
+
+    def __init__(self, factor, names, **kwargs):
+        super().__init__(**kwargs)
+        self.factor, self.names = factor, names
+
+    def build(self, input_shape):
+        self.a, self.b = (
+            self.add_weight(shape=(3, 3), name=name) for name in self.names
+        )
+
+    def call(self, x):
+        return x @ (self.factor * self.a) @ self.b
+
+
+def trained(optimizer, factor, names, layer, start):
+    """Both kernels after some steps, without the factor."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, TwoKernels(factor, names, name=layer)(inputs))
+    model.set_weights(start)
+    model.compile(optimizer, "mse")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        model.train_on_batch(rng.normal(size=(8, 3)), rng.normal(size=(8, 3)))
+    return model.get_weights()
+
+
+def test_steps_and_decay(benchmark):
+    """The factor outside is Adam on a kernel that is multiplied by it."""
+    rng = np.random.default_rng(1)
+    start = [rng.normal(size=(3, 3)) for _ in range(2)]
+    names = ("spatial_kernel", "kernel")
+    factor = math.pi / 2
+
+    def usual():
+        return benchmark.optimizers.CoupledAdam(
+            benchmark.RECIPE.learning_rate,
+            epsilon=benchmark.RECIPE.epsilon,
+            decay=benchmark.RECIPE.weight_decay,
+        )
+
+    plain = trained(usual(), 1.0, names, "conv2", start)
+    divided = [start[0] / factor, start[1]]
+    a, b = trained(usual(), factor, names, "conv2", divided)
+    expected = {"none": plain, "factor outside": [factor * a, b]}
+    for change, kernels in expected.items():
+        optimizer = benchmark.ChangedAdam(change)
+        found = trained(optimizer, 1.0, names, "conv2", start)
+        for kernel, same in zip(kernels, found, strict=True):
+            np.testing.assert_allclose(kernel, same, atol=1e-5)
+    assert np.abs(plain[0] - factor * a).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("layer", "decays"), [("conv2_attention", False), ("conv2", True)]
+)
+def test_no_decay_of_attention(benchmark, layer, decays):
+    """Without a gradient, a kernel moves by its decay alone."""
+    optimizer = benchmark.ChangedAdam("no decay of attention")
+    start = [np.ones((3, 3)), np.zeros((3, 3))]
+    a, _ = trained(optimizer, 0.0, ("a", "b"), layer, start)
+    assert (a < 1).all() if decays else (a == 1).all()
