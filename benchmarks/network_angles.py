@@ -1,14 +1,16 @@
 """What a turn by less than 90 degrees makes of the logits of a network.
 
-    KERAS_BACKEND=jax python benchmarks/network_angles.py
+    KERAS_BACKEND=tensorflow python benchmarks/network_angles.py
 
-Trains the rotated MNIST network on p8, once with filters of pixels and once
-with as many parameters of steerable filters, with the same seed, data and
-schedule: Adam, with a learning rate that falls to a tenth for the last fifth of
-the epochs. Then it turns test digits by each angle of the group with splines of
-degree 3, and compares logits: the root mean square of their change over that of
-the logits, whose mean over the classes is taken off, and how many digits keep
-their class.
+Trains the rotated MNIST network on p8 with filters of pixels, with as many
+parameters of steerable filters, and with steerable filters and antialiased
+downsampling: with the same seed, data and schedule, Adam with a learning rate
+that falls to a tenth for the last fifth of the epochs. Then it turns test
+digits by each angle of the group with splines of degree 3, and compares logits:
+the root mean square of their change over that of the logits, whose mean over
+the classes is taken off, and how many digits keep their class. As a reference
+it compares the logits of digits that are turned there and back again: that
+change comes from two interpolations alone.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
@@ -33,12 +35,23 @@ NORMALIZATION = (0.1309, 0.2901)
 
 # Filters that make the networks of both bases about equally large on p8.
 WIDTHS = {"pixel": 7, "steerable": 9}
+NETWORKS = (
+    ("pixel", "exact"),
+    ("steerable", "exact"),
+    ("steerable", "antialiased"),
+)
 
 
-def network(group: str, attention: str | None, basis: str) -> keras.Model:
+def network(
+    group: str, attention: str | None, basis: str, downsampling: str
+) -> keras.Model:
     """The network, with filters of this basis in all of its layers."""
     model = RotMNISTCNN(
-        group, attention, WIDTHS[basis], normalization=NORMALIZATION
+        group,
+        attention,
+        WIDTHS[basis],
+        normalization=NORMALIZATION,
+        downsampling=downsampling,
     )
 
     def clone(layer):
@@ -75,19 +88,26 @@ def turned(x: np.ndarray, angle: float) -> np.ndarray:
     return ndimage.rotate(x, angle, axes=(2, 1), reshape=False, order=3)
 
 
-def measure(model, group, images: int) -> dict:
-    """Error and agreement by angle, and the accuracy on the digits."""
-    x, y = datasets.load_pydataset("rot_mnist", "test", images)[0]
-    x, y = np.asarray(x), np.asarray(y)
+def measure(model, group, x: np.ndarray, y: np.ndarray) -> dict:
+    """Changes and agreement by angle, and the accuracy on the digits."""
     still = logits(model, x)
+
+    def change(moved):
+        return float(np.sqrt(((moved - still) ** 2).mean() / (still**2).mean()))
+
     rows = []
     for step in range(group.rotations):
         angle = 360 * step / group.rotations
-        moved = logits(model, turned(x, angle))
-        change = np.sqrt(((moved - still) ** 2).mean() / (still**2).mean())
+        there = turned(x, angle)
+        moved, back = logits(model, there), logits(model, turned(there, -angle))
         same = np.mean(moved.argmax(axis=1) == still.argmax(axis=1))
         rows.append(
-            {"angle": angle, "change": float(change), "same": float(same)}
+            {
+                "angle": angle,
+                "change": change(moved),
+                "there_and_back": change(back),
+                "same": float(same),
+            }
         )
     accuracy = float(np.mean(still.argmax(axis=1) == y))
     return {"accuracy": accuracy, "angles": rows}
@@ -103,13 +123,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = []
-    for basis in ("pixel", "steerable"):
+    digits = datasets.load_pydataset("rot_mnist", "test", options.images)[0]
+    digits = tuple(map(np.asarray, digits))
+    for basis, downsampling in NETWORKS:
         keras.utils.set_random_seed(options.seed)
-        model = network(GROUP, options.attention, basis)
+        model = network(GROUP, options.attention, basis, downsampling)
         trained(model, options.epochs, options.seed)
-        found = measure(model, groups.get(GROUP), options.images)
+        found = measure(model, groups.get(GROUP), *digits)
         trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
-        rows.append({"basis": basis, "parameters": trainable, **found})
+        about = {"basis": basis, "downsampling": downsampling}
+        rows.append({**about, "parameters": trainable, **found})
         print(json.dumps(rows[-1]), flush=True)
     results = {
         "benchmark": "network_angles.py",

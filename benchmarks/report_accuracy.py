@@ -289,6 +289,37 @@ def short_runs_bfloat16(results: Results) -> str:
     )
 
 
+ONE_THREAD = "OMP_NUM_THREADS=1 KERAS_BACKEND=torch \\\n    "
+TRANSFORMERS = f"{ONE_THREAD}python examples/transformers.py z2 p4 p4m"
+
+
+def transformers(results: Results) -> str:
+    """What transformers learn in the same time."""
+    file = results.latest("transformers-torch", TRANSFORMERS)
+    rows = []
+    for group, log in file["runs"].items():
+        last = log["tests"][-1]
+        rows.append(
+            [
+                f'`GroupViT("{group}")`',
+                count(log["parameters"]),
+                count(log["steps"]),
+                str(log["epochs"]),
+                f"{100 * last['upright']:.1f}",
+                f"{100 * last['turned']:.1f}",
+            ]
+        )
+    header = (
+        "network",
+        "parameters",
+        "steps",
+        "epochs",
+        "accuracy upright, %",
+        "turned, %",
+    )
+    return block(header, rows, [file], ONE_THREAD + file["command"])
+
+
 ANGLES = run("angles.py --draws 3", "torch")
 OTHER_ANGLES = run(
     "angles.py --groups p12 p16 p8m \\\n    --sizes 5 --images smooth", "torch"
@@ -358,18 +389,22 @@ def network_angles(results: Results) -> str:
         rows.append(
             [
                 row["basis"],
+                row["downsampling"],
                 count(row["parameters"]),
                 f"{100 * row['accuracy']:.1f} %",
                 f"{half['change']:.3f}",
+                f"{half['there_and_back']:.3f}",
                 f"{100 * half['same']:.1f} %",
                 f"{quarter:.0e}",
             ]
         )
     header = (
         "filters",
+        "downsampling",
         "parameters",
         "accuracy",
         "change under 45°",
+        "there and back",
         "same class",
         "change under quarter turns",
     )
@@ -434,4 +469,5 @@ TABLES = (
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
+    transformers,
 )

@@ -136,9 +136,37 @@ def angles(results: Results) -> dict[str, Any]:
     }
 
 
+def transformers(results: Results) -> dict[str, Any]:
+    command = report_accuracy.TRANSFORMERS
+    runs = results.latest("transformers-torch", command)["runs"]
+    # All networks are tested after the same parts of the time.
+    tests = max((log["tests"] for log in runs.values()), key=len)
+    return {
+        "x": [round(row["seconds"] / 60) for row in tests],
+        "lines": {
+            f'GroupViT("{group}")': {
+                kind: [100 * row[kind] for row in log["tests"]]
+                for kind in ("upright", "turned")
+            }
+            for group, log in runs.items()
+        },
+        "solid": "upright",
+        "x axis": "minutes of processor time",
+        "axis": "accuracy on test images (%)",
+        "alt": "Accuracy of transformers against the time that they trained",
+    }
+
+
 FIGURES = {
     function.__name__: function
-    for function in (accuracy, angles, step_time, memory, traffic)
+    for function in (
+        accuracy,
+        angles,
+        step_time,
+        memory,
+        traffic,
+        transformers,
+    )
 }
 
 
@@ -202,7 +230,7 @@ def draw_lines(shown: dict[str, Any]) -> Any:
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     for (marker, colour, _), (name, lines) in zip(
-        STYLES, shown["lines"].items(), strict=True
+        STYLES, shown["lines"].items(), strict=False
     ):
         for how, values in lines.items():
             axes.plot(

@@ -13,10 +13,10 @@ upright and turned by 90, 180 or 270 degrees, the first 2,000 of them again and
 again while it trains, and all of them at the end; that takes no time of its
 own. A run that was stopped goes on where it was last saved, after its last
 whole epoch. Two networks can train side by side, each on a core. It is a
-comparison at a small scale: with more time the plain network would learn more.
+comparison at a small scale.
 
 Writes `transformers-<backend>-<date>.json` to `--results`, with all networks
-that have a run in `--out`, and the picture of them to `--pictures`. Use
+whose run in `--out` is over; `python benchmarks/report.py` draws them. Use
 TensorFlow or PyTorch: under JAX, Keras does not see a rate that changes from
 step to step.
 """
@@ -31,7 +31,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from matplotlib.figure import Figure
 
 from keras_equiattn.applications import GroupViT
 from keras_equiattn.applications import training
@@ -200,27 +199,6 @@ def train(group: str, options: argparse.Namespace) -> None:
     run.save()
 
 
-def plot(runs: dict[str, dict[str, Any]]) -> Figure:
-    """Accuracy against the processor time of training."""
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for panel, kind in zip(panels, ("upright", "turned"), strict=True):
-        for (group, log), mark in zip(runs.items(), "osD", strict=False):
-            minutes = [row["seconds"] / 60 for row in log["tests"]]
-            values = [100 * row[kind] for row in log["tests"]]
-            name = "plain" if group == "z2" else group
-            panel.plot(minutes, values, marker=mark, ms=3, label=name)
-        panel.set(
-            title=f"{kind} test images",
-            xlabel="minutes of processor time",
-            ylim=(0, 100),
-        )
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("accuracy, %")
-    panels[0].legend()
-    return figure
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -234,19 +212,18 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=ROOT / "runs" / "transformers")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    add("--pictures", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     if keras.backend.backend() not in ("tensorflow", "torch"):
         parser.error("the backend must be tensorflow or torch")
-    for folder in (options.results, options.pictures):
-        folder.mkdir(parents=True, exist_ok=True)
+    options.results.mkdir(parents=True, exist_ok=True)
     for group in options.groups:
         train(group, options)
     runs = {}
     for path in sorted(options.out.glob("*/log.json")):
         log = json.loads(path.read_text())
-        # Runs with other settings are not compared.
-        if log.pop("settings", None) == settings(options):
+        # Runs with other settings, and those under way, are not compared.
+        same = log.pop("settings", None) == settings(options)
+        if same and log["seconds"] >= 60 * options.minutes:
             runs[path.parent.name] = log
     # The plain network first.
     runs = dict(sorted(runs.items(), key=lambda run: (run[0] != "z2", run[0])))
@@ -261,9 +238,7 @@ def main() -> None:
             "runs": runs,
         },
     )
-    picture = options.pictures / "transformers.png"
-    plot(runs).savefig(picture, dpi=90)
-    print(file, picture, sep="\n")
+    print(file)
 
 
 if __name__ == "__main__":

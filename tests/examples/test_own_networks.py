@@ -16,9 +16,11 @@ def example(monkeypatch, tmp_path, capsys):
     """Runs an example, and returns its results and what it printed."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
 
-    def run(name, *options):
+    def run(name, *options, draws=True):
         module = importlib.import_module(name)
-        folders = ["--results", str(tmp_path), "--pictures", str(tmp_path)]
+        folders = ["--results", str(tmp_path)]
+        if draws:
+            folders += ["--pictures", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *options, *folders])
         module.main()
         (file,) = tmp_path.glob(f"{name}-{keras.backend.backend()}-*.json")
@@ -87,13 +89,13 @@ def test_transformers(example, tmp_path, monkeypatch):
     monkeypatch.setattr(transformers, "DESIGN", design)
     options = ["--dataset=digits_upright", "--test-images=60", "--minutes=0.02"]
     options.append(f"--out={tmp_path / 'runs'}")
-    example("transformers", "z2", *options)
+    example("transformers", "z2", *options, draws=False)
     # A run that is over stays as it is.
     before = (tmp_path / "runs" / "z2" / "log.json").read_text()
-    results, _ = example("transformers", "p4m", "z2", *options)
+    results, _ = example("transformers", "p4m", "z2", *options, draws=False)
     assert (tmp_path / "runs" / "z2" / "log.json").read_text() == before
     with pytest.raises(SystemExit, match="has other settings"):
-        example("transformers", "z2", *options, "--seed=1")
+        example("transformers", "z2", *options, "--seed=1", draws=False)
     runs = results["runs"]
     assert list(runs) == ["z2", "p4m"]
     assert runs["p4m"]["parameters"] < runs["z2"]["parameters"] / 4
@@ -102,7 +104,6 @@ def test_transformers(example, tmp_path, monkeypatch):
         assert len(run["tests"]) <= transformers.TESTS
     last = runs["p4m"]["tests"][-1]
     assert last["turned"] == last["upright"]
-    assert (tmp_path / "transformers.png").stat().st_size > 5_000
 
 
 @pytest.mark.once

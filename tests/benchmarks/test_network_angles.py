@@ -1,0 +1,83 @@
+"""The benchmark of the logits of trained networks between quarter turns."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_equiattn import groups
+
+pytestmark = pytest.mark.once
+GROUP = groups.get("p8")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    import network_angles
+
+    return network_angles
+
+
+def images():
+    """Blurred blobs, far from the border."""
+    rng = np.random.default_rng(0)
+    rows, columns = np.indices((28, 28))
+    blobs = np.zeros((4, 28, 28, 1), "float32")
+    for blob in blobs:
+        for row, column in rng.uniform(9, 19, (5, 2)):
+            distance = (rows - row) ** 2 + (columns - column) ** 2
+            blob[..., 0] += np.exp(-distance / 8)
+    return blobs
+
+
+def measured(benchmark, outputs):
+    inputs = keras.Input((28, 28, 1))
+    model = keras.Model(inputs, outputs(inputs))
+    x = images()
+    y = model.predict(x, verbose=0).argmax(axis=1)
+    found = benchmark.measure(model, GROUP, x, y)
+    assert found["accuracy"] == 1
+    return {row["angle"]: row for row in found["angles"]}
+
+
+def test_a_network_that_does_not_see_turns(benchmark):
+    """The mean of an image, and the mean of its squares."""
+
+    def outputs(x):
+        both = keras.layers.Concatenate()([x, x * x])
+        return keras.layers.GlobalAveragePooling2D()(both)
+
+    rows = measured(benchmark, outputs)
+    assert list(rows) == [45.0 * n for n in range(8)]
+    for angle, row in rows.items():
+        most = 1e-5 if angle % 90 == 0 else 0.01
+        assert row["change"] < most
+        assert row["there_and_back"] < most
+        assert row["same"] == 1
+    assert rows[45.0]["change"] > 1e-6  # what turning changes
+
+
+def test_a_network_that_sees_turns(benchmark):
+    """One that looks at pixels in one place."""
+    keras.utils.set_random_seed(0)
+
+    def outputs(x):
+        return keras.layers.Dense(3)(keras.layers.Flatten()(x))
+
+    rows = measured(benchmark, outputs)
+    for angle, row in rows.items():
+        if angle:
+            assert row["change"] > 0.3
+        assert row["there_and_back"] < 0.05
+
+
+def test_networks(benchmark):
+    for basis, downsampling in benchmark.NETWORKS:
+        model = benchmark.network("p8", None, basis, downsampling)
+        convolutions = [x for x in model.layers if hasattr(x, "filter_basis")]
+        assert {x.filter_basis for x in convolutions} == {basis}
+        mode = "binomial" if downsampling == "antialiased" else "max"
+        assert model.get_layer("pool2").mode == mode
