@@ -14,10 +14,12 @@ change comes from two interpolations alone.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
-convolution>-<date>.json`.
+convolution>-<date>.json` after each network. What the newest such file has is
+kept and not made again.
 """
 
 import argparse
+import itertools
 import json
 
 import keras
@@ -120,27 +122,32 @@ def main() -> None:
     parser.add_argument("--attention", choices=("full", "input"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options = parser.parse_args()
-    rows = []
+    settings = {
+        "attention": options.attention,
+        "epochs": options.epochs,
+        "images": options.images,
+    }
+    kind = f"network_angles-{options.attention or 'convolution'}"
+    rows = report_files.earlier(kind, settings, "rows")
     digits = datasets.load_pydataset("rot_mnist", "test", options.images)[0]
     digits = tuple(map(np.asarray, digits))
-    for basis, downsampling in NETWORKS:
-        keras.utils.set_random_seed(options.seed)
+    for seed, (basis, downsampling) in itertools.product(
+        options.seeds, NETWORKS
+    ):
+        about = {"seed": seed, "basis": basis, "downsampling": downsampling}
+        if any(about.items() <= row.items() for row in rows):
+            continue
+        keras.utils.set_random_seed(seed)
         model = network(GROUP, options.attention, basis, downsampling)
-        trained(model, options.epochs, options.seed)
+        trained(model, options.epochs, seed)
         found = measure(model, groups.get(GROUP), *digits)
         trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
-        about = {"basis": basis, "downsampling": downsampling}
         rows.append({**about, "parameters": trainable, **found})
         print(json.dumps(rows[-1]), flush=True)
-    results = {
-        "benchmark": "network_angles.py",
-        "settings": vars(options),
-        "rows": rows,
-    }
-    what = options.attention or "convolution"
-    report_files.write(f"network_angles-{what}", results)
+        results = {"benchmark": "network_angles.py", "settings": settings}
+        report_files.write(kind, {**results, "rows": rows})
 
 
 if __name__ == "__main__":

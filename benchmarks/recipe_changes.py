@@ -23,8 +23,7 @@ After each epoch the network is tested on 10,000 digits: the 2,000 that are held
 out, and the 8,000 of MNIST that rotated MNIST uses neither for training nor for
 its test, each turned by an angle of its own. Writes
 `benchmarks/results/recipe_changes-<backend>-<epochs>-<date>.json` after each
-run. Runs that the newest such file has are kept and not made again, and other
-hardware or versions are refused then.
+run. Runs that the newest such file has are kept and not made again.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. They must be built from MNIST; the files of 2007 do not say which
@@ -47,8 +46,8 @@ from keras_equiattn.applications.data.sources import tfds
 from keras_equiattn.applications.data.sources.catalogue import resolve_data_dir
 from keras_equiattn.applications.training import optimizers
 from keras_equiattn.applications.training import recipes
-from keras_equiattn.applications.training import reporting
 
+BENCHMARK = "recipe_changes.py"
 NAME = "rotmnist_p4cnn_input"
 CHANGES = (
     "none",
@@ -128,7 +127,7 @@ def held_out_digits() -> tuple[np.ndarray, np.ndarray]:
     with np.load(rot_mnist.cache(folder)) as arrays:
         if "train_source" not in arrays:
             raise SystemExit(
-                "recipe_changes.py needs rotated MNIST as it is built from "
+                f"{BENCHMARK} needs rotated MNIST as it is built from "
                 f"MNIST. Received: {rot_mnist.cache(folder)}"
             )
         used = np.concatenate([arrays["train_source"], arrays["test_source"]])
@@ -178,22 +177,6 @@ def run(
     return {"change": change, "seed": seed, "errors": errors}
 
 
-def earlier_runs(kind: str) -> list[dict[str, Any]]:
-    """The runs of the newest file, which must be of this machine."""
-    try:
-        file = report_files.Results().latest(kind, "")
-    except report_files.MissingResultError:
-        return []
-    about = reporting.hardware(), reporting.versions()
-    if (file["hardware"], file["versions"]) != about:
-        raise SystemExit(
-            f"The newest {kind}-<date>.json has other hardware or versions: "
-            f"{file['hardware']}, {file['versions']}. Move it away to start "
-            f"anew. Received: {about[0]}, {about[1]}"
-        )
-    return file["runs"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -205,7 +188,8 @@ def main() -> None:
     options = parser.parse_args()
     backend = keras.backend.backend()
     kind = f"recipe_changes-{backend}-{options.epochs}"
-    runs = earlier_runs(kind)
+    settings = {"model": NAME, "epochs": options.epochs}
+    runs = report_files.earlier(kind, settings, "runs")
     done = {(found["change"], found["seed"]) for found in runs}
     digits = held_out_digits()
     for seed in options.seeds:
@@ -213,19 +197,8 @@ def main() -> None:
             if (change, seed) in done:
                 continue
             runs.append(run(change, seed, options.epochs, digits))
-            report_files.write(
-                kind,
-                {
-                    "benchmark": "recipe_changes.py",
-                    "settings": {
-                        "model": NAME,
-                        "epochs": options.epochs,
-                        "training_digits": 10_000,
-                        "tested_digits": len(digits[1]),
-                    },
-                    "runs": runs,
-                },
-            )
+            results = {"settings": settings, "runs": runs}
+            report_files.write(kind, {"benchmark": BENCHMARK, **results})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from report_files import File
 from report_files import Results
 from report_files import run
 from report_files import short
+from report_files import with_deviation
 
 # What papers print, by the name of our network.
 PRINTED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -378,34 +379,46 @@ def network_angles(results: Results) -> str:
     """What a turn by 45 degrees makes of the logits of trained networks."""
     command = run("network_angles.py", "tensorflow")
     file = results.latest("network_angles-convolution", command)
-    rows = []
+    networks: dict[tuple[str, str], list[File]] = {}
     for row in file["rows"]:
-        (half,) = (found for found in row["angles"] if found["angle"] == 45)
-        quarter = max(
-            found["change"]
-            for found in row["angles"]
-            if found["angle"] % 90 == 0
+        half, *quarters = (
+            next(found for found in row["angles"] if found["angle"] == angle)
+            for angle in (45, 90, 180, 270)
+        )
+        quarter = max(found["change"] for found in quarters)
+        key = row["basis"], row["downsampling"]
+        networks.setdefault(key, []).append({**row, **half, "exact": quarter})
+    rows = []
+    for key, of_seeds in networks.items():
+        changes, there_and_back = (
+            with_deviation([run[name] for run in of_seeds], ".3f")
+            for name in ("change", "there_and_back")
+        )
+        accuracy, same = (
+            with_deviation([100 * run[name] for run in of_seeds], ".1f")
+            for name in ("accuracy", "same")
         )
         rows.append(
             [
-                row["basis"],
-                row["downsampling"],
-                count(row["parameters"]),
-                f"{100 * row['accuracy']:.1f} %",
-                f"{half['change']:.3f}",
-                f"{half['there_and_back']:.3f}",
-                f"{100 * half['same']:.1f} %",
-                f"{quarter:.0e}",
+                *key,
+                count(of_seeds[0]["parameters"]),
+                ", ".join(str(run["seed"]) for run in of_seeds),
+                accuracy,
+                changes,
+                there_and_back,
+                same,
+                f"{max(run['exact'] for run in of_seeds):.0e}",
             ]
         )
     header = (
         "filters",
         "downsampling",
         "parameters",
-        "accuracy",
+        "seeds",
+        "accuracy, %",
         "change under 45°",
         "there and back",
-        "same class",
+        "same class, %",
         "change under quarter turns",
     )
     return block(header, rows, [file], command)

@@ -3,6 +3,7 @@
 import datetime
 import json
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,35 @@ class Results:
         return [read(path) for path in paths]
 
 
+def earlier(kind: str, settings: File, entries: str) -> list[File]:
+    """What the newest file of a kind holds, for a benchmark that goes on.
+
+    Args:
+        kind: how the name of the file begins, up to the date.
+        settings: the "settings" that the file must have.
+        entries: the name of the list in the file.
+
+    Raises:
+        SystemExit: where the file has other settings, hardware or versions.
+    """
+    try:
+        file = Results(RESULTS).latest(kind, "")
+    except MissingResultError:
+        return []
+    wanted = {
+        "settings": settings,
+        "hardware": reporting.hardware(),
+        "versions": reporting.versions(),
+    }
+    for name, value in wanted.items():
+        if file[name] != value:
+            raise SystemExit(
+                f"The newest {kind}-<date>.json has other {name}: "
+                f"{file[name]}. Move it away to start anew. Received: {value}"
+            )
+    return file[entries]
+
+
 def write(kind: str, results: File) -> Path:
     """Writes `<kind>-<date>.json`, with the hardware and the versions.
 
@@ -89,6 +119,14 @@ def write(kind: str, results: File) -> Path:
     path = RESULTS / f"{kind}-{datetime.date.today().isoformat()}.json"
     path.write_text(json.dumps(about | results, indent=2) + "\n")
     return path
+
+
+def with_deviation(values: Sequence[float], form: str) -> str:
+    """The mean of some values, with their standard deviation if several."""
+    mean = format(statistics.mean(values), form)
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {format(statistics.stdev(values), form)}"
 
 
 def date(path: Path) -> str:

@@ -8,10 +8,11 @@ but the seed make one row: mean and standard deviation of the test error.
 
 import argparse
 import json
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+
+from report_files import with_deviation
 
 from keras_equiattn.applications.training import reporting
 
@@ -31,10 +32,7 @@ def test_error(runs: list[dict]) -> str:
         return "not tested"
     if None in errors:
         return "not finite"
-    mean = f"{statistics.mean(errors):.3f}"
-    if len(errors) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(errors):.3f}"
+    return with_deviation(errors, ".3f")
 
 
 def symmetry_error(runs: list[dict]) -> str:

@@ -138,3 +138,27 @@ def test_a_figure_tells_what_it_shows(tmp_path):
         report_figures.draw(each, tmp_path / "figure.png")
         assert report_figures.stored(tmp_path / "figure.png") == each
     assert report_figures.stored(tmp_path / "none.png") is None
+
+
+def test_means_with_deviations():
+    from report_files import with_deviation
+
+    assert with_deviation([0.25], ".1f") == "0.2"
+    assert with_deviation([1.0, 2.0, 3.0], ".2f") == "2.00 ± 1.00"
+
+
+def test_a_benchmark_goes_on_under_the_same_settings(tmp_path, monkeypatch):
+    import report_files
+
+    monkeypatch.setattr(report_files, "RESULTS", tmp_path)
+    assert report_files.earlier("speed", {"size": 3}, "rows") == []
+    written = {"settings": {"size": 3}, "rows": [{"seed": 0}]}
+    path = report_files.write("speed", written)
+    assert report_files.earlier("speed", {"size": 3}, "rows") == [{"seed": 0}]
+    with pytest.raises(SystemExit, match=r"other settings.*3.*Received.*4"):
+        report_files.earlier("speed", {"size": 4}, "rows")
+    content = json.loads(path.read_text())
+    content["versions"]["keras"] = "2.0"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SystemExit, match=r"other versions.*2\.0.*Received"):
+        report_files.earlier("speed", {"size": 3}, "rows")
