@@ -324,6 +324,7 @@ def test_torchrun_for_another_backend(monkeypatch):
 
 @pytest.mark.once
 class TestOptions:
+    @pytest.mark.skipif(BACKEND != "torch", reason="Variables of PyTorch.")
     @pytest.mark.parametrize(
         ("variables", "more", "message"),
         [
