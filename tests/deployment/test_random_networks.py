@@ -46,6 +46,9 @@ def network(group, kinds):
             x = {**LAYERS, **BETWEEN}[kind](group)(x)
     except ValueError:
         return None
+    if len(x.shape) == 5 and x.shape[3] == 1:
+        # A mean over all poses is no feature map, but numbers that stay.
+        x = keras.layers.Flatten()(x)
     model = keras.Model(inputs, x)
     rng = np.random.default_rng(0)
     for weight in model.weights:
