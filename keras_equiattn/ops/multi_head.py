@@ -162,7 +162,7 @@ def _merged(x: Float[Tensor, "*outer _ _"]) -> Float[Tensor, "*outer _"]:
 def _by_pixel(
     x: Float[Tensor, "batch heads pixels values"],
     layout: Sequence[tuple[int, int]],
-    size: tuple[int, int],
+    size: tuple[int | Tensor, int | Tensor],
 ) -> list[Float[Tensor, "batch height width _ _"]]:
     """One feature map, or its sums, in place of what each head has.
 
@@ -190,7 +190,7 @@ def _attended(
     keys: Float[Tensor, "batch heads pixels values"],
     values: Float[Tensor, "batch heads pixels more_values"],
     embedding: Float[Tensor, "order rows columns heads key_dim"] | None,
-    size: tuple[int, int],
+    size: tuple[int | Tensor, int | Tensor],
 ) -> tuple[
     Float[Tensor, "batch heads pixels more_values"],
     Float[Tensor, "batch heads pixels pixels"],
