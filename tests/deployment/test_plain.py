@@ -498,6 +498,7 @@ REWRITTEN = {
     "GroupDense",
     "InputAttention",
     "LiftingConv2D",
+    "SpatialPadding2D",
     "SpatialPooling2D",
     "SpatialUpSampling2D",
     "SqueezeExcite",
