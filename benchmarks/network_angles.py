@@ -10,7 +10,10 @@ digits by each angle of the group with splines of degree 3, and compares logits:
 the root mean square of their change over that of the logits, whose mean over
 the classes is taken off, and how many digits keep their class. As a reference
 it compares the logits of digits that are turned there and back again: that
-change comes from two interpolations alone.
+change comes from two interpolations alone. "layers" says what the first turn
+makes of the feature maps in between: the root mean square of the difference
+between the map of the turned digit and the turned map, within the disc that
+stays in the image, over that of the map, whose mean over channels is taken off.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
@@ -33,8 +36,8 @@ from keras_equiattn.applications.data import datasets
 
 GROUP = "p8"
 NORMALIZATION = (0.1309, 0.2901)
-
-
+# Digits with which layers are measured: their feature maps are large.
+LAYER_IMAGES = 250
 # Filters that make the networks of both bases about equally large on p8.
 WIDTHS = {"pixel": 7, "steerable": 9}
 NETWORKS = (
@@ -90,6 +93,36 @@ def turned(x: np.ndarray, angle: float) -> np.ndarray:
     return ndimage.rotate(x, angle, axes=(2, 1), reshape=False, order=3)
 
 
+def layer_errors(
+    model: keras.Model, group: groups.Group, x: np.ndarray
+) -> dict[str, float]:
+    """How far each layer with a feature map is from turning with the digits."""
+    names = [la.name for la in model.layers if len(la.output.shape) == 5]
+    if not names:
+        return {}
+    outputs = [model.get_layer(name).output for name in names]
+    network = keras.Model(model.inputs, outputs)
+    element, angle = 1, 360 / group.rotations
+    maps, maps_of_turned = (
+        network.predict(images.astype("float32"), batch_size=250, verbose=0)
+        for images in (x, turned(x, angle))
+    )
+    found = {}
+    for name, y, actual in zip(names, maps, maps_of_turned, strict=True):
+        size = y.shape[1]
+        if size == 1:
+            continue
+        expected = turned(y, angle)[:, :, :, group.relative_table[element]]
+        middle = (size - 1) / 2
+        disc = np.hypot(*(np.indices((size, size)) - middle)) <= middle
+        spread = y - y.mean(axis=(0, 1, 2, 3))
+        difference, spread = (
+            np.mean(z[:, disc] ** 2) for z in (actual - expected, spread)
+        )
+        found[name] = float(np.sqrt(difference / spread))
+    return found
+
+
 def measure(model, group, x: np.ndarray, y: np.ndarray) -> dict:
     """Changes and agreement by angle, and the accuracy on the digits."""
     still = logits(model, x)
@@ -111,8 +144,11 @@ def measure(model, group, x: np.ndarray, y: np.ndarray) -> dict:
                 "same": float(same),
             }
         )
-    accuracy = float(np.mean(still.argmax(axis=1) == y))
-    return {"accuracy": accuracy, "angles": rows}
+    return {
+        "accuracy": float(np.mean(still.argmax(axis=1) == y)),
+        "angles": rows,
+        "layers": layer_errors(model, group, x[:LAYER_IMAGES]),
+    }
 
 
 def main() -> None:

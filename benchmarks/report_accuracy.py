@@ -314,7 +314,7 @@ def transformers(results: Results) -> str:
         "network",
         "parameters",
         "steps",
-        "epochs",
+        "epochs begun",
         "accuracy upright, %",
         "turned, %",
     )

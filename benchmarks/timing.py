@@ -1,5 +1,6 @@
 """What the benchmarks share: training steps, taken in turns."""
 
+import ctypes
 import time
 from collections.abc import Callable
 
@@ -19,8 +20,8 @@ def place() -> str:
 def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     """A function without arguments that runs one step and waits for it.
 
-    Outputs, and gradients of the input and the weights, in the mode that Keras
-    compiles in by default on a CPU.
+    The output, and the gradients of the input and the weights, in the mode that
+    Keras compiles in by default on a CPU.
     """
     layer(x[:1])
     variables = layer.trainable_variables
@@ -93,10 +94,13 @@ def forward_step(function: Callable, tensors: list) -> Callable:
 
 
 def gradient_step(function: Callable, tensors: list) -> Callable:
-    """`training_step` for a function from tensors to a tensor."""
-    shape = tuple(function(*tensors).shape)
-    y = np.random.default_rng(1).normal(size=shape).astype("float32")
-    y = ops.convert_to_tensor(y)
+    """`training_step` for a function from tensors to a tensor.
+
+    It returns the output too: compilers leave out what nobody asks for.
+    """
+    y = function(*tensors)
+    upstream = np.random.default_rng(1).normal(size=tuple(y.shape))
+    upstream = ops.cast(ops.convert_to_tensor(upstream), y.dtype)
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
@@ -105,28 +109,32 @@ def gradient_step(function: Callable, tensors: list) -> Callable:
         def step():
             with tf.GradientTape() as tape:
                 tape.watch(tensors)
-                loss = tf.reduce_sum(function(*tensors) * y)
-            gradients = tape.gradient(loss, tensors)
+                y = function(*tensors)
+            gradients = tape.gradient(y, tensors, upstream)
             # Those of gathers are sparse.
-            return [tf.convert_to_tensor(gradient) for gradient in gradients]
+            return y, *(
+                tf.convert_to_tensor(gradient) for gradient in gradients
+            )
 
-        return lambda: [gradient.numpy() for gradient in step()]
+        return lambda: [found.numpy() for found in step()]
     if backend == "jax":
         import jax
 
-        def loss(*tensors):
-            return (function(*tensors) * y).sum()
+        @jax.jit
+        def both(upstream, *tensors):
+            y, pull_back = jax.vjp(function, *tensors)
+            return y, pull_back(upstream)
 
-        gradients = jax.jit(jax.grad(loss, argnums=range(len(tensors))))
-        return lambda: jax.block_until_ready(gradients(*tensors))
+        return lambda: jax.block_until_ready(both(upstream, *tensors))
     import torch
 
     leaves = [tensor.requires_grad_() for tensor in tensors]
 
     def step():
-        gradients = torch.autograd.grad((function(*leaves) * y).sum(), leaves)
+        y = function(*leaves)
+        gradients = torch.autograd.grad(y, leaves, upstream)
         _wait()
-        return gradients
+        return y, *gradients
 
     return step
 
@@ -139,13 +147,27 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def keep_memory() -> None:
+    """The process gives no memory back to the system, where glibc is used.
+
+    Otherwise it asks for each tensor of more than 32 MiB anew. Then page faults
+    take up to a third of a step, depending on what ran before; in a network,
+    which has used much memory, there are few.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        no_mapped_blocks, trim_threshold = (-4, 0), (-1, -1)
+        for option in no_mapped_blocks, trim_threshold:
+            set_option(*option)
+
+
 def alternate(
     steps: dict[str, Callable],
     repeats: int,
     warm_up: int = 5,
     untimed: int = 0,
 ) -> dict[str, list[float]]:
-    """Seconds of each step, taken in turns.
+    """Seconds of each step, taken in turns, with memory that is used again.
 
     Args:
         steps: by name.
@@ -154,6 +176,7 @@ def alternate(
         untimed: steps in each turn before that which counts. After a step of
             another that takes much memory, the next must ask for its own.
     """
+    keep_memory()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(repeats + warm_up):
         for name, step in steps.items():

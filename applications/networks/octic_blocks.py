@@ -8,6 +8,11 @@ Linear maps that commute with the group mix channels of the same sign, and the
 two vectors with each other: an eighth of the weights of a plain map, and 5.33
 times fewer multiplications.
 
+The weights that the authors publish are for this basis. Its vectors are other
+ones than those of `ops.regular_basis`, in the same space, and normalisation and
+attention act in it too, so that these layers share no code with
+`ops.group_linear`.
+
 A tensor of tokens is `(batch, tokens, 8, channels)`. On its axis 2 are A1, A2,
 B1 and B2, then the first components of both vectors, then the second ones.
 """

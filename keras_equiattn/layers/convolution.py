@@ -309,7 +309,8 @@ class GroupConv2D(BaseGroupConv2D):
         kernel_size: rows and columns of the filters, an integer or a pair.
             Groups with quarter turns need square filters. With one pixel and
             many channels, JAX and PyTorch compute by blocks, see
-            `ops.group_conv`.
+            `ops.group_conv`. These have no derivative in forward mode, such as
+            `jax.jvp`, unless `config.disable_recompute` was called.
         strides: an integer or a pair.
         padding: "valid" or "same" (zeros).
         data_format: "channels_last", "channels_first" or None (what

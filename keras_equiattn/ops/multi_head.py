@@ -51,8 +51,9 @@ def multi_head_attention(
         numbered row by row.
 
     Raises:
-        ValueError: for shapes that do not fit, and for an embedding with even
-            or too few rows or columns.
+        ValueError: for shapes that do not fit, for an embedding with even or
+            too few rows or columns, and for an embedding where the height or
+            width is known only at run time.
     """
     batch, height, width, order = ops.shape(query)[:4]
     pixels = height * width
@@ -98,8 +99,8 @@ def multi_head_attention_on_group(
     """
     order, channels = x.shape[-2:]
     size = ops.shape(x)[1:3]
-    basis = basis or dispatch.linear_basis(x, channels)
-    in_waves = basis == "irreps" and order > 1
+    in_waves = dispatch.by_blocks(x, channels, basis)
+    basis = "irreps" if in_waves else "regular"
     layout = [(order, 1)]
     if in_waves:
         layout = [(block.rows, block.size) for block in blocks(group)]
@@ -207,10 +208,15 @@ def _attended(
 def _position_scores(
     queries: Float[Tensor, "batch heads pixels values"],
     embedding: Float[Tensor, "order rows columns heads key_dim"],
-    size: tuple[int, int],
+    size: tuple[int | Tensor, int | Tensor],
 ) -> Float[Tensor, "batch heads pixels pixels"]:
     """The products of queries and embeddings of relative positions."""
     order, rows, columns, heads, _ = embedding.shape
+    if not all(isinstance(n, int) for n in size):
+        raise ValueError(
+            "With `embedding`, `multi_head_attention` takes no height or width "
+            "that is known only at run time."
+        )
     sizes = zip((rows, columns), size, strict=True)
     if any(n % 2 == 0 or n < 2 * seen - 1 for n, seen in sizes):
         raise ValueError(

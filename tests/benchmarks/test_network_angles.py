@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_equiattn import groups
+from keras_equiattn import layers
 
 pytestmark = pytest.mark.once
 GROUP = groups.get("p8")
@@ -72,6 +73,25 @@ def test_a_network_that_sees_turns(benchmark):
         if angle:
             assert row["change"] > 0.3
         assert row["there_and_back"] < 0.05
+
+
+def test_layers_turn_with_the_image(benchmark):
+    """Steerable filters do, and poses that are weighted do not."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((28, 28, 1))
+    x = layers.LiftingConv2D(4, 7, group="p8", use_bias=False, name="turns")(
+        inputs
+    )
+    weights = np.arange(1, 9, dtype="float32")[:, None]
+    weigh = keras.layers.Lambda(
+        lambda x: keras.ops.multiply(x, weights), name="does_not"
+    )
+    x = weigh(x)
+    model = keras.Model(inputs, layers.GroupPooling("max")(x))
+    found = benchmark.layer_errors(model, GROUP, images())
+    assert list(found) == ["turns", "does_not"]
+    assert found["turns"] < 0.05
+    assert found["does_not"] > 0.3
 
 
 def test_networks(benchmark):

@@ -101,7 +101,8 @@ def test_transformers(example, tmp_path, monkeypatch):
     assert runs["p4m"]["parameters"] < runs["z2"]["parameters"] / 4
     for run in runs.values():
         assert 1.2 <= run["seconds"] < 10
-        assert len(run["tests"]) <= transformers.TESTS
+        assert 1 <= len(run["tests"]) <= transformers.TESTS
+        assert run["tests"][-1]["images"] == 60
     last = runs["p4m"]["tests"][-1]
     assert last["turned"] == last["upright"]
 

@@ -201,3 +201,17 @@ def test_tables_that_do_not_fit(shape):
     embedding = ops.ones((4, *shape, 1, 2))
     with pytest.raises(ValueError, match=r"`embedding` must have odd.*4 x 4"):
         multi_head_attention(x, x, x, embedding)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="it knows all sizes"
+)
+def test_positions_need_a_known_size():
+    import tensorflow as tf
+
+    @tf.function(input_signature=[tf.TensorSpec((1, None, 4, 4, 1, 2))])
+    def attention(x):
+        return multi_head_attention(x, x, x, ops.ones((4, 7, 7, 1, 2)))
+
+    with pytest.raises(ValueError, match="known only at run time"):
+        attention(ops.ones((1, 4, 4, 4, 1, 2)))

@@ -279,8 +279,13 @@ def links():
     keras.backend.backend() not in ("jax", "torch"),
     reason="it cannot differentiate twice",
 )
-def test_gradients_of_gradients():
-    """Of a penalty of all gradients, and of that of the input alone."""
+@pytest.mark.parametrize("values", [1, dispatch.VALUES_OF_STEP])
+def test_gradients_of_gradients(values, monkeypatch):
+    """Of a penalty of all gradients, and of that of the input alone.
+
+    One row at a time, and as many as a step takes.
+    """
+    monkeypatch.setattr(dispatch, "VALUES_OF_STEP", values)
 
     def gradients(basis):
         function = functools.partial(chain, basis)
@@ -320,6 +325,31 @@ def of_penalty(function, given):
     # The derivative of the gradient, forward.
     _, tangent = jax.jvp(jax.grad(function), given, given)
     return *found, tangent
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() not in ("jax", "torch"),
+    reason="it maps no functions",
+)
+def test_mapped_over_feature_maps(monkeypatch):
+    """`vmap` of a gradient, against one feature map at a time."""
+    monkeypatch.setattr(dispatch, "VALUES_OF_STEP", 1)
+    x, kernel, bias = map(ops.convert_to_tensor, arguments("p4m"))
+
+    def loss(x):
+        return ops.sum(
+            group_linear(x[None], kernel, bias, "p4m", "irreps") ** 2
+        )
+
+    if keras.backend.backend() == "torch":
+        from torch.func import grad
+        from torch.func import vmap
+    else:
+        from jax import grad
+        from jax import vmap
+    found = vmap(grad(loss))(x)
+    for one, image in zip(found, x, strict=True):
+        assert difference(one, grad(loss)(image)) < LIMIT
 
 
 @pytest.mark.skipif(

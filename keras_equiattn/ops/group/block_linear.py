@@ -80,7 +80,10 @@ def linear_from_sums(
     bias: Float[Tensor, " filters"] | None,
     group: Group,
 ) -> Float[Tensor, "batch height width order filters"]:
-    """A linear map, of what has these sums along waves of length one."""
+    """A linear map of the feature map that has these sums.
+
+    They are sums along waves of length one.
+    """
     (y,) = _applied(Form(group, takes_sums=True), tuple(sums), kernel, bias)
     return y
 
@@ -147,7 +150,7 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=512)
 def _gradient_function(form: Form, signature: Any) -> Callable[..., Any]:
-    """The gradient of a linear map, of its arguments and the upstream.
+    """The gradient of a linear map, from its arguments and upstream gradients.
 
     It is linear in each of them, so that its own gradient is made of linear
     maps and gradients of linear maps. PyTorch calls it where a gradient will be
@@ -420,7 +423,7 @@ def _outer(
 def _matrices(
     kernel: Float[Tensor, "order channels filters"], form: Form
 ) -> Matrices:
-    """The matrices of the blocks, times what `_mixing` says."""
+    """The matrices of the blocks, with the factors of `_mixing`."""
     order, channels, filters = kernel.shape
     flat = in_full_precision(ops.reshape(kernel, (order, channels * filters)))
     mixing = _mixing(form, is_half(kernel))
@@ -461,11 +464,11 @@ def _of_kernel(
 
 @functools.lru_cache(maxsize=256)
 def _mixing(form: Form, half: bool) -> np.ndarray:
-    """`(entries, order)`: the matrices of all blocks, of the kernel.
+    """`(entries, order)`: from a kernel to the entries of all its matrices.
 
-    They are multiplied by the scale of their blocks, which the transforms there
-    and back leave out in full precision; by its root where one of them does,
-    since the other end has waves of length one.
+    In full precision, transforms leave out the scale of their blocks. So the
+    matrices are multiplied by this scale where both ends are feature maps, and
+    by its square root where one end is sums along waves of length one.
     """
     left_out = 0 if half else 2 - form.takes_sums - form.gives_sums
     return np.concatenate(

@@ -15,8 +15,10 @@ from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import part_size
 
 # The values per pixel from which on a training step by blocks takes less time
-# on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16, see
-# benchmarks/results/pointwise-<backend>-2026-11-27.json. The output alone does
+# on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16 in
+# single precision, see benchmarks/results/pointwise-<backend>-2026-11-27.json.
+# Other groups and double precision were not measured and take blocks as well,
+# half precision was not measured and takes the matrix. The output alone does
 # as well, but for 0.8 to 1.1 of the time under JAX with fewer than 384 values;
 # under TensorFlow it would take up to 1.3 times as long there. On a GPU a step
 # took 2.3 to 2.8 times as long with 512 values
@@ -45,6 +47,21 @@ def linear_basis(
     # Groups of two elements were not measured.
     pays = order >= 4 and order * min(channels, filters) >= fewest
     return "irreps" if pays else "regular"
+
+
+def by_blocks(
+    x: Float[Tensor, "batch height width order channels"],
+    filters: int,
+    basis: str | None,
+) -> bool:
+    """Whether a linear map is computed by blocks, see `group_linear`.
+
+    Args:
+        x, filters: see `linear_basis`.
+        basis: "regular", "irreps", or None for what takes less time.
+    """
+    basis = basis or linear_basis(x, filters)
+    return basis == "irreps" and x.shape[-2] > 1
 
 
 def convolution_basis(

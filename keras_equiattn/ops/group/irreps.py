@@ -28,7 +28,8 @@ class Irrep(NamedTuple):
         matrices: `(order, dimension, dimension)`, orthogonal, one for each
             element of the group.
         copies: how often it is part of a feature map on the group: as often as
-            it has rows, or once if turns alone act by two rows.
+            it has rows, two times for the vectors of p4m. On a group without
+            mirrors, such as p4, vectors are there once.
     """
 
     frequency: int
@@ -51,9 +52,9 @@ class Block(NamedTuple):
     """Some of the sums along waves, which linear maps mix among themselves.
 
     Attributes:
-        first: its first wave.
-        rows: how many times `size` waves follow each other that are mixed by
-            the same matrix.
+        first: the index of its first wave in `waves`.
+        rows: how many sets of `size` waves the same matrix mixes, each by
+            itself: two sets of two for the vectors of p4m, one for those of p4.
         size: how many waves are mixed, one or two.
         mixing: `(size, size, order)`: the weight of each element of a kernel
             in the matrix, from an input to an output.

@@ -92,7 +92,7 @@ def test_layers_are_equivariant(layer):
         assert relative_difference(found, y) > 1e-2
 
 
-def test_the_basis_is_that_of_the_irreducible_representations():
+def test_basis_spans_the_spaces_of_regular_basis():
     """The same four signs, and the same space of vectors."""
     octic, waves = octic_blocks.octic_basis(), regular_basis(GROUP)
     signs = [irrep.dimension == 1 for irrep in irreps(GROUP)]
