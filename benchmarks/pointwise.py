@@ -135,8 +135,10 @@ def parts(options: argparse.Namespace) -> list[dict]:
                 [*sums, *matrices],
             ),
             "outer products": (
-                lambda *s: [block_linear._outer(part, part) for part in s],
-                sums,
+                lambda *s, n=count: list(
+                    map(block_linear._outer, s[:n], s[n:])
+                ),
+                [*sums, *(ops.copy(part) for part in sums)],
             ),
         }
         for part, (function, arguments) in functions.items():

@@ -148,12 +148,15 @@ def _wait() -> None:
 
 
 def keep_memory() -> None:
-    """The process gives no memory back to the system, where glibc is used.
+    """PyTorch gives no memory back to the system, where glibc is used.
 
     Otherwise it asks for each tensor of more than 32 MiB anew. Then page faults
     take up to a third of a step, depending on what ran before; in a network,
-    which has used much memory, there are few.
+    which has used much memory, there are few. Under TensorFlow it makes no
+    difference, and JAX takes longer.
     """
+    if keras.backend.backend() != "torch":
+        return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         no_mapped_blocks, trim_threshold = (-4, 0), (-1, -1)
@@ -167,7 +170,7 @@ def alternate(
     warm_up: int = 5,
     untimed: int = 0,
 ) -> dict[str, list[float]]:
-    """Seconds of each step, taken in turns, with memory that is used again.
+    """Seconds of each step, taken in turns.
 
     Args:
         steps: by name.

@@ -16,7 +16,7 @@ from keras_equiattn.ops.numerics import part_size
 
 # The values per pixel from which on a training step by blocks takes less time
 # on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16 in
-# single precision, see benchmarks/results/pointwise-<backend>-2026-11-27.json.
+# single precision, see benchmarks/results/pointwise-<backend>-<date>.json.
 # Other groups and double precision were not measured and take blocks as well,
 # half precision was not measured and takes the matrix. The output alone does
 # as well, but for 0.8 to 1.1 of the time under JAX with fewer than 384 values;
