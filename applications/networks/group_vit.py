@@ -84,9 +84,10 @@ def GroupViT(
     A lifting convolution makes a feature map of patches of the image. Each
     block adds to it the attention of all patches to each other
     (`GroupMultiHeadAttention2D`), and then two linear maps (`GroupDense`) with
-    GELU in between; layer normalisation over poses and channels, without
-    weights, comes before both. At the end come layer normalisation, the mean
-    over patches and poses, and a dense layer.
+    GELU in between, which is the input activation of the second one. Layer
+    normalisation over poses and channels, without weights, comes before both.
+    At the end come layer normalisation, the mean over patches and poses, and a
+    dense layer.
 
     With the same width, which is the number of values per patch, the linear
     maps have `order` times fewer weights than those of a plain transformer. In
@@ -95,10 +96,10 @@ def GroupViT(
 
     Layers are called `image`, `normalization` (where there is one), `patches`,
     `block1_norm1`, `..._attention`, `..._add1`, `..._norm2`, `..._dense1`,
-    `..._gelu`, `..._dense2`, `..._add2`, and so on, with dropout
-    `..._dropout1` and `..._dropout2` before the additions, and
-    `poses_to_channels` in the middle of a hybrid. At the end come `norm`,
-    `global_mean`, `logits` and `predictions`.
+    `..._dense2`, `..._add2`, and so on, with dropout `..._dropout1` and
+    `..._dropout2` before the additions, and `poses_to_channels` in the middle
+    of a hybrid. At the end come `norm`, `global_mean`, `logits` and
+    `predictions`.
 
     Args:
         group: a group or its name.
@@ -251,9 +252,9 @@ def _block(
         name=f"{name}_dense1",
         **options,
     )(_normalized(x, f"{name}_norm2"))
-    y = keras.layers.Activation("gelu", name=f"{name}_gelu")(y)
     y = layers.GroupDense(
         channels,
+        input_activation="gelu",
         kernel_initializer=_spread(),
         name=f"{name}_dense2",
         **options,

@@ -69,7 +69,11 @@ def separable(layer: Any, x: Any, to: PlainRewriting) -> Any:
 
 @rewrites(layers.GroupDense)
 def dense(layer: Any, x: Any, to: PlainRewriting) -> Any:
-    y = _pointwise(layer, to.feature_map(x), layer.kernel, to, to.named())
+    x = to.feature_map(x)
+    if layer.input_activation is not None:
+        image = to.activation(x.image, layer.input_activation)
+        x = to.folded(image, x.order)
+    y = _pointwise(layer, x, layer.kernel, to, to.named())
     return _activated(layer, y, to)
 
 

@@ -32,7 +32,13 @@ class TestGroupDense(LayerContract):
         ),
         LayerCase(
             GroupDense,
-            {"filters": 3, "group": "p4", "use_bias": False},
+            {
+                "filters": 3,
+                "group": "p4",
+                "basis": "irreps",
+                "input_activation": "gelu",
+                "use_bias": False,
+            },
             (2, 5, 5, 4, 2),
             (2, 5, 5, 4, 3),
             weights=1,
@@ -54,6 +60,7 @@ class TestGroupDense(LayerContract):
             "group": "p4m",
             "basis": "irreps",
             "activation": "relu",
+            "input_activation": "silu",
             "use_bias": False,
             "kernel_initializer": keras.initializers.HeNormal(seed=1),
             "bias_initializer": keras.initializers.Constant(0.5),
@@ -93,6 +100,8 @@ def test_errors():
         GroupDense(3, basis="blocks")
     with pytest.raises(ValueError, match=r"`filters`.*0"):
         GroupDense(0)
+    with pytest.raises(ValueError, match=r"`input_activation`.*'swish'"):
+        GroupDense(3, input_activation="swish")
     layer = GroupDense(3, "p4m")
     with pytest.raises(ValueError, match="'p4m' has 8 elements"):
         layer.build((None, 4, 4, 4, 3))

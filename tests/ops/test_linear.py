@@ -21,6 +21,7 @@ from keras_equiattn.ops.group import block_linear
 from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group import linear
 from keras_equiattn.ops.group.linear import BASES
+from keras_equiattn.ops.group.linear import INPUT_ACTIVATIONS
 from keras_equiattn.testing import relative_difference
 
 NAMES = ("z2", "z2m", "p2m", "p4", "p4m", "p8", "p8m", "p12", "p16")
@@ -81,17 +82,43 @@ def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
         assert difference(fused, product) < LIMIT
 
 
+@pytest.mark.parametrize("basis", BASES)
+@pytest.mark.parametrize("activation", INPUT_ACTIVATIONS)
+def test_input_activations(activation, basis):
+    """The result, and all gradients, as with the activation before the map."""
+    x, kernel, bias = arguments("p4m")
+    given = tuple(map(ops.convert_to_tensor, (x, kernel, bias)))
+    upstream = np.random.default_rng(1).normal(size=(*x.shape[:4], 5))
+    upstream = ops.convert_to_tensor(upstream.astype(DTYPE))
+    activated = getattr(keras.activations, activation)
+
+    def inside(*given):
+        return group_linear(*given, "p4m", basis, activation)
+
+    def before(x, *others):
+        return group_linear(activated(x), *others, "p4m", "regular")
+
+    y, found = backend.vjp(inside, given, upstream)
+    expected = oracles.group_linear(
+        as_array(activated(given[0])), kernel, bias, "p4m"
+    )
+    assert difference(y, expected) < LIMIT
+    others = backend.vjp(before, given, upstream)[1]
+    for one, other in zip(found, others, strict=True):
+        assert difference(one, other) < LIMIT
+
+
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="it takes all rows at once"
 )
-@pytest.mark.parametrize(
-    ("height", "expected"), [(6, (1, 2, 3)), (7, (1, 2, 3))]
-)
-def test_rows_of_a_feature_map(height, expected, monkeypatch):
-    """A compiled loop over one row, two rows or half of them at a time.
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("height", [6, 7])
+def test_rows_of_feature_maps(height, activation, monkeypatch):
+    """A compiled loop over one row, some rows or half of them at a time.
 
-    Of seven rows, two or three at a time leave one for the last step. One map
-    gives sums to the next one, which takes them.
+    Of 35 rows, three at a time leave two for the last step, and twelve leave
+    eleven. Without an activation one map gives sums to the next one, which
+    takes them.
     """
     group = groups.get("p4")
     tensors = [ops.convert_to_tensor(array) for array in arguments("p4")]
@@ -104,8 +131,8 @@ def test_rows_of_a_feature_map(height, expected, monkeypatch):
 
     def gradients(basis):
         def function(*given):
-            if basis == "regular":
-                y = group_linear(*given, group, basis)
+            if basis == "regular" or activation is not None:
+                y = group_linear(*given, group, basis, activation)
                 return group_linear(y, second, tensors[2], group, basis)
             sums = block_linear.linear_to_sums(*given, group)
             return block_linear.linear_from_sums(
@@ -125,10 +152,14 @@ def test_rows_of_a_feature_map(height, expected, monkeypatch):
     compiled = backend.Target("cpu", "xla")
     with monkeypatch.context() as patch:
         patch.setattr(backend, "find_target", lambda *_: compiled)
-        assert dispatch.rows_of_step(x[:0], 4 * 5) == height // 2
+        assert dispatch.rows_of_step(x[:0], 4 * 5) is None
     in_one_product = gradients("regular")
-    row = 5 * 3 * 4 * 5
-    for values, rows in zip((1, 2 * row, 10**9), expected, strict=True):
+    row = 3 * 4 * 5
+    for values, rows in (
+        (1, 1),
+        (3 * row, 3),
+        (10**9, {6: 15, 7: 12}[height]),
+    ):
         monkeypatch.setattr(dispatch, "VALUES_OF_STEP", values)
         with monkeypatch.context() as patch:
             patch.setattr(backend, "find_target", lambda *_: compiled)
@@ -256,7 +287,7 @@ def test_convolutions_with_one_pixel(options, monkeypatch):
 def chain(basis, x, kernel, bias, second, third):
     """A number from three maps, two of them with sums in between."""
     group = groups.get("p4m")
-    y = group_linear(x, kernel, bias, group, basis)
+    y = group_linear(x, kernel, bias, group, basis, "gelu")
     y = y * y * y
     if basis == "regular":
         y = group_linear(y, second, None, group, basis)
@@ -429,6 +460,8 @@ def test_errors():
     x, kernel, bias = map(ops.convert_to_tensor, arguments("p4"))
     with pytest.raises(ValueError, match=r"`basis`.*'fourier'"):
         group_linear(x, kernel, bias, "p4", "fourier")
+    with pytest.raises(ValueError, match=r"`input_activation`.*'softmax'"):
+        group_linear(x, kernel, bias, "p4", "irreps", "softmax")
     with pytest.raises(ValueError, match=r"kernel \(8, channels, filters\)"):
         group_linear(x, kernel, bias, "p4m")
 

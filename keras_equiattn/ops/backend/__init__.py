@@ -19,6 +19,7 @@ from keras_equiattn.ops.backend.dynamo import is_in_dynamo
 from keras_equiattn.ops.backend.dynamo import remember
 from keras_equiattn.ops.backend.inductor import compiled_part
 from keras_equiattn.ops.backend.loops import by_parts
+from keras_equiattn.ops.backend.loops import one_by_one
 from keras_equiattn.ops.backend.loops import scan
 from keras_equiattn.ops.backend.loops import scan_groups
 from keras_equiattn.ops.backend.loops import steps
@@ -83,6 +84,7 @@ __all__ = [
     "may_be_sharded",
     "multiplied",
     "next_seed",
+    "one_by_one",
     "part_at",
     "parted",
     "portable",

@@ -123,7 +123,10 @@ def without_gradient(function: Function) -> Function:
 
 
 def vjp(
-    function: Function, arguments: tuple[Tensor, ...], cotangent: Any
+    function: Function,
+    arguments: tuple[Tensor, ...],
+    cotangent: Any,
+    differentiable: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A value, and the gradients of `sum(value * cotangent)`.
 
@@ -131,6 +134,8 @@ def vjp(
         function: from tensors to one tensor.
         arguments: the arguments of the function.
         cotangent: a tensor like the value of the function.
+        differentiable: whether PyTorch differentiates what is returned, as the
+            others do in any case.
 
     Returns:
         `function(*arguments)`, and a gradient for each of the arguments.
@@ -156,7 +161,7 @@ def vjp(
     import torch
 
     # There a tensor cannot be told to require a gradient.
-    if within_torch_func():
+    if differentiable or within_torch_func():
         value, pull_back = torch.func.vjp(function, *arguments)
         return value, pull_back(cotangent)
     with torch.enable_grad():

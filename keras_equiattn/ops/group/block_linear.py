@@ -12,6 +12,7 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
+from keras import activations
 from keras import ops
 
 from keras_equiattn import config
@@ -46,11 +47,15 @@ class Form(NamedTuple):
         group: the group.
         takes_sums: whether it takes the sums of a feature map in place of it.
         gives_sums: whether it gives the sums of a feature map in place of it.
+        activation: the name of a function in `keras.activations` that is
+            applied to the feature map first, value by value; None is the
+            identity.
     """
 
     group: Group
     takes_sums: bool = False
     gives_sums: bool = False
+    activation: str | None = None
 
 
 def block_linear(
@@ -58,9 +63,11 @@ def block_linear(
     kernel: Float[Tensor, "order channels filters"],
     bias: Float[Tensor, " filters"] | None,
     group: Group,
+    activation: str | None = None,
 ) -> Float[Tensor, "batch height width order filters"]:
     """`ops.group_linear`, by blocks."""
-    (y,) = _applied(Form(group), (x,), kernel, bias)
+    form = Form(group, activation=activation)
+    (y,) = _applied(form, (x,), kernel, bias)
     return y
 
 
@@ -94,6 +101,7 @@ def _applied(
     """The linear map of a feature map, or of its sums."""
     bias_or_none = () if bias is None else (bias,)
     if not config.is_recompute_enabled():
+        inputs, form = _activated_first(form, inputs)
         return _mapped(form, inputs, _matrices(kernel, form), bias_or_none)
     tensors = (*inputs, kernel, *bias_or_none)
     found = _function(form, backend.signature(tensors))(*tensors)
@@ -105,6 +113,7 @@ def _mapped(
 ) -> Images:
     """The linear map, with the matrices of its blocks and maybe a bias."""
     group = form.group
+    inputs = _activated(form, inputs)
     sums = inputs if form.takes_sums else to_sums(*inputs, group=group)
     first, *others = _products(sums, matrices)
     # The bias is added to the wave without turns, and so to each element.
@@ -120,7 +129,7 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
 
     It returns sums, or a feature map that stands alone. It has a gradient of
     its own, which transforms feature maps once more, so that only the arguments
-    are kept.
+    are kept, from before the activation.
     """
 
     def forward(*arguments: Tensor) -> tuple[Any, Any]:
@@ -142,8 +151,18 @@ def _function(form: Form, signature: Any) -> Callable[..., Any]:
     def differentiable(
         arguments: tuple[Tensor, ...], upstream: Any
     ) -> tuple[Tensor, ...]:
-        tensors = (*arguments, *_filled(form, arguments, upstream))
-        return _gradient_function(form, backend.signature(tensors))(*tensors)
+        activated, linear = _activated_first(form, arguments)
+        tensors = (*activated, *_filled(form, arguments, upstream))
+        function = _gradient_function(linear, backend.signature(tensors))
+        of_first, *others = function(*tensors)
+        if form.activation is not None:
+            _, (of_first,) = backend.vjp(
+                activations.get(form.activation),
+                arguments[:1],
+                of_first,
+                differentiable=True,
+            )
+        return of_first, *others
 
     return backend.custom_vjp(forward, backward, ADVICE, differentiable)
 
@@ -251,7 +270,8 @@ def _gradients(
 
         Returns the totals, and the gradient of these rows.
         """
-        x, of_y = images[: len(inputs)], images[len(inputs) :]
+        taken, of_y = images[: len(inputs)], images[len(inputs) :]
+        x = _activated(form, taken)
         if not form.takes_sums:
             x = to_sums(*x, group=group)
         if not form.gives_sums:
@@ -265,15 +285,41 @@ def _gradients(
             for total, more in zip(totals, found, strict=True)
         ]
         of_x = _products(of_y, transposed)
-        return totals, of_x if form.takes_sums else (
-            from_sums(of_x, group=group),
-        )
+        if form.takes_sums:
+            return totals, of_x
+        of_x = (from_sums(of_x, group=group),)
+        if form.activation is not None:
+            function = activations.get(form.activation)
+            _, of_x = backend.vjp(function, taken, *of_x)
+        return totals, of_x
 
     shapes = _shapes(group, form.takes_sums, kernel.shape[1])
     images = (*inputs, *upstream)
     totals, of_inputs = _in_steps(step, totals, kernel, images, shapes)
     of_bias = [ops.cast(totals.pop(), b.dtype) for b in bias]
     return *of_inputs, _of_kernel(totals, kernel, form), *of_bias
+
+
+def _activated_first(
+    form: Form, arguments: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], Form]:
+    """Arguments after the activation, and the form of what is left to do."""
+    first, *others = arguments
+    first = activations.get(form.activation)(first)
+    return (first, *others), form._replace(activation=None)
+
+
+def _activated(form: Form, inputs: Images) -> Images:
+    """The inputs after the activation, in the loop over their rows."""
+    if form.activation is None:
+        return inputs
+    (x,) = inputs
+    # XLA on CPUs would compute the activation anew for each sum that takes it,
+    # unless a loop gives it. The order of these groups is even.
+    halves = ops.reshape(x, (2, -1))
+    function = activations.get(form.activation)
+    halves = backend.one_by_one(function, halves)
+    return (ops.reshape(halves, ops.shape(x)),)
 
 
 def _shapes(
@@ -311,6 +357,10 @@ def _in_steps(
     if together is None:
         return step(totals, images)
     batch, height, width = ops.shape(first)[:3]
+    if isinstance(batch, int):
+        # The rows of all images are one image in memory.
+        batch, height = 1, batch * height
+        images = [ops.reshape(x, (batch, height, *x.shape[2:])) for x in images]
     whole, left = divmod(height, together)
 
     def some_rows(carry: Any, at: Any, rows: int = together) -> Any:
@@ -337,7 +387,11 @@ def _in_steps(
     if left:
         carry, _ = some_rows(carry, whole, left)
     results, totals = carry
-    return totals, results
+    size = ops.shape(first)[:3]
+    return totals, tuple(
+        ops.reshape(result, (*size, *shape))
+        for result, shape in zip(results, shapes, strict=True)
+    )
 
 
 @backend.compiled_part()

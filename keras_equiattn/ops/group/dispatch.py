@@ -80,7 +80,10 @@ def convolution_basis(
 def rows_of_step(
     x: Float[Tensor, "batch height width _ _"], values: int
 ) -> int | None:
-    """How many rows of all images one step of a loop takes; None for no loop.
+    """How many rows one step of a loop takes; None for no loop.
+
+    The rows of all images follow each other. Where the number of images is
+    known only at run time, a step takes so many rows of each image.
 
     XLA on CPUs gets a loop of at least two steps, and behind it a smaller step
     where some rows are left. What lies between a transform and a product then
@@ -97,7 +100,11 @@ def rows_of_step(
     loops = backend.find_target(x).xla_on_cpu
     if not loops or backend.may_be_sharded():
         return None
-    if not isinstance(height, int) or height < 2:
+    if not isinstance(height, int):
+        return None
+    if isinstance(batch, int):
+        batch, height = 1, batch * height
+    if height < 2:
         return None
     # Sizes that are not known count as one.
     sizes = (n for n in (batch, width, values) if isinstance(n, int))
