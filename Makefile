@@ -167,6 +167,8 @@ bench: .venv/.dev
 	  KERAS_BACKEND=$$backend $(BIN)/python benchmarks/scale.py processes; \
 	done
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/scale.py folders
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 KERAS_BACKEND=jax \
+	  $(BIN)/python benchmarks/vit.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/widths.py
 	$(BIN)/python -m keras_equiattn.applications.data prepare rot_mnist
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py

@@ -12,6 +12,7 @@ from report_files import Results
 from report_files import run
 from report_files import short
 from report_files import versioned
+from timing import HUGE_PAGES
 
 # What the keys in the files of traffic.py and step_time.py stand for.
 FAMILIES = {
@@ -278,20 +279,28 @@ def pointwise_parts(results: Results) -> str:
 
 def vit(results: Results) -> str:
     """Steps of vision transformers beside that of a plain one."""
-    files = results.by_backend("vit-{}", run("vit.py"))
+    in_huge_pages = f"GLIBC_TUNABLES={HUGE_PAGES} {run('vit.py', 'jax')}"
+    files = {
+        versioned(backend, file): file
+        for backend, file in results.by_backend("vit-{}", run("vit.py")).items()
+    }
+    huge = results.latest("vit-jax-huge_pages", in_huge_pages)
+    files[f"{versioned('jax', huge)}, huge pages"] = huge
     rows = [
         [
-            versioned(backend, file),
+            where,
             row["network"],
             count(row["parameters"]),
             f"{row['seconds_median']:.2f} s",
             f"{row['times_faster']:.2f}",
         ]
-        for backend, file in files.items()
+        for where, file in files.items()
         for row in file["rows"]
     ]
     header = ("backend", "network", "parameters", "step", "times faster")
-    return block(header, rows, list(files.values()), run("vit.py"))
+    return block(
+        header, rows, list(files.values()), run("vit.py"), in_huge_pages
+    )
 
 
 def equally_wide(results: Results) -> str:

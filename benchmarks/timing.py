@@ -1,6 +1,7 @@
 """What the benchmarks share: training steps, taken in turns."""
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 
@@ -10,11 +11,22 @@ from keras import ops
 
 from keras_equiattn.applications.training import reporting
 
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
 
 def place() -> str:
-    """What names a file of results: the backend, and "gpu" on a GPU."""
+    """What names a file of results: the backend, and what it runs on.
+
+    "gpu" on a GPU, and "huge_pages" where the environment variable
+    `GLIBC_TUNABLES` has glibc 2.35 or newer ask Linux for pages of 2 MiB, so
+    that JAX has hardly any page faults.
+    """
     backend = keras.backend.backend()
-    return backend if reporting.device() == "CPU" else f"{backend}-gpu"
+    if reporting.device() != "CPU":
+        return f"{backend}-gpu"
+    if HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", ""):
+        return f"{backend}-huge_pages"
+    return backend
 
 
 def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:

@@ -9,7 +9,11 @@ vision transformer of the same width, depth and heads. Patches of 4 x 4 pixels
 of images of 32 x 32 are 64 tokens.
 
 Writes `benchmarks/results/vit-<backend>-<date>.json`, on a GPU
-`vit-<backend>-gpu-<date>.json`.
+`vit-<backend>-gpu-<date>.json`. With memory in huge pages it is
+`vit-<backend>-huge_pages-<date>.json`:
+
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 KERAS_BACKEND=jax \\
+        python benchmarks/vit.py
 """
 
 import argparse
@@ -64,7 +68,7 @@ def main() -> None:
     parser.add_argument("--num-heads", type=int, default=6)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=16)
     options = parser.parse_args()
     shape = (options.batch, options.size, options.size, 3)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")

@@ -47,6 +47,10 @@ FAMILIES = {
         lambda: layers.GroupSelfAttention2D(2, 3, 1, None, "p2"),
         (SIDE, SIDE, 2, 2),
     ),
+    "dense": (
+        lambda: layers.GroupDense(2, "p2", "irreps", input_activation="gelu"),
+        (SIDE, SIDE, 2, 2),
+    ),
     "multi_head": (
         lambda: layers.GroupMultiHeadAttention2D(1, "p2", "irreps"),
         (SIDE, SIDE, 2, 2),

@@ -19,8 +19,8 @@ from keras_equiattn.ops.group.linear import INPUT_ACTIVATIONS
 class GroupDense(GroupLayer):
     """A linear map of all values of a pixel, the same for every pixel.
 
-    `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`, with the input `f` after its
-    activation. It is a group convolution with
+    `y(x, p) = sum_r f(x, r) W(p^-1 r) + b`, where `f` is the input after
+    `input_activation`, if there is one. The map is a group convolution with
     filters of one pixel, and the counterpart of `Dense` on images.
 
     In the basis of the irreducible representations the map falls into blocks,
@@ -36,10 +36,10 @@ class GroupDense(GroupLayer):
             alone: "regular" as one matrix, "irreps" in blocks. None chooses
             what takes less time, see `ops.group_linear`.
         activation: applied to the output; None is the identity.
-        input_activation: the activation of the input: "elu", "gelu",
-            "leaky_relu", "relu", "sigmoid", "silu", "tanh", or None for none.
-            It takes less time and memory than a layer before this one where the
-            map is computed in blocks, see `ops.group_linear`.
+        input_activation: applied to the input first, value by value: "elu",
+            "gelu", "leaky_relu", "relu", "sigmoid", "silu" or "tanh"; None is
+            the identity. In blocks it takes less memory than a layer before
+            this one, see `ops.group_linear`.
         use_bias: whether to add a bias, one value per filter.
         kernel_initializer: the initializer of the kernel; one that scales with
             the fan-in sees `order * channels`.

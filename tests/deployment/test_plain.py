@@ -345,7 +345,7 @@ def test_batch_normalization_goes_into_convolutions():
         GroupConv2D(4, 3, group="p4", use_bias=False),
         BatchNormalization(),
         ReLU(),
-        layers.GroupDense(4, "p4", "irreps", "relu", "gelu"),
+        layers.GroupDense(4, "p4", activation="relu", input_activation="gelu"),
         layers.GroupConv2DTranspose(4, 3, group="p4"),
         BatchNormalization(scale=False),
         GlobalAveragePooling3D(),

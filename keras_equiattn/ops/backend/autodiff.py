@@ -134,8 +134,8 @@ def vjp(
         function: from tensors to one tensor.
         arguments: the arguments of the function.
         cotangent: a tensor like the value of the function.
-        differentiable: whether PyTorch differentiates what is returned, as the
-            others do in any case.
+        differentiable: whether PyTorch must be able to differentiate what is
+            returned; the others can in any case.
 
     Returns:
         `function(*arguments)`, and a gradient for each of the arguments.
@@ -160,7 +160,7 @@ def vjp(
         return value, tuple(tape.gradient(value, arguments, cotangent))
     import torch
 
-    # There a tensor cannot be told to require a gradient.
+    # Within `torch.func` a tensor cannot be told to require a gradient.
     if differentiable or within_torch_func():
         value, pull_back = torch.func.vjp(function, *arguments)
         return value, pull_back(cotangent)

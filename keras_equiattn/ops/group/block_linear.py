@@ -48,8 +48,8 @@ class Form(NamedTuple):
         takes_sums: whether it takes the sums of a feature map in place of it.
         gives_sums: whether it gives the sums of a feature map in place of it.
         activation: the name of a function in `keras.activations` that is
-            applied to the feature map first, value by value; None is the
-            identity.
+            applied first to the feature map that it takes, value by value;
+            None is the identity, and the only choice for sums.
     """
 
     group: Group
@@ -270,12 +270,14 @@ def _gradients(
 
         Returns the totals, and the gradient of these rows.
         """
-        taken, of_y = images[: len(inputs)], images[len(inputs) :]
-        x = _activated(form, taken)
-        if not form.takes_sums:
-            x = to_sums(*x, group=group)
+        x, of_y = images[: len(inputs)], images[len(inputs) :]
         if not form.gives_sums:
             of_y = to_sums(*of_y, group=group)
+        of_x = _products(of_y, transposed)
+        if not form.takes_sums:
+            of_x = (from_sums(of_x, group=group),)
+            x, of_x = _activated_and_gradient(form, x, of_x)
+            x = to_sums(*x, group=group)
         found = [_outer(a, b) for a, b in zip(x, of_y, strict=True)]
         if bias:
             of_bias = sum_in_full_precision(of_y[0], (0, 1, 2, 3))
@@ -284,13 +286,6 @@ def _gradients(
             total + ops.cast(more, total.dtype)
             for total, more in zip(totals, found, strict=True)
         ]
-        of_x = _products(of_y, transposed)
-        if form.takes_sums:
-            return totals, of_x
-        of_x = (from_sums(of_x, group=group),)
-        if form.activation is not None:
-            function = activations.get(form.activation)
-            _, of_x = backend.vjp(function, taken, *of_x)
         return totals, of_x
 
     shapes = _shapes(group, form.takes_sums, kernel.shape[1])
@@ -310,16 +305,30 @@ def _activated_first(
 
 
 def _activated(form: Form, inputs: Images) -> Images:
-    """The inputs after the activation, in the loop over their rows."""
+    """The inputs after the activation."""
     if form.activation is None:
         return inputs
     (x,) = inputs
-    # XLA on CPUs would compute the activation anew for each sum that takes it,
-    # unless a loop gives it. The order of these groups is even.
-    halves = ops.reshape(x, (2, -1))
     function = activations.get(form.activation)
-    halves = backend.one_by_one(function, halves)
+    if not dispatch.loops_over_rows(x):
+        return (function(x),)
+    # XLA would compute the activation anew for each sum that takes it, unless
+    # it comes from a loop of its own. The order of these groups is even.
+    halves = backend.one_by_one(function, ops.reshape(x, (2, -1)))
     return (ops.reshape(halves, ops.shape(x)),)
+
+
+def _activated_and_gradient(
+    form: Form, inputs: Images, upstream: Images
+) -> tuple[Images, Images]:
+    """The inputs after the activation, and the gradient of those before it."""
+    if form.activation is None:
+        return inputs, upstream
+    function = activations.get(form.activation)
+    y, of_inputs = backend.vjp(function, tuple(inputs), *upstream)
+    if dispatch.loops_over_rows(y):
+        return _activated(form, inputs), of_inputs
+    return (y,), of_inputs
 
 
 def _shapes(
@@ -352,15 +361,25 @@ def _in_steps(
         The last totals, and the results.
     """
     first = images[0]
+    if not dispatch.loops_over_rows(first):
+        return step(totals, images)
+    batch, height, width = ops.shape(first)[:3]
+    if isinstance(batch, int) and batch > 1:
+        # One tall image has the same rows, and some of them are one piece of
+        # memory.
+        tall = [
+            ops.reshape(x, (1, batch * height, *x.shape[2:])) for x in images
+        ]
+        totals, found = _in_steps(step, totals, kernel, tall, shapes)
+        size = batch, height, width
+        return totals, tuple(
+            ops.reshape(y, (*size, *shape))
+            for y, shape in zip(found, shapes, strict=True)
+        )
     order, channels, filters = kernel.shape
     together = dispatch.rows_of_step(first, order * max(channels, filters))
     if together is None:
         return step(totals, images)
-    batch, height, width = ops.shape(first)[:3]
-    if isinstance(batch, int):
-        # The rows of all images are one image in memory.
-        batch, height = 1, batch * height
-        images = [ops.reshape(x, (batch, height, *x.shape[2:])) for x in images]
     whole, left = divmod(height, together)
 
     def some_rows(carry: Any, at: Any, rows: int = together) -> Any:
@@ -387,11 +406,7 @@ def _in_steps(
     if left:
         carry, _ = some_rows(carry, whole, left)
     results, totals = carry
-    size = ops.shape(first)[:3]
-    return totals, tuple(
-        ops.reshape(result, (*size, *shape))
-        for result, shape in zip(results, shapes, strict=True)
-    )
+    return totals, results
 
 
 @backend.compiled_part()

@@ -4,8 +4,6 @@ The basis, the steps of a loop over feature maps and the form of a transform are
 chosen here, and the constants of the choice stand here with what was measured.
 """
 
-import math
-
 import keras
 
 from keras_equiattn.ops import backend
@@ -18,9 +16,9 @@ from keras_equiattn.ops.numerics import part_size
 # on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16 in
 # single precision, see benchmarks/results/pointwise-<backend>-<date>.json.
 # Other groups and double precision were not measured and take blocks as well,
-# half precision was not measured and takes the matrix. The output alone does
-# as well, but for 0.8 to 1.1 of the time under JAX with fewer than 384 values;
-# under TensorFlow it would take up to 1.3 times as long there. On a GPU a step
+# half precision was not measured and takes the matrix. The output alone takes
+# less time as well, but up to 1.5 times as long under JAX with fewer than 384
+# values, and up to 1.15 times under TensorFlow with 384. On a GPU a step
 # took 2.3 to 2.8 times as long with 512 values
 # (pointwise-torch-gpu-2026-11-26.json).
 FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
@@ -77,38 +75,38 @@ def convolution_basis(
     return linear_basis(x, filters)
 
 
-def rows_of_step(
-    x: Float[Tensor, "batch height width _ _"], values: int
-) -> int | None:
-    """How many rows one step of a loop takes; None for no loop.
+def loops_over_rows(x: Float[Tensor, "batch height width _ _"]) -> bool:
+    """Whether linear maps take some rows of feature maps, or sums, at a time.
 
-    The rows of all images follow each other. Where the number of images is
-    known only at run time, a step takes so many rows of each image.
-
-    XLA on CPUs gets a loop of at least two steps, and behind it a smaller step
-    where some rows are left. What lies between a transform and a product then
+    XLA on CPUs gets a loop. What lies between a transform and a product then
     stays in the cache, and XLA cannot make the transforms of the loop part of
     what comes before or after it, which it would compute again for each term of
     a sum. On several devices there is no loop, since each of its steps would
     add up gradients over all of them.
+    """
+    if not backend.find_target(x).xla_on_cpu or backend.may_be_sharded():
+        return False
+    return all(isinstance(n, int) for n in x.shape[1:3])
+
+
+def rows_of_step(
+    x: Float[Tensor, "batch height width _ _"], values: int
+) -> int | None:
+    """How many rows of each image a step of the loop takes; None for no loop.
+
+    There are at least two steps, and behind them a smaller one where some rows
+    are left.
 
     Args:
         x: feature maps, or their sums.
         values: values per pixel of the widest of what is read and written.
     """
     batch, height, width = x.shape[:3]
-    loops = backend.find_target(x).xla_on_cpu
-    if not loops or backend.may_be_sharded():
-        return None
-    if not isinstance(height, int):
-        return None
-    if isinstance(batch, int):
-        batch, height = 1, batch * height
     if height < 2:
         return None
-    # Sizes that are not known count as one.
-    sizes = (n for n in (batch, width, values) if isinstance(n, int))
-    most = max(VALUES_OF_STEP // max(math.prod(sizes), 1), 1)
+    # A number of images that is not known counts as one.
+    row = width * values * (batch if isinstance(batch, int) else 1)
+    most = max(VALUES_OF_STEP // max(row, 1), 1)
     most = min(most, height // 2)
     divisor = max(n for n in range(1, most + 1) if height % n == 0)
     # Without a divisor near the limit, some rows are left for a smaller step.

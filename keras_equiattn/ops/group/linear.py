@@ -58,10 +58,10 @@ def group_linear(
             where both input and output have at least 192 values per pixel, 384
             under TensorFlow: there a training step takes less time, as measured
             for six groups in single precision.
-        input_activation: the activation of `x`, which comes before the map:
-            "elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "tanh", or
-            None for none. With "irreps", what it gives is not kept for the
-            gradient; compiled by XLA on a CPU, it stays in the cache.
+        input_activation: what is applied to `x` first, value by value: "elu",
+            "gelu", "leaky_relu", "relu", "sigmoid", "silu" or "tanh"; None is
+            the identity. With "irreps" its result is not kept for the gradient,
+            unless `config.disable_recompute` was called.
 
     Returns:
         Feature maps on the group.
