@@ -25,8 +25,6 @@ from keras_equiattn import load_exported
 from keras_equiattn.deployment.formats import FORMATS
 from keras_equiattn.testing import relative_difference
 
-pytestmark = [pytest.mark.slow, pytest.mark.every_backend]
-
 BACKEND = keras.backend.backend()
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "formats.md"
 TITLES = {
@@ -49,6 +47,7 @@ ROWS = {
     "lifting": "`LiftingSelfAttention2D`",
     "gsa": "`GroupSelfAttention2D`",
     "gsa_global": "`GroupSelfAttention2D` on whole images",
+    "dense": "`GroupDense`",
     "multi_head": "`GroupMultiHeadAttention2D`",
     "acmix": "`ACmix2D`",
     "acmix_window": "`WindowACmix2D`",
@@ -165,6 +164,8 @@ def with_versions(text):
     return text
 
 
+@pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif(BACKEND != "torch", reason="the other formats pass through")
 def test_export(tmp_path, request):
@@ -214,6 +215,8 @@ def works(model, path, format):
     return True
 
 
+@pytest.mark.slow
+@pytest.mark.every_backend
 @pytest.mark.timeout(1800)
 def test_export_of_keras(tmp_path, request):
     """What `keras.Model.export` writes, from the backend that runs."""
@@ -238,5 +241,6 @@ def test_export_of_keras(tmp_path, request):
     )
 
 
+@pytest.mark.once
 def test_every_network_has_a_row():
     assert set(ROWS) == {"plain", *NETWORKS}
