@@ -1,9 +1,8 @@
 """How equivariant are groups that do not act on the grid?
 
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
-    KERAS_BACKEND=torch python benchmarks/angles.py --groups p12 p16 p8m \
-        --sizes 5 --images smooth
-    KERAS_BACKEND=torch python benchmarks/angles.py --trained --sizes 5
+    KERAS_BACKEND=jax python benchmarks/angles.py --groups p12 p16 p8m
+    KERAS_BACKEND=jax python benchmarks/angles.py --trained
 
 Each layer is measured on images and on feature maps that are turned by elements
 of the group: with filters of pixels and square windows ("pixel"), with
@@ -298,9 +297,8 @@ def photographs() -> tuple[np.ndarray, np.ndarray]:
     return (x - x.mean()) / x.std(), np.asarray(y)
 
 
-@functools.lru_cache(maxsize=1)
 def trained_layer(name, group, basis, size, seed):
-    """A layer that has learnt in a small network. It is kept until the next."""
+    """A layer that has learnt in a small network."""
     layer = new_layer(name, group, basis, size, seed)
     inputs = keras.Input((16, 16, 1))
     x = inputs
@@ -325,23 +323,37 @@ def trained_layer(name, group, basis, size, seed):
     return layer
 
 
+def input_axes(name, group) -> tuple[int, ...]:
+    """The axes of the input after height and width."""
+    return (1,) if LAYERS[name].takes_images else (group.order, CHANNELS)
+
+
+@functools.lru_cache(maxsize=8)
+def function_of(name, group, basis, size, seed, trained):
+    """A layer as a function of arrays. All kinds of images share it."""
+    make = trained_layer if trained else new_layer
+    layer = make(name, group, basis, size, seed)
+    shape = (SIZE, SIZE, *input_axes(name, group))
+    # A model computes no gradients when it predicts.
+    model = keras.Sequential([keras.Input(shape), layer])
+
+    def function(x):
+        y = model.predict_on_batch(x.astype("float32"))
+        return np.asarray(y, "float64")
+
+    return function
+
+
 def measure(name, group, basis, size, kind, draws, trained=False):
     """Mean error of each measured element over several layers and images."""
-    takes_images = LAYERS[name].takes_images
     group = groups.get(group)
-    rest = (1,) if takes_images else (group.order, CHANNELS)
+    rest = input_axes(name, group)
     found, of_input = [], []
     for seed in range(draws):
         count = int(np.prod(rest))
         x = images(kind, count, seed)
         x = np.moveaxis(x, 0, -1).reshape(1, SIZE, SIZE, *rest)
-        make = trained_layer if trained else new_layer
-        layer = make(name, group, basis, size, seed)
-
-        def function(x, layer=layer):
-            y = layer(keras.ops.convert_to_tensor(x, "float32"))
-            return keras.ops.convert_to_numpy(y).astype("float64")
-
+        function = function_of(name, group, basis, size, seed, trained)
         found.append(errors(function, x, group))
         there = turned(x, group, 1)
         back = turned(there, group, int(group.inverse[1]))

@@ -3,17 +3,18 @@
     KERAS_BACKEND=tensorflow python benchmarks/network_angles.py
 
 Trains the rotated MNIST network on p8 with filters of pixels, with as many
-parameters of steerable filters, and with steerable filters and antialiased
-downsampling: with the same seed, data and schedule, Adam with a learning rate
-that falls to a tenth for the last fifth of the epochs. Then it turns test
-digits by each angle of the group with splines of degree 3, and compares logits:
-the root mean square of their change over that of the logits, whose mean over
-the classes is taken off, and how many digits keep their class. As a reference
-it compares the logits of digits that are turned there and back again: that
-change comes from two interpolations alone. "layers" says what the first turn
-makes of the feature maps in between: the root mean square of the difference
-between the map of the turned digit and the turned map, within the disc that
-stays in the image, over that of the map, whose mean over channels is taken off.
+parameters of steerable filters, with these and antialiased downsampling, and
+with SiLU in place of ReLU as well: with the same seed, data and schedule, Adam
+with a learning rate that falls to a tenth for the last fifth of the epochs.
+Then it turns test digits by each angle of the group with splines of degree 3,
+and compares logits: the root mean square of their change over that of the
+logits, whose mean over the classes is taken off, and how many digits keep their
+class. As a reference it compares the logits of digits that are turned there and
+back again: that change comes from two interpolations alone. "layers" says what
+the first turn makes of the feature maps in between: the root mean square of the
+difference between the map of the turned digit and the turned map, within the
+disc that stays in the image, over that of the map, whose mean over channels is
+taken off.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
@@ -41,14 +42,19 @@ LAYER_IMAGES = 250
 # Filters that make the networks of both bases about equally large on p8.
 WIDTHS = {"pixel": 7, "steerable": 9}
 NETWORKS = (
-    ("pixel", "exact"),
-    ("steerable", "exact"),
-    ("steerable", "antialiased"),
+    ("pixel", "exact", "relu"),
+    ("steerable", "exact", "relu"),
+    ("steerable", "antialiased", "relu"),
+    ("steerable", "antialiased", "silu"),
 )
 
 
 def network(
-    group: str, attention: str | None, basis: str, downsampling: str
+    group: str,
+    attention: str | None,
+    basis: str,
+    downsampling: str,
+    activation: str,
 ) -> keras.Model:
     """The network, with filters of this basis in all of its layers."""
     model = RotMNISTCNN(
@@ -57,6 +63,7 @@ def network(
         WIDTHS[basis],
         normalization=NORMALIZATION,
         downsampling=downsampling,
+        activation=activation,
     )
 
     def clone(layer):
@@ -169,14 +176,13 @@ def main() -> None:
     rows = report_files.earlier(kind, settings, "rows")
     digits = datasets.load_pydataset("rot_mnist", "test", options.images)[0]
     digits = tuple(map(np.asarray, digits))
-    for seed, (basis, downsampling) in itertools.product(
-        options.seeds, NETWORKS
-    ):
-        about = {"seed": seed, "basis": basis, "downsampling": downsampling}
+    kinds = ("basis", "downsampling", "activation")
+    for seed, network_kind in itertools.product(options.seeds, NETWORKS):
+        about = {"seed": seed, **dict(zip(kinds, network_kind, strict=True))}
         if any(about.items() <= row.items() for row in rows):
             continue
         keras.utils.set_random_seed(seed)
-        model = network(GROUP, options.attention, basis, downsampling)
+        model = network(GROUP, options.attention, *network_kind)
         trained(model, options.epochs, seed)
         found = measure(model, groups.get(GROUP), *digits)
         trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)

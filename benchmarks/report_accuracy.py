@@ -322,9 +322,8 @@ def transformers(results: Results) -> str:
 
 
 ANGLES = run("angles.py --draws 3", "torch")
-OTHER_ANGLES = run(
-    "angles.py --groups p12 p16 p8m \\\n    --sizes 5 --images smooth", "torch"
-)
+TRAINED_ANGLES = run("angles.py --trained", "jax")
+OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "jax")
 
 
 def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
@@ -337,41 +336,59 @@ def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
     return found
 
 
-def angle_rows(file: File, columns: list[tuple]) -> list[list[str]]:
+Column = tuple[tuple[str, str, str], ...]
+
+
+def angle_rows(file: File, columns: list[Column]) -> list[list[str]]:
     """A row for each layer and size; nothing where nothing is measured."""
     return [
         [
             layer,
             f"{size} x {size}",
-            *(f"{found[c]:.3f}" if c in found else "" for c in columns),
+            *(
+                " / ".join(f"{found[key]:.3f}" for key in keys if key in found)
+                for keys in columns
+            ),
         ]
         for (layer, size), found in angle_errors(file).items()
     ]
 
 
-def angles(results: Results) -> str:
+def angles_on_p8(file: File, command: str) -> str:
     """The largest errors on p8 of all bases, by images."""
-    file = results.latest("angles-p8", ANGLES)
     columns = [
         ("p8", basis, images)
         for images in file["settings"]["images"]
         for basis in ("paper", "pixel", "steerable")
     ]
-    rows = angle_rows(file, columns)
+    rows = angle_rows(file, [(column,) for column in columns])
     header = [f"{basis}, {images}" for _, basis, images in columns]
-    return block(("layer", "window", *header), rows, [file], ANGLES)
+    return block(("layer", "window", *header), rows, [file], command)
+
+
+def angles(results: Results) -> str:
+    return angles_on_p8(results.latest("angles-p8", ANGLES), ANGLES)
+
+
+def trained_angles(results: Results) -> str:
+    file = results.latest("angles-p8_trained", TRAINED_ANGLES)
+    return angles_on_p8(file, TRAINED_ANGLES)
 
 
 def other_angles(results: Results) -> str:
-    """The largest errors on smooth images, by group."""
-    file = results.latest("angles-p12_p16_p8m_5_smooth", OTHER_ANGLES)
+    """The largest errors by group, each on all kinds of images."""
+    file = results.latest("angles-p12_p16_p8m", OTHER_ANGLES)
     columns = [
-        (group, basis, "smooth")
+        (group, basis)
         for group in ("p12", "p16", "p8m")
         for basis in ("pixel", "steerable")
     ]
-    rows = angle_rows(file, columns)
-    header = [f"{group}, {basis}" for group, basis, _ in columns]
+    keys = [
+        tuple((*column, images) for images in file["settings"]["images"])
+        for column in columns
+    ]
+    header = map(", ".join, columns)
+    rows = angle_rows(file, keys)
     return block(("layer", "window", *header), rows, [file], OTHER_ANGLES)
 
 
@@ -379,14 +396,15 @@ def network_angles(results: Results) -> str:
     """What a turn by 45 degrees makes of the logits of trained networks."""
     command = run("network_angles.py", "tensorflow")
     file = results.latest("network_angles-convolution", command)
-    networks: dict[tuple[str, str], list[File]] = {}
+    networks: dict[tuple[str, ...], list[File]] = {}
+    kinds = ("basis", "downsampling", "activation")
     for row in file["rows"]:
         half, *quarters = (
             next(found for found in row["angles"] if found["angle"] == angle)
             for angle in (45, 90, 180, 270)
         )
         quarter = max(found["change"] for found in quarters)
-        key = row["basis"], row["downsampling"]
+        key = tuple(row[kind] for kind in kinds)
         networks.setdefault(key, []).append({**row, **half, "exact": quarter})
     rows = []
     for key, of_seeds in networks.items():
@@ -413,6 +431,7 @@ def network_angles(results: Results) -> str:
     header = (
         "filters",
         "downsampling",
+        "activation",
         "parameters",
         "seeds",
         "accuracy, %",
@@ -421,6 +440,36 @@ def network_angles(results: Results) -> str:
         "same class, %",
         "change under quarter turns",
     )
+    return block(header, rows, [file], command)
+
+
+def recipe_changes(results: Results) -> str:
+    """Errors on held-out digits with one change of the recipe at a time."""
+    command = run("recipe_changes.py", "tensorflow")
+    file = results.latest("recipe_changes-tensorflow-30", command)
+    runs: dict[str, list[File]] = {}
+    for one in file["runs"]:
+        runs.setdefault(one["change"], []).append(one)
+    # How a run is judged: by its last epochs, or by the best that it had.
+    judged = (
+        lambda errors: errors[-1],
+        lambda errors: statistics.mean(errors[-5:]),
+        min,
+    )
+    rows = [
+        [
+            change,
+            ", ".join(str(one["seed"]) for one in of_seeds),
+            *(
+                with_deviation(
+                    [judge(one["errors"]) for one in of_seeds], ".2f"
+                )
+                for judge in judged
+            ),
+        ]
+        for change, of_seeds in runs.items()
+    ]
+    header = ("change", "seeds", "last epoch", "last five epochs", "best epoch")
     return block(header, rows, [file], command)
 
 
@@ -477,10 +526,12 @@ TABLES = (
     multiply_adds,
     network_angles,
     other_angles,
+    recipe_changes,
     resnet29,
     rotmnist_paper,
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
+    trained_angles,
     transformers,
 )

@@ -112,7 +112,7 @@ ANGLE_LAYERS = (
 
 def angles(results: Results) -> dict[str, Any]:
     command = report_accuracy.OTHER_ANGLES
-    file = results.latest("angles-p12_p16_p8m_5_smooth", command)
+    file = results.latest("angles-p12_p16_p8m", command)
     rows = [
         row
         for row in file["rows"]

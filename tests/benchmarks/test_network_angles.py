@@ -95,8 +95,9 @@ def test_layers_turn_with_the_image(benchmark):
 
 
 def test_networks(benchmark):
-    for basis, downsampling in benchmark.NETWORKS:
-        model = benchmark.network("p8", None, basis, downsampling)
+    for basis, downsampling, activation in benchmark.NETWORKS:
+        model = benchmark.network("p8", None, basis, downsampling, activation)
+        assert model.get_layer(f"{activation}1")
         convolutions = [x for x in model.layers if hasattr(x, "filter_basis")]
         assert {x.filter_basis for x in convolutions} == {basis}
         mode = "binomial" if downsampling == "antialiased" else "max"

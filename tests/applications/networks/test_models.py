@@ -96,6 +96,23 @@ def test_wider_kernels_for_rotmnist(group, kernel_size):
     assert_images_matter(model)
 
 
+def test_activation_of_rotmnist():
+    """It stands where ReLU stands, and keeps the symmetry."""
+    paper, model = (
+        RotMNISTCNN("p8", filters=2, activation=name)
+        for name in ("relu", "silu")
+    )
+    for layer, same in zip(model.layers, paper.layers, strict=True):
+        assert layer.name == same.name.replace("relu", "silu")
+    activations = [model.get_layer(f"silu{n}") for n in range(1, 7)]
+    assert {x.activation for x in activations} == {keras.activations.silu}
+    randomize(model)
+    quarter = model.get_layer("conv1").group.grid_elements[1]
+    assert invariance_error(model, elements=[quarter]) < 1e-4
+    with pytest.raises(ValueError, match=r"`activation` must be.*'softmax'"):
+        RotMNISTCNN(activation="softmax")
+
+
 def test_wider_kernels_with_strides():
     models = [
         RotMNISTCNN(filters=2, downsampling="strided", kernel_size=size)
