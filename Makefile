@@ -170,7 +170,7 @@ bench: .venv/.dev
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 KERAS_BACKEND=jax \
 	  $(BIN)/python benchmarks/vit.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/widths.py
-	$(BIN)/python -m keras_equiattn.applications.data prepare rot_mnist
+	$(BIN)/python -m keras_equiattn.applications.data prepare rot_mnist cifar10 pcam
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/recipe_changes.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
@@ -178,7 +178,6 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m
-	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --trained
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
 	  --size 14 --width 256 --repeats 3

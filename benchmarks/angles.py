@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
     KERAS_BACKEND=jax python benchmarks/angles.py --groups p12 p16 p8m
-    KERAS_BACKEND=jax python benchmarks/angles.py --trained
+    KERAS_BACKEND=jax python benchmarks/angles.py --trained --sizes 5
 
 Each layer is measured on images and on feature maps that are turned by elements
 of the group: with filters of pixels and square windows ("pixel"), with
@@ -328,9 +328,10 @@ def input_axes(name, group) -> tuple[int, ...]:
     return (1,) if LAYERS[name].takes_images else (group.order, CHANNELS)
 
 
+# As many as there are draws, or more: all kinds of images share them.
 @functools.lru_cache(maxsize=8)
 def function_of(name, group, basis, size, seed, trained):
-    """A layer as a function of arrays. All kinds of images share it."""
+    """A layer as a function of arrays."""
     make = trained_layer if trained else new_layer
     layer = make(name, group, basis, size, seed)
     shape = (SIZE, SIZE, *input_axes(name, group))

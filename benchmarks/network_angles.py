@@ -2,19 +2,19 @@
 
     KERAS_BACKEND=tensorflow python benchmarks/network_angles.py
 
-Trains the rotated MNIST network on p8 with filters of pixels, with as many
-parameters of steerable filters, with these and antialiased downsampling, and
-with SiLU in place of ReLU as well: with the same seed, data and schedule, Adam
-with a learning rate that falls to a tenth for the last fifth of the epochs.
-Then it turns test digits by each angle of the group with splines of degree 3,
-and compares logits: the root mean square of their change over that of the
-logits, whose mean over the classes is taken off, and how many digits keep their
-class. As a reference it compares the logits of digits that are turned there and
-back again: that change comes from two interpolations alone. "layers" says what
-the first turn makes of the feature maps in between: the root mean square of the
-difference between the map of the turned digit and the turned map, within the
-disc that stays in the image, over that of the map, whose mean over channels is
-taken off.
+Trains the rotated MNIST network on p8 in four forms: with filters of pixels;
+with as many parameters of steerable filters; with steerable filters and
+antialiased downsampling; and with these two and SiLU in place of ReLU. All have
+the same seed, data and schedule: Adam with a learning rate that falls to a
+tenth for the last fifth of the epochs. Then it turns test digits by each angle
+of the group with splines of degree 3, and compares logits: the root mean square
+of their change over that of the logits, whose mean over the classes is taken
+off, and how many digits keep their class. As a reference it compares the logits
+of digits that are turned there and back again: that change comes from two
+interpolations alone. "layers" says what the first turn makes of the feature
+maps in between: the root mean square of the difference between the map of the
+turned digit and the turned map, within the disc that stays in the image, over
+that of the map, whose mean over channels is taken off.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or

@@ -322,7 +322,6 @@ def transformers(results: Results) -> str:
 
 
 ANGLES = run("angles.py --draws 3", "torch")
-TRAINED_ANGLES = run("angles.py --trained", "jax")
 OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "jax")
 
 
@@ -336,17 +335,21 @@ def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
     return found
 
 
-Column = tuple[tuple[str, str, str], ...]
+def angle_rows(
+    file: File, columns: list[list[tuple[str, str, str]]]
+) -> list[list[str]]:
+    """A row for each layer and size; errors of a column share its cell.
 
-
-def angle_rows(file: File, columns: list[Column]) -> list[list[str]]:
-    """A row for each layer and size; nothing where nothing is measured."""
+    Nothing stands where nothing is measured.
+    """
     return [
         [
             layer,
             f"{size} x {size}",
             *(
-                " / ".join(f"{found[key]:.3f}" for key in keys if key in found)
+                " / ".join(f"{found[key]:.3f}" for key in keys)
+                if set(keys) <= set(found)
+                else ""
                 for keys in columns
             ),
         ]
@@ -354,25 +357,17 @@ def angle_rows(file: File, columns: list[Column]) -> list[list[str]]:
     ]
 
 
-def angles_on_p8(file: File, command: str) -> str:
+def angles(results: Results) -> str:
     """The largest errors on p8 of all bases, by images."""
+    file = results.latest("angles-p8", ANGLES)
     columns = [
         ("p8", basis, images)
         for images in file["settings"]["images"]
         for basis in ("paper", "pixel", "steerable")
     ]
-    rows = angle_rows(file, [(column,) for column in columns])
+    rows = angle_rows(file, [[column] for column in columns])
     header = [f"{basis}, {images}" for _, basis, images in columns]
-    return block(("layer", "window", *header), rows, [file], command)
-
-
-def angles(results: Results) -> str:
-    return angles_on_p8(results.latest("angles-p8", ANGLES), ANGLES)
-
-
-def trained_angles(results: Results) -> str:
-    file = results.latest("angles-p8_trained", TRAINED_ANGLES)
-    return angles_on_p8(file, TRAINED_ANGLES)
+    return block(("layer", "window", *header), rows, [file], ANGLES)
 
 
 def other_angles(results: Results) -> str:
@@ -384,7 +379,7 @@ def other_angles(results: Results) -> str:
         for basis in ("pixel", "steerable")
     ]
     keys = [
-        tuple((*column, images) for images in file["settings"]["images"])
+        [(*column, images) for images in file["settings"]["images"]]
         for column in columns
     ]
     header = map(", ".join, columns)
@@ -469,7 +464,13 @@ def recipe_changes(results: Results) -> str:
         ]
         for change, of_seeds in runs.items()
     ]
-    header = ("change", "seeds", "last epoch", "last five epochs", "best epoch")
+    header = (
+        "change",
+        "seeds",
+        "error in the last epoch, %",
+        "mean of the last five, %",
+        "lowest, %",
+    )
     return block(header, rows, [file], command)
 
 
@@ -532,6 +533,5 @@ TABLES = (
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
-    trained_angles,
     transformers,
 )

@@ -100,9 +100,9 @@ def RotMNISTCNN(
 ) -> keras.Model:
     """The seven-layer network for rotated MNIST, for any group.
 
-    Six 3 x 3 convolutions, each with batch normalisation, ReLU and dropout
-    0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4 x 4
-    convolution to the classes and the maximum over the group. There is no
+    Six 3 x 3 convolutions, each with batch normalisation, `activation` and
+    dropout 0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4
+    x 4 convolution to the classes and the maximum over the group. There is no
     bias, and no padding but what `kernel_size` and `downsampling` ask for. The
     z2 network with its 20 filters has 21,620 trainable parameters
     (`count_params()` adds the moving statistics of the batch normalisation),
@@ -150,10 +150,8 @@ def RotMNISTCNN(
             attention. Steerable filters of p8, p12 and p16 tell more angles
             apart with 5 x 5 pixels than with 3 x 3.
         activation: what follows batch normalisation: "relu" as in the papers,
-            "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". Smooth
-            ones such as "silu" make no edges that are sharper than the grid of
-            pixels can show: between the quarter turns, networks on p8, p12 and
-            p16 are closer to equivariant with them.
+            "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". Shipped
+            weights have "relu".
 
     Returns:
         A functional `keras.Model` from images `(batch, 28, 28, channels)` to
@@ -224,8 +222,14 @@ def RotMNISTCNN(
             exact=not strided,
             name=f"conv{index}",
         )
-        x = convolution.batch_norm(x, f"bn{index}")
-        x = keras.layers.Activation(activation, name=f"{activation}{index}")(x)
+        if activation == "relu":
+            x = convolution.batch_norm_relu(x, f"{{}}{index}")
+        else:
+            x = convolution.batch_norm(x, f"bn{index}")
+            layer = keras.layers.Activation(
+                activation, name=f"{activation}{index}"
+            )
+            x = layer(x)
         if index != 2:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
         elif network.exact:
