@@ -106,9 +106,10 @@ def attentive(layer):
 
 def resampled(basis, size, group):
     """Twice as large, without a transposed convolution."""
+    any_size = keras.Input((None, None, groups.get(group).order, CHANNELS))
     larger = layers.SpatialUpSampling2D(2, "bilinear", group=group)
     make = convolution(layers.GroupConv2D, CHANNELS)
-    return keras.Sequential([larger, make(basis, size, group=group)])
+    return keras.Sequential([any_size, larger, make(basis, size, group=group)])
 
 
 def input_attention(basis, size, **options):
@@ -290,17 +291,21 @@ def new_layer(name, group, basis, size, seed):
 
 @functools.cache
 def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """Some of CIFAR-10 in shades of grey, half as large, and their classes."""
+    """Some of CIFAR-10 in shades of grey, half as large, and their classes.
+
+    They have 17 x 17 pixels: strides of 2 need an odd size.
+    """
     x, y = datasets.load_pydataset("cifar10", "train", PHOTOGRAPHS)[0]
     x = np.asarray(x).mean(axis=-1, keepdims=True)
     x = x.reshape(len(x), 16, 2, 16, 2, 1).mean(axis=(2, 4))
+    x = np.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)), "edge")
     return (x - x.mean()) / x.std(), np.asarray(y)
 
 
 def trained_layer(name, group, basis, size, seed):
     """A layer that has learnt in a small network."""
     layer = new_layer(name, group, basis, size, seed)
-    inputs = keras.Input((16, 16, 1))
+    inputs = keras.Input((17, 17, 1))
     x = inputs
     if not LAYERS[name].takes_images:
         lifting = new_layer("LiftingConv2D", group, basis, 5, seed)
