@@ -57,6 +57,8 @@ IMAGES = ("smooth", "CIFAR-10", "tissue")
 DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
 # What a layer learns from.
 PHOTOGRAPHS, EPOCHS = 1000, 4
+# Rows and columns of these: strides of 2 need an odd number.
+SMALL = 17
 # Of layers that attend to windows.
 HEADS, FILTERS = 2, 16
 BASES = ("pixel", "steerable")
@@ -291,21 +293,19 @@ def new_layer(name, group, basis, size, seed):
 
 @functools.cache
 def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """Some of CIFAR-10 in shades of grey, half as large, and their classes.
-
-    They have 17 x 17 pixels: strides of 2 need an odd size.
-    """
+    """Some of CIFAR-10 in shades of grey, half as large, and their classes."""
     x, y = datasets.load_pydataset("cifar10", "train", PHOTOGRAPHS)[0]
     x = np.asarray(x).mean(axis=-1, keepdims=True)
     x = x.reshape(len(x), 16, 2, 16, 2, 1).mean(axis=(2, 4))
-    x = np.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)), "edge")
+    missing = SMALL - x.shape[1]
+    x = np.pad(x, ((0, 0), (0, missing), (0, missing), (0, 0)), "edge")
     return (x - x.mean()) / x.std(), np.asarray(y)
 
 
 def trained_layer(name, group, basis, size, seed):
     """A layer that has learnt in a small network."""
     layer = new_layer(name, group, basis, size, seed)
-    inputs = keras.Input((17, 17, 1))
+    inputs = keras.Input((SMALL, SMALL, 1))
     x = inputs
     if not LAYERS[name].takes_images:
         lifting = new_layer("LiftingConv2D", group, basis, 5, seed)

@@ -222,14 +222,7 @@ def RotMNISTCNN(
             exact=not strided,
             name=f"conv{index}",
         )
-        if activation == "relu":
-            x = convolution.batch_norm_relu(x, f"{{}}{index}")
-        else:
-            x = convolution.batch_norm(x, f"bn{index}")
-            layer = keras.layers.Activation(
-                activation, name=f"{activation}{index}"
-            )
-            x = layer(x)
+        x = convolution.batch_norm_relu(x, f"{{}}{index}", activation)
         if index != 2:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
         elif network.exact:

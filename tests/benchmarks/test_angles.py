@@ -56,3 +56,21 @@ def test_filters_of_one_pixel_are_as_good_as_the_turned_input(angles):
     """There is nothing to turn but the group."""
     row = angles.measure("GroupConv2D", "p8", "pixel", 1, "smooth", 2)
     assert row["errors"][1] < 5 * row["identity"] < 1e-2
+
+
+@pytest.mark.parametrize(
+    "name", ["GroupConv2D, strides 2", "SpatialUpSampling2D, GroupConv2D"]
+)
+def test_layers_that_change_the_size_learn(name, angles, monkeypatch):
+    """Photographs have another size than the images that are turned."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, angles.SMALL, angles.SMALL, 1))
+    y = rng.integers(10, size=64)
+    monkeypatch.setattr(angles, "photographs", lambda: (x, y))
+    first, learnt = (
+        angles.measure(name, "p8", "steerable", 5, "smooth", 1, trained)
+        for trained in (False, True)
+    )
+    assert learnt["weights"] == "trained"
+    assert learnt["errors"] != first["errors"]
+    assert max(learnt["errors"]) < 0.06

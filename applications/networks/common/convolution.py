@@ -190,13 +190,18 @@ def batch_norm(x: Any, name: str, **options: Any) -> Any:
     )(x)
 
 
-def batch_norm_relu(x: Any, names: str) -> Any:
+def batch_norm_relu(x: Any, names: str, activation: str = "relu") -> Any:
     """Applies batch normalisation and ReLU.
 
     Args:
         x: images or feature maps; channels are the last axis.
         names: the pattern of the names of the layers: `"block1_{}"` gives
             `block1_bn` and `block1_relu`.
+        activation: the name of another function in place of ReLU, which is
+            also that of its layer.
     """
     x = batch_norm(x, names.format("bn"))
-    return keras.layers.ReLU(name=names.format("relu"))(x)
+    name = names.format(activation)
+    if activation == "relu":
+        return keras.layers.ReLU(name=name)(x)
+    return keras.layers.Activation(activation, name=name)(x)
