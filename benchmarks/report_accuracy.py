@@ -65,13 +65,19 @@ def rotmnist_runs(results: Results) -> str:
 
 
 def tested(results: Results, dataset: str) -> dict[str, list[File]]:
-    """The tested trainings of each network; of several, that of most seeds."""
+    """The tested trainings of each network.
+
+    Of several it takes those with kernel factors, then those of most seeds.
+    """
     runs = [
         files
         for files in trainings(results)
         if files[0]["test"] and files[0]["dataset"]["name"] == dataset
     ]
-    return {files[0]["model"]: files for files in sorted(runs, key=len)}
+    runs.sort(
+        key=lambda of: (bool(training_table.kernel_factor(of[0])), len(of))
+    )
+    return {files[0]["model"]: files for files in runs}
 
 
 def parameters(results: Results) -> File:

@@ -41,6 +41,12 @@ def symmetry_error(runs: list[dict]) -> str:
     return reporting.number(None if None in errors else max(errors), ".1e")
 
 
+def kernel_factor(run: dict) -> str:
+    """The largest factor with which kernels learn, see `recipes.Recipe`."""
+    factors = [factor for _, factor in reporting.kernel_factors(run)]
+    return f"{max(factors):.3f}" if factors else ""
+
+
 def row(runs: list[dict]) -> list[str]:
     """What runs show that differ in the seed alone."""
     run = runs[0]
@@ -52,6 +58,7 @@ def row(runs: list[dict]) -> list[str]:
         ", ".join(
             str(seed) for seed in sorted(r["options"]["seed"] for r in runs)
         ),
+        kernel_factor(run),
         reporting.number(run["validation"]["error_percent"], ".3f")
         if run["validation"]
         else "trained on",
@@ -66,6 +73,7 @@ HEADER = [
     "parameters",
     "epochs",
     "seeds",
+    "kernel factor",
     "validation error %",
     "test error %",
     "equivariance error",

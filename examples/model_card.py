@@ -84,6 +84,11 @@ def card(name: str, run: dict, others: list[dict]) -> str:
         "epochs, batch": f"{run['epochs']}, {recipe['batch_size']}; weights "
         "of the last epoch",
         "recipe": protocol,
+        "kernel factors": ", ".join(
+            f"`{pattern}` {factor:.3f}"
+            for pattern, factor in reporting.kernel_factors(run)
+        )
+        or "none",
         "seed": options["seed"],
         "test error": test,
         "hardware": f"{of['processor']}, cores: {of['cores']}, memory: "

@@ -156,7 +156,7 @@ def AllCNNC(
             )
         else:
             x = network.convolution(x, width, kernel_size, **options)
-        x = convolution.batch_norm_relu(x, f"{{}}{index}")
+        x = convolution.batch_norm_activation(x, f"{{}}{index}")
         if index in HALVING:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
     x = ends.global_mean(x)

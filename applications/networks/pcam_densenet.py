@@ -144,7 +144,7 @@ def PCamDenseNet(
                 TRANSITION_ATTENTION[index - 1],
             )
         x = _block(network, x, f"block{index + 1}", attended)
-    x = convolution.batch_norm_relu(x, "{}_out")
+    x = convolution.batch_norm_activation(x, "{}_out")
     settings = _attention(x, LAST_ATTENTION)
     x = network.convolution(
         x, network.classes, 1, settings, rescaled=False, name="conv_out"
@@ -158,7 +158,7 @@ def _block(
     network: Network, x: Any, name: str, attended: tuple[int, int]
 ) -> Any:
     """Adds the channels of one convolution without padding."""
-    y = convolution.batch_norm_relu(x, name + "_{}")
+    y = convolution.batch_norm_activation(x, name + "_{}")
     y = network.convolution(
         y, network.filters, 3, _attention(y, attended), name=f"{name}_conv"
     )
@@ -172,7 +172,7 @@ def _transition(
     network: Network, x: Any, name: str, attended: tuple[int, int]
 ) -> Any:
     """Halves the size."""
-    x = convolution.batch_norm_relu(x, name + "_{}")
+    x = convolution.batch_norm_activation(x, name + "_{}")
     return network.halving_convolution(
         x,
         x.shape[-1],

@@ -322,7 +322,7 @@ def _network(
         )
     inputs, x = network.start()
     x = _convolution(network, x, widths[0], 3, name="conv1")
-    x = convolution.batch_norm_relu(x, "{}1")
+    x = convolution.batch_norm_activation(x, "{}1")
     for stage, width in enumerate(widths, 1):
         for index in range(1, BLOCKS[kind] + 1):
             x = _block(
@@ -352,7 +352,7 @@ def _block(
 ) -> Any:
     """A bottleneck; the first of a stage changes the number of channels."""
     y = _convolution(network, x, width, 1, name=f"{name}_conv1")
-    y = convolution.batch_norm_relu(y, f"{name}_{{}}1")
+    y = convolution.batch_norm_activation(y, f"{name}_{{}}1")
     strided = halves and not network.exact
     if blocks.attends:
         if blocks.mixer == "acmix":
@@ -376,7 +376,7 @@ def _block(
         )
     if halves and (blocks.attends or network.exact):
         y = network.pool(y, f"{name}_pool", "mean")
-    y = convolution.batch_norm_relu(y, f"{name}_{{}}2")
+    y = convolution.batch_norm_activation(y, f"{name}_{{}}2")
     outputs = EXPANSION * width
     y = _convolution(network, y, outputs, 1, name=f"{name}_conv3")
     y = convolution.batch_norm(

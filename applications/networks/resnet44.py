@@ -154,7 +154,7 @@ def ResNet44(
                 halves=stage > 1 and block == 1,
                 name=f"stage{stage}_block{block}",
             )
-    x = convolution.batch_norm_relu(x, "{}_out")
+    x = convolution.batch_norm_activation(x, "{}_out")
     size = tuple(x.shape[1:3])
     x = SpatialPooling2D(
         size,
@@ -185,7 +185,7 @@ def _block(
     Sums keep the scales of their terms, so that kernels before them start with
     the authors' constant.
     """
-    y = convolution.batch_norm_relu(x, f"{name}_{{}}1")
+    y = convolution.batch_norm_activation(x, f"{name}_{{}}1")
     if halves:
         y = network.halving_convolution(
             y,
@@ -214,7 +214,7 @@ def _block(
             padding="same",
             name=f"{name}_conv1",
         )
-    y = convolution.batch_norm_relu(y, f"{name}_{{}}2")
+    y = convolution.batch_norm_activation(y, f"{name}_{{}}2")
     y = network.convolution(
         y,
         width,

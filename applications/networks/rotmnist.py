@@ -222,7 +222,7 @@ def RotMNISTCNN(
             exact=not strided,
             name=f"conv{index}",
         )
-        x = convolution.batch_norm_relu(x, f"{{}}{index}", activation)
+        x = convolution.batch_norm_activation(x, f"{{}}{index}", activation)
         if index != 2:
             x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
         elif network.exact:

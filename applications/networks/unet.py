@@ -190,7 +190,7 @@ def _block(
         name=f"{name}_attention",
         **{size: WINDOW},
     )(x)
-    return convolution.batch_norm_relu(x, f"{name}_{{}}2")
+    return convolution.batch_norm_activation(x, f"{name}_{{}}2")
 
 
 def _convolution(
@@ -213,7 +213,7 @@ def _convolution(
         padding="same",
         name=f"{name}_conv{number}",
     )
-    return convolution.batch_norm_relu(x, f"{name}_{{}}{number}")
+    return convolution.batch_norm_activation(x, f"{name}_{{}}{number}")
 
 
 def _images(network: Network, x: Any, outputs: str) -> Any:

@@ -8,6 +8,8 @@ passes through momentum and Adam's moments. Transformers are trained with
 AdamW, which is `DecoupledAdam`.
 """
 
+import fnmatch
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,11 @@ PACKAGE = "keras_equiattn"
 class CoupledDecay:
     """Mixin that adds `decay * variable` to each gradient.
 
+    Kernels may also learn as if they were multiplied by a factor where they
+    are used: a kernel `w` with the factor `f` takes the steps of `f * v` when
+    `v` is learnt. So the gradient is `f` times that of `w`, plus
+    `decay * w / f`, and a step of `w` is `f` times the step of the rule.
+
     It hooks into `update_step`, which sees gradients that are unscaled,
     accumulated and clipped already: loss scaling, gradient accumulation and
     clipping therefore act on the loss' gradient alone, as in PyTorch.
@@ -29,10 +36,24 @@ class CoupledDecay:
     Args:
         decay: Factor, at least 0. Unlike `weight_decay` it is not multiplied
             by the learning rate before the optimiser's own rule is applied.
+        kernel_factors: Factors by patterns, such as `{"conv7/kernel": 1.57}`.
+            A pattern is one of `fnmatch`, for the end of a variable's path.
+            Where several match, the last one counts; one that matches nothing
+            is ignored. Gradients are clipped before they are multiplied.
         **kwargs: Arguments of the optimiser; `weight_decay` is refused.
+
+    Raises:
+        ValueError: If `decay` is negative or not finite, if a factor is not a
+            finite number above 0, or if `weight_decay` is given.
     """
 
-    def __init__(self, *args: Any, decay: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        decay: float = 0.0,
+        kernel_factors: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if kwargs.get("weight_decay") is not None:
             raise ValueError(
                 f"{type(self).__name__} takes `decay`, which is coupled; "
@@ -45,23 +66,69 @@ class CoupledDecay:
             "a finite number of at least 0",
             lambda value: value >= 0,
         )
+        factors = checked_factors(kernel_factors or {})
         super().__init__(*args, **kwargs)
         self.decay = decay
+        self.kernel_factors = factors
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any):  # type: ignore[no-untyped-def]
-        """One update of `variable`, its decay added to `gradient`."""
+        """One update of `variable`, with its decay and its factor."""
+        factor = self._factor_of(variable) if self.kernel_factors else 1.0
+        gradient = ops.cast(gradient, variable.dtype)
+        if factor != 1:
+            gradient = ops.multiply(gradient, factor)
+            learning_rate = ops.multiply(learning_rate, factor)
         if self.decay:
             gradient = ops.add(
-                ops.cast(gradient, variable.dtype),
+                gradient,
                 # The decay is a term of the gradient, not of the loss.
-                ops.stop_gradient(ops.multiply(variable, self.decay)),
+                ops.stop_gradient(ops.multiply(variable, self.decay / factor)),
             )
         return super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
+    def path_of(self, variable: Any) -> str:
+        """The path of a variable that `update_step` gets."""
+        # TensorFlow passes its own variables, which do not know their paths.
+        index = self._get_variable_index(variable)  # type: ignore[attr-defined]
+        return str(self._trainable_variables[index].path)  # type: ignore[attr-defined]
+
+    def _factor_of(self, variable: Any) -> float:
+        path, found = f"/{self.path_of(variable)}", 1.0
+        for pattern, factor in self.kernel_factors.items():
+            if fnmatch.fnmatchcase(path, f"*/{pattern}"):
+                found = factor
+        return found
+
     def get_config(self) -> dict[str, Any]:
-        """Configuration, `decay` included."""
+        """Configuration, `decay` and `kernel_factors` included."""
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
-        return {**config, "decay": self.decay}
+        return {
+            **config,
+            "decay": self.decay,
+            "kernel_factors": dict(self.kernel_factors),
+        }
+
+
+def checked_factors(value: Any) -> dict[str, float]:
+    """Patterns and their factors, from a mapping or from pairs.
+
+    Raises:
+        ValueError: If a pattern is not a string, or a factor is not a finite
+            number above 0.
+    """
+    name, kind = "kernel_factors", "finite numbers above 0"
+    try:
+        factors = dict(value)
+        if not all(isinstance(pattern, str) for pattern in factors):
+            raise TypeError
+        return {
+            pattern: _checks.number(factor, name, kind, lambda n: n > 0)
+            for pattern, factor in factors.items()
+        }
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{name}` must be {kind} by patterns of paths. Received: {value!r}"
+        ) from None
 
 
 @keras.saving.register_keras_serializable(package=PACKAGE)

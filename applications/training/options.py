@@ -55,6 +55,8 @@ class TrainOptions:
         batch_size: Examples per update.
         learning_rate: Learning rate before any milestone.
         weight_decay: Weight decay; coupled, but for AdamW.
+        use_kernel_factors: Whether kernels learn with the factors that the
+            recipe gives them.
         milestones: Completed epochs at which the learning rate drops, to a
             tenth unless the recipe says otherwise. In place of a plateau or
             a cosine.
@@ -96,6 +98,7 @@ class TrainOptions:
     batch_size: int | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
+    use_kernel_factors: bool = True
     milestones: tuple[int, ...] | None = None
     plateau_patience: int | None = None
     padding: int | None = None
@@ -153,6 +156,8 @@ def resolve(options: TrainOptions) -> Recipe:
         if options.dataset not in (None, recipe.dataset):
             # The number held out of the recipe's dataset says nothing here.
             given.setdefault("validation_size", None)
+        if not options.use_kernel_factors:
+            given["kernel_factors"] = ()
         if options.milestones is not None:
             given.setdefault("plateau_patience", None)
             given.setdefault("cosine", False)
@@ -227,10 +232,13 @@ def check_out(options: TrainOptions, recipe: Recipe) -> None:
         if name == "epochs" and _can_grow(before, value, recipe):
             continue
         if before != value:
-            raise OptionsError(
+            message = (
                 f"The run in {options.out} was started with "
                 f"{name}={before!r}, not with {name}={value!r}."
             )
+            if name == "kernel_factors" and not before:
+                message += " Resume it with --no-use-kernel-factors."
+            raise OptionsError(message)
 
 
 def _can_grow(before: Any, epochs: int, recipe: Recipe) -> bool:
@@ -431,9 +439,10 @@ def _identity(options: TrainOptions, recipe: Recipe) -> dict[str, Any]:
 
 def _defaults() -> dict[str, Any]:
     """The defaults of recipes and options, as far as they are not None."""
-    return {
+    defaults = {
         field.name: field.default
         for of in (Recipe, TrainOptions)
         for field in dataclasses.fields(of)
         if field.default not in (dataclasses.MISSING, None)
     }
+    return json.loads(json.dumps(defaults))

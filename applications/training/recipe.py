@@ -32,6 +32,11 @@ class Recipe:
             decoupled: this times the learning rate times the variable is
             subtracted; biases, gains, offsets, rates and position embeddings
             are left out.
+        kernel_factors: Pairs of a pattern and a factor. The pattern is for the
+            end of a kernel's path. The authors' code multiplies the kernel by
+            the factor where it uses it; our layers have no such factor, but
+            the kernel learns as if it had one, see `optimizers.CoupledDecay`.
+            AdamW takes none.
         milestones: Numbers of completed epochs at which the learning rate is
             multiplied by `factor`; all before the last epoch.
         factor: See `milestones`.
@@ -70,6 +75,7 @@ class Recipe:
     nesterov: bool = False
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    kernel_factors: tuple[tuple[str, float], ...] = ()
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
     warmup_epochs: int = 0
@@ -123,6 +129,12 @@ class Recipe:
             "a number in (0, 1)",
             lambda value: 0 < value < 1,
         )
+        optimizers.checked_factors(self.kernel_factors)
+        if self.kernel_factors and self.optimizer == "adamw":
+            raise ValueError(
+                "`kernel_factors` must be () with the optimizer 'adamw'. "
+                f"Received: {self.kernel_factors}"
+            )
         losses.check_smoothing(self.label_smoothing, "label_smoothing")
         _checks.choice(self.optimizer, "optimizer", ("adam", "adamw", "sgd"))
         _checks.choice(
@@ -226,13 +238,17 @@ def make_optimizer(
         )
     if recipe.optimizer == "adam":
         return optimizers.CoupledAdam(
-            rate, epsilon=recipe.epsilon, decay=recipe.weight_decay
+            rate,
+            epsilon=recipe.epsilon,
+            decay=recipe.weight_decay,
+            kernel_factors=dict(recipe.kernel_factors),
         )
     return optimizers.CoupledSGD(
         rate,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov,
         decay=recipe.weight_decay,
+        kernel_factors=dict(recipe.kernel_factors),
     )
 
 

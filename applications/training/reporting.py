@@ -137,8 +137,22 @@ def diverged(results: dict[str, Any]) -> bool:
     )
 
 
-# Options that change where and how a run is done, not what it finds.
-_INCIDENTAL = ("seed", "out", "resume", "data_dir", "verbose")
+# Options that change where and how a run is done, not what it finds. Which
+# factors a run had is told by its recipe.
+_INCIDENTAL = (
+    "seed",
+    "out",
+    "resume",
+    "data_dir",
+    "verbose",
+    "use_kernel_factors",
+)
+
+
+def kernel_factors(results: dict[str, Any]) -> list[list[Any]]:
+    """Patterns and factors of a run; one of an older version had none."""
+    found: list[list[Any]] = results["recipe"].get("kernel_factors", [])
+    return found
 
 
 def settings_key(results: dict[str, Any]) -> str:
@@ -153,7 +167,8 @@ def settings_key(results: dict[str, Any]) -> str:
         for name, value in results["options"].items()
         if name not in _INCIDENTAL and value != defaults.get(name)
     }
-    return json.dumps([results["model"], settings], sort_keys=True)
+    key = [results["model"], settings, kernel_factors(results)]
+    return json.dumps(key, sort_keys=True)
 
 
 def result_line(results: dict[str, Any]) -> str:

@@ -9,10 +9,11 @@ import pytest
 pytestmark = pytest.mark.once
 
 
-def write_run(path, seed, error, symmetry=1e-7, **options):
+def write_run(path, seed, error, symmetry=1e-7, recipe=None, **options):
     run = {
         "model": "net",
         "options": {"seed": seed, "out": str(path), "resume": False, **options},
+        "recipe": recipe or {},
         "dataset": {"name": "data"},
         "parameters": 1234,
         "epochs": 7,
@@ -42,17 +43,26 @@ def test_seeds_make_one_row(training_table, tmp_path, monkeypatch, capsys):
             3.0,
             resume=True,
             data_dir="x",
+            use_kernel_factors=False,
             # An option that the other run did not have yet, as it was then.
             distribute=False,
         ),
         write_run(tmp_path / "c.json", 5, 9.0, 5e-7, milestones=[80]),
+        # Neither is this run the first one with another seed.
+        write_run(
+            tmp_path / "d.json",
+            2,
+            8.0,
+            recipe={"kernel_factors": [["a", 1.5707], ["b", 1.5707]]},
+        ),
     ]
     monkeypatch.setattr(sys, "argv", ["training_table.py", *files])
     training_table.main()
     table = capsys.readouterr().out
-    assert len(table.splitlines()) == 4
-    assert "| 0, 1 | trained on | 2.500 ± 0.707 | 1.0e-07 |" in table
-    assert "| 1,234 | 7 | 5 | trained on | 9.000 | 5.0e-07 |" in table
+    assert len(table.splitlines()) == 5
+    assert "| 0, 1 |  | trained on | 2.500 ± 0.707 | 1.0e-07 |" in table
+    assert "| 1,234 | 7 | 5 |  | trained on | 9.000 | 5.0e-07 |" in table
+    assert "| 7 | 2 | 1.571 | trained on | 8.000 | 1.0e-07 |" in table
 
 
 def test_diverged_runs_have_a_row(training_table, tmp_path):

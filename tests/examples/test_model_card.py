@@ -44,6 +44,7 @@ def write_run(folder, seed, error, changes=(), **options):
             "optimizer": "adam",
             "learning_rate": 0.001,
             "weight_decay": 1e-4,
+            "kernel_factors": [["last/kernel", 1.5708]],
             "milestones": [80],
             "factor": 0.1,
             "batch_size": 128,
@@ -89,6 +90,7 @@ def test_card(model_card, tmp_path, monkeypatch):
         "1,234 parameters",
         "2.000 %; over seeds 0, 1: 2.500 ± 0.707 %",
         "times 0.1 after epoch 80",
+        "kernel factors | `last/kernel` 1.571 |",
         "data, all training images",
         "python examples/train.py --seed=0",
         "abacus, cores: 2, memory: 0.5 GiB, device: CPU",
@@ -102,6 +104,13 @@ def test_runs_must_differ_in_the_seed_alone(model_card, tmp_path):
     runs = [model_card.results_of(Path(run)) for run in (first, second)]
     with pytest.raises(SystemExit, match="differ in more than the seed"):
         model_card.card("name", runs[0], runs[1:])
+    # A run of an older version had no kernel factors.
+    older = write_run(tmp_path / "c", 1, 3.0)
+    older = model_card.results_of(Path(older))
+    del older["recipe"]["kernel_factors"]
+    with pytest.raises(SystemExit, match="differ in more than the seed"):
+        model_card.card("name", runs[0], [older])
+    assert "| kernel factors | none |" in model_card.card("name", older, [])
 
 
 @pytest.mark.parametrize(

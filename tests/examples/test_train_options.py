@@ -270,6 +270,7 @@ def test_run_of_an_earlier_version_is_resumed(train, npz, tmp_path):
     path = tmp_path / "options.json"
     started = json.loads(path.read_text())
     assert started.pop("plateau_factor") == 0.5
+    assert started.pop("kernel_factors") == []
     for name in ("label_smoothing", "warmup_start", "resized_crop"):
         assert not started.pop(name)
     path.write_text(json.dumps(started))
@@ -279,6 +280,36 @@ def test_run_of_an_earlier_version_is_resumed(train, npz, tmp_path):
         training.OptionsError, match=r"plateau_factor=0\.5, not"
     ):
         training.check_out(options, other)
+
+
+@pytest.mark.once
+def test_run_without_kernel_factors_is_resumed(tmp_path):
+    """The recipes of an earlier version had none."""
+    options = training.TrainOptions(
+        "rotmnist_p4cnn", tmp_path, resume=True, use_kernel_factors=False
+    )
+    training.open_out(options, training.resolve(options))
+    path = tmp_path / "options.json"
+    started = json.loads(path.read_text())
+    del started["kernel_factors"]
+    path.write_text(json.dumps(started))
+    training.check_out(options, training.resolve(options))
+    options = training.TrainOptions("rotmnist_p4cnn", tmp_path, resume=True)
+    with pytest.raises(
+        training.OptionsError, match=r"Resume it with --no-use-kernel-factors"
+    ):
+        training.check_out(options, training.resolve(options))
+
+
+@pytest.mark.once
+def test_kernel_factors_of_a_run(tmp_path):
+    def recipe(**options):
+        return training.resolve(
+            training.TrainOptions("rotmnist_p4cnn", tmp_path, **options)
+        )
+
+    assert recipe().kernel_factors
+    assert recipe(use_kernel_factors=False).kernel_factors == ()
 
 
 @pytest.mark.once

@@ -89,7 +89,9 @@ def tiny_registered():
     The latter is trained by SGD: Adam divides the gradient of a bias before
     batch normalisation, which is zero but for rounding, by its own size.
     """
-    adam = recipes.get_recipe("rotmnist_p4cnn")
+    adam = dataclasses.replace(
+        recipes.get_recipe("rotmnist_p4cnn"), kernel_factors=()
+    )
     sgd = dataclasses.replace(
         adam, optimizer="sgd", momentum=0.9, learning_rate=0.05
     )

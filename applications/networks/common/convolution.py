@@ -190,15 +190,15 @@ def batch_norm(x: Any, name: str, **options: Any) -> Any:
     )(x)
 
 
-def batch_norm_relu(x: Any, names: str, activation: str = "relu") -> Any:
-    """Applies batch normalisation and ReLU.
+def batch_norm_activation(x: Any, names: str, activation: str = "relu") -> Any:
+    """Applies batch normalisation and an activation.
 
     Args:
         x: images or feature maps; channels are the last axis.
         names: the pattern of the names of the layers: `"block1_{}"` gives
             `block1_bn` and `block1_relu`.
-        activation: the name of another function in place of ReLU, which is
-            also that of its layer.
+        activation: the name of the function, which the name of its layer has
+            in place of `relu`.
     """
     x = batch_norm(x, names.format("bn"))
     name = names.format(activation)

@@ -137,7 +137,8 @@ class Network:
             x, filters, kernel_size, settings, name: see `group_convolution`.
             rescaled: whether the scale of the kernel does not matter, because
                 batch normalisation of its channels alone follows. Otherwise
-                the kernel starts with the authors' factor, see `haar`.
+                the kernel starts with the authors' factor, see `haar`, and
+                attention on its responses as in all other layers.
             **options: more arguments of the convolution.
         """
         lifting = len(x.shape) == 4

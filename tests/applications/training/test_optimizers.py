@@ -141,6 +141,49 @@ def test_stateless_steps_match_hand_written(make, step_of):
 
 
 @CASES
+def test_kernel_factors_match_hand_written(make, step_of):
+    """The product of a factor and of what learns by the usual rule."""
+    model = small_model()
+    variables, gradients = model.trainable_variables, gradients_of(model)
+    factors = [1.5 if "kernel" in v.path else 1.0 for v in variables]
+    assert factors == [1.5, 1.0, 1.0, 1.0]
+    learnt = by_hand(
+        [v / f for v, f in zip(values(variables), factors, strict=True)],
+        [
+            [f * g for g, f in zip(gradient, factors, strict=True)]
+            for gradient in gradients
+        ],
+        step_of,
+    )
+    # The first pattern matches too: the last one counts.
+    optimizer = make(kernel_factors={"kernel": 9.0, "dense*/kernel": 1.5})
+    for gradient in gradients:
+        optimizer.apply(tensors(gradient), variables)
+    expected = [f * v for v, f in zip(learnt, factors, strict=True)]
+    assert_close(values(variables), expected)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["float", "scaled"])
+def test_kernel_factors_in_fit(scaled):
+    """Loss scaling and accumulation of gradients come before the factors."""
+    x, found = np.random.default_rng(0).normal(size=(8, 4)), []
+    for batch, accumulated in ((8, None), (4, 2)):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        optimizer = sgd(
+            kernel_factors={"kernel": 1.5},
+            gradient_accumulation_steps=accumulated,
+        )
+        if scaled and accumulated is None:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 4.0)
+        model.compile(optimizer, "mse")
+        y = np.random.default_rng(1).normal(size=(8, 3))
+        model.fit(x, y, batch, epochs=2, shuffle=False, verbose=0)
+        found.append(values(model.trainable_variables))
+    assert_close(*found)
+
+
+@CASES
 def test_matches_torch(make, step_of):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(2)
@@ -241,7 +284,7 @@ class Weights(keras.layers.Layer):
 
 def test_decoupled_adam_decays_what_swin_decays(tmp_path):
     recipe = dataclasses.replace(
-        recipes.get_recipe("rotmnist_p4cnn"),
+        recipes.get_recipe("rotmnist_z2cnn"),
         optimizer="adamw",
         learning_rate=RATE,
         weight_decay=DECAY,
@@ -316,12 +359,12 @@ def test_smoothed_crossentropy(tmp_path):
 
 @CASES
 def test_optimizers_survive_serialisation(make, step_of, tmp_path):
-    original = make()
+    original = make(kernel_factors={"*/kernel": 2.0})
     config = keras.optimizers.serialize(original)
     copy = keras.optimizers.deserialize(config)
     assert type(copy) is type(original)
     assert copy.get_config() == original.get_config()
-    assert copy.decay == DECAY
+    assert (copy.decay, copy.kernel_factors) == (DECAY, {"*/kernel": 2.0})
     model = small_model()
     model.compile(original, loss="mse")
     original.build(model.trainable_variables)
@@ -333,6 +376,10 @@ def test_optimizers_survive_serialisation(make, step_of, tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        (
+            {"kernel_factors": {"a": 0.0}},
+            "`kernel_factors` must be finite numbers .* Received: {'a': 0.0}",
+        ),
         ({"weight_decay": 0.1}, "takes `decay`, which is coupled"),
         ({"decay": -0.1}, "`decay` must be a finite number .* -0.1"),
         ({"decay": None}, "`decay` must be a finite number .* None"),

@@ -1,6 +1,7 @@
 """Recipes: the authors' settings, and schedules of the learning rate."""
 
 import dataclasses
+import math
 import pathlib
 import re
 
@@ -15,6 +16,7 @@ from keras_equiattn.applications import training
 from keras_equiattn.applications.data import datasets
 from keras_equiattn.applications.training import optimizers
 from keras_equiattn.applications.training import recipes
+from keras_equiattn.convert.from_att_gconvs import att_gconvs_parts
 
 
 def test_step_schedule():
@@ -64,6 +66,37 @@ def test_rotmnist_recipe_is_the_authors():
     assert not recipe.milestones
     assert (recipe.padding, recipe.flip) == (0, False)
     assert recipes.get_recipe("rotmnist_z2cnn").epochs == 300
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "attention", [None, "input", "co", "full", "spatial", "channel"]
+)
+def test_kernels_learn_with_the_factors_of_the_authors(attention):
+    """Those of the converter, where no normalisation cancels them."""
+    name = "_".join(["rotmnist_p4cnn", *([attention] if attention else [])])
+    model = applications.get_model(name)
+    optimizer = recipes.make_optimizer(recipes.get_recipe(name), 1)
+    optimizer.build(model.trainable_variables)
+    # Attention on responses sees those of a kernel without the factor, so that
+    # batch normalisation cancels the factor of the kernel alone.
+    on_responses = attention in ("full", "spatial", "channel")
+    expected = {
+        part.variable.path: part.factor
+        for part in att_gconvs_parts(model).values()
+        if part.variable.path.startswith("conv7/")
+        or not (on_responses or part.variable.path.endswith("/kernel"))
+    }
+    assert expected["conv7/kernel"] == math.pi / 2
+    for variable in model.trainable_variables:
+        factor = expected.get(variable.path, 1.0)
+        assert optimizer._factor_of(variable) == pytest.approx(factor)
+
+
+@pytest.mark.once
+def test_other_groups_learn_without_factors():
+    for name in ("rotmnist_z2cnn", "rotmnist_p16cnn"):
+        assert recipes.get_recipe(name).kernel_factors == ()
 
 
 @pytest.mark.once
@@ -333,6 +366,10 @@ def test_every_model_has_a_recipe():
         {"padding": -1},
         {"validation_size": 0},
         {"validation_size": 0.5},
+        {"kernel_factors": (("*", -1.0),)},
+        {"kernel_factors": ((3, 1.0),)},
+        {"kernel_factors": ("ab",)},
+        {"kernel_factors": 1.5},
         {"optimizer": "lamb"},
         {"normalization": "none"},
     ],
