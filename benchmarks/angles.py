@@ -24,7 +24,7 @@ photographs of CIFAR-10 and patches of tissue of PatchCamelyon in shades of grey
 ("CIFAR-10", "tissue"; prepare them first), all darkened towards the border.
 
 With `--trained` a layer stands in a small network that first learns to tell the
-classes of some photographs of CIFAR-10, half as large, in random poses.
+classes of some photographs of CIFAR-10 in random poses, of 17 x 17 pixels.
 
 Writes `benchmarks/results/angles-<groups>-<date>.json`, for trained layers
 `angles-<groups>_trained-<date>.json`; layers, sizes and images other than all
@@ -57,7 +57,8 @@ IMAGES = ("smooth", "CIFAR-10", "tissue")
 DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
 # What a layer learns from.
 PHOTOGRAPHS, EPOCHS = 1000, 4
-# Rows and columns of these: strides of 2 need an odd number.
+# Rows and columns of the photographs that a layer learns from. Layers with
+# strides of 2 need an odd number.
 SMALL = 17
 # Of layers that attend to windows.
 HEADS, FILTERS = 2, 16
@@ -293,7 +294,10 @@ def new_layer(name, group, basis, size, seed):
 
 @functools.cache
 def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """Some of CIFAR-10 in shades of grey, half as large, and their classes."""
+    """Some of CIFAR-10 in shades of grey, and their classes.
+
+    They are half as large, with one row and one column more.
+    """
     x, y = datasets.load_pydataset("cifar10", "train", PHOTOGRAPHS)[0]
     x = np.asarray(x).mean(axis=-1, keepdims=True)
     x = x.reshape(len(x), 16, 2, 16, 2, 1).mean(axis=(2, 4))

@@ -47,7 +47,8 @@ PRINTED: dict[str, dict[str, tuple[str, ...]]] = {
 
 TRAIN = (
     "python examples/train.py --model rotmnist_p4cnn --dataset rot_mnist \\\n"
-    "    --epochs 100 --milestones 80 --train-on-all --seed 0 --out runs/p4"
+    "    --epochs 100 --milestones 80 --train-on-all \\\n"
+    "    --no-use-kernel-factors --seed 0 --out runs/p4"
 )
 
 
