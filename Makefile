@@ -76,7 +76,7 @@ slow-networks:
 
 slow-tensorflow:
 	@$(users); $(call in_parts,tensorflow,tests --ignore=tests/applications, \
-	  slow and not sweep,deployment convert)
+	  slow and not sweep,deployment convert documentation layers)
 
 slow-jax:
 	$(users); KERAS_BACKEND=jax $(PYTEST) \
