@@ -76,7 +76,8 @@ slow-networks:
 
 slow-tensorflow:
 	@$(users); $(call in_parts,tensorflow,tests --ignore=tests/applications, \
-	  slow and not sweep,deployment convert documentation layers)
+	  slow and not sweep, \
+	  deployment convert documentation layers openvino from_plain)
 
 slow-jax:
 	$(users); KERAS_BACKEND=jax $(PYTEST) \
