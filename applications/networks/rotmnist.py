@@ -18,7 +18,7 @@ from keras_equiattn.applications.networks.common.network import Network
 from keras_equiattn.applications.networks.common.network import variants
 from keras_equiattn.applications.registry import register
 from keras_equiattn.layers import GroupPooling
-from keras_equiattn.ops.group.linear import INPUT_ACTIVATIONS
+from keras_equiattn.ops.group.linear import ELEMENTWISE_ACTIVATIONS
 
 PLANAR_WIDTH = 20
 # Parameters of a steerable filter of 3 x 3 pixels over those of one of pixels.
@@ -176,7 +176,7 @@ def RotMNISTCNN(
           only their code says.
     """
     group = groups.get(group)
-    _checks.choice(activation, "activation", INPUT_ACTIVATIONS)
+    _checks.choice(activation, "activation", ELEMENTWISE_ACTIVATIONS)
     if _checks.integer(kernel_size, "kernel_size", 3) % 2 == 0:
         raise ValueError(
             f"`kernel_size` must be odd, 3 or more. Received: {kernel_size}"

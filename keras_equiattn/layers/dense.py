@@ -11,8 +11,8 @@ from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.linear import BASES
+from keras_equiattn.ops.group.linear import ELEMENTWISE_ACTIVATIONS
 from keras_equiattn.ops.group.linear import group_linear
-from keras_equiattn.ops.group.linear import INPUT_ACTIVATIONS
 
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
@@ -105,7 +105,9 @@ class GroupDense(GroupLayer):
         self.basis = _checks.choice(basis, "basis", (None, *BASES))
         self.activation = keras.activations.get(activation)
         self.input_activation = _checks.choice(
-            input_activation, "input_activation", (None, *INPUT_ACTIVATIONS)
+            input_activation,
+            "input_activation",
+            (None, *ELEMENTWISE_ACTIVATIONS),
         )
         self.use_bias = _checks.flag(use_bias, "use_bias")
         linear_maps.configure(

@@ -21,7 +21,7 @@ from keras_equiattn.ops.group import block_linear
 from keras_equiattn.ops.group import dispatch
 from keras_equiattn.ops.group import linear
 from keras_equiattn.ops.group.linear import BASES
-from keras_equiattn.ops.group.linear import INPUT_ACTIVATIONS
+from keras_equiattn.ops.group.linear import ELEMENTWISE_ACTIVATIONS
 from keras_equiattn.testing import relative_difference
 
 NAMES = ("z2", "z2m", "p2m", "p4", "p4m", "p8", "p8m", "p12", "p16")
@@ -84,7 +84,7 @@ def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
 
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("basis", BASES)
-@pytest.mark.parametrize("activation", INPUT_ACTIVATIONS)
+@pytest.mark.parametrize("activation", ELEMENTWISE_ACTIVATIONS)
 def test_input_activations(activation, basis, recompute):
     """The result, and all gradients, as with the activation before the map."""
     x, kernel, bias = arguments("p4m")

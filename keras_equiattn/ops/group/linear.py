@@ -17,7 +17,7 @@ from keras_equiattn.ops.group.block_linear import block_linear
 BASES = ("regular", "irreps")
 # The activations of Keras that may come before a linear map. Each value is
 # activated alone, so that parts of a feature map can be activated at a time.
-INPUT_ACTIVATIONS = (
+ELEMENTWISE_ACTIVATIONS = (
     "elu",
     "gelu",
     "leaky_relu",
@@ -73,7 +73,7 @@ def group_linear(
     group = groups.get(group)
     _checks.choice(basis, "basis", (None, *BASES))
     _checks.choice(
-        input_activation, "input_activation", (None, *INPUT_ACTIVATIONS)
+        input_activation, "input_activation", (None, *ELEMENTWISE_ACTIVATIONS)
     )
     order, channels, filters = kernel.shape
     if order != group.order:

@@ -226,7 +226,7 @@ def test_ends_and_stages(small):
         ({"drop_path": 1}, "`drop_path` must be a number from 0 to below 1"),
         ({"patch_size": 0}, "`patch_size` must be a positive integer"),
         ({"features_only": True}, "features_only=True"),
-        ({"weights": "imagenet"}, "none for this network.*'imagenet'"),
+        ({"weights": "imagenet"}, "none for these arguments.*'imagenet'"),
         ({"normalization": (0, 0)}, r"positive std. Received: \(0, 0\)"),
     ],
 )

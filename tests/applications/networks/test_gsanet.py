@@ -298,7 +298,7 @@ def test_windows_are_those_of_the_authors_unless_asked_for():
         ({"exact": "no"}, "`exact` must be True or False.*'no'"),
         ({"classes": 0}, "`classes` must be a positive integer.*0"),
         ({"normalization": 3}, "`normalization` must be"),
-        ({"weights": "rot_mnist"}, "none for this network"),
+        ({"weights": "rot_mnist"}, "none for these arguments"),
         ({"input_shape": (28, 28)}, r"must be \(height, width, channels\)"),
         (
             {"input_shape": (29, 29, 1)},

@@ -65,14 +65,14 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
     [
         ({"classes": 3}, "trained with.*classes=10.*Received.*classes=3"),
         ({"input_shape": (28, 28, 3)}, r"trained with input_shape=\(28, 28, 1"),
-        ({"filters": 11}, "none for this network"),
-        ({"group": "z2"}, "none for this network"),
-        ({"attention": "spatial"}, "none for this network"),
+        ({"filters": 11}, "none for these arguments"),
+        ({"group": "z2"}, "none for these arguments"),
+        ({"attention": "spatial"}, "none for these arguments"),
         ({"weights": [1]}, r"the name of shipped.*Received: \[1\]"),
-        ({"downsampling": "strided"}, "none for this network"),
-        ({"kernel_size": 5}, "none for this network"),
-        ({"kernel_size": 7}, "none for this network"),
-        ({"activation": "silu"}, "none for this network"),
+        ({"downsampling": "strided"}, "none for these arguments"),
+        ({"kernel_size": 5}, "none for these arguments"),
+        ({"kernel_size": 7}, "none for these arguments"),
+        ({"activation": "silu"}, "none for these arguments"),
     ],
 )
 def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
