@@ -179,7 +179,8 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m
-	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --trained --sizes 5
+	TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py \
+	  --trained --sizes 5
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
 	  --size 14 --width 256 --repeats 3
