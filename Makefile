@@ -89,14 +89,15 @@ slow-torch:
 
 sweep-layers:
 	@$(call in_parts,tensorflow,tests/layers,sweep and not once, \
-	  affine acmix attentive group_)
+	  affine acmix attentive group_self_attention group_)
 
 sweep-tensorflow:
 	@$(call in_parts,tensorflow,tests --ignore=tests/layers,sweep and not once, \
 	  resnet29 acmix_ gsanet applications docstrings pairs windows)
 
 sweep-jax:
-	KERAS_BACKEND=jax $(PYTEST) -m "sweep and not once"
+	@$(call in_parts,jax,tests,sweep and not once, \
+	  applications deployment affine acmix group_self_attention windows)
 
 fuzz: .venv/.dev
 	FUZZ_RESULTS=benchmarks/results KERAS_BACKEND=torch $(BIN)/python -m pytest -q \
@@ -179,8 +180,6 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m
-	TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py \
-	  --trained --sizes 5
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
 	  --size 14 --width 256 --repeats 3

@@ -28,9 +28,10 @@ classes of some photographs of CIFAR-10 in random poses, of 17 x 17 pixels.
 Each learns for so short a time that no compiler pays: PyTorch, with
 `TORCH_COMPILE_DISABLE=1`, takes a tenth of the time of JAX.
 
-Writes `benchmarks/results/angles-<groups>-<date>.json`, for trained layers
-`angles-<groups>_trained-<date>.json`; layers, sizes and images other than all
-are part of the name.
+Writes `benchmarks/results/angles-<groups>-<date>.json` as errors are found, for
+trained layers `angles-<groups>_trained-<date>.json`; layers, sizes and images
+other than all are part of the name. With `--resume` it goes on from the newest
+such file.
 """
 
 import argparse
@@ -65,6 +66,8 @@ SMALL = 17
 # Of layers that attend to windows.
 HEADS, FILTERS = 2, 16
 BASES = ("pixel", "steerable")
+# What tells the errors of a file apart.
+CASE = ("layer", "group", "basis", "kernel_size", "images")
 
 
 class Kind(NamedTuple):
@@ -402,10 +405,19 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--trained", action="store_true")
+    parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     for group in options.groups:
         check_direction(groups.get(group))
-    rows = []
+    what = [*options.groups, *["trained"] * options.trained]
+    for name, values in whole.items():
+        chosen = getattr(options, name)
+        what += map(str, chosen) if chosen != values else []
+    kind = f"angles-{'_'.join(what)}"
+    settings = vars(options)
+    resume = settings.pop("resume")
+    rows = report_files.earlier(kind, settings, "rows") if resume else []
+    measured = {tuple(row[key] for key in CASE) for row in rows}
     cases = [
         (name, group, basis, size, images)
         for name in options.layers
@@ -414,6 +426,8 @@ def main() -> None:
         )
     ]
     for case in cases:
+        if case in measured:
+            continue
         row = measure(*case, options.draws, options.trained)
         rows.append(row)
         print(
@@ -421,16 +435,8 @@ def main() -> None:
             f"identity {row['identity']:.3f}",
             flush=True,
         )
-    results = {
-        "benchmark": "angles.py",
-        "settings": vars(options),
-        "rows": rows,
-    }
-    what = [*options.groups, *["trained"] * options.trained]
-    for name, values in whole.items():
-        chosen = getattr(options, name)
-        what += map(str, chosen) if chosen != values else []
-    report_files.write(f"angles-{'_'.join(what)}", results)
+        results = {"benchmark": "angles.py", "settings": settings}
+        report_files.write(kind, {**results, "rows": rows})
 
 
 if __name__ == "__main__":
