@@ -1,5 +1,7 @@
 """What the benchmark of angles turns, and what it finds."""
 
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +76,34 @@ def test_layers_that_change_the_size_learn(name, angles, monkeypatch):
     assert learnt["weights"] == "trained"
     assert learnt["errors"] != first["errors"]
     assert max(learnt["errors"]) < 0.06
+
+
+def test_an_interrupted_run_goes_on(angles, monkeypatch, tmp_path):
+    measured = []
+
+    def measure(*case_draws_and_trained):
+        case = case_draws_and_trained[:5]
+        measured.append(case)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        row = dict(zip(angles.CASE, case, strict=True))
+        return {**row, "errors": [0.0, 0.5], "identity": 0.0}
+
+    command = "angles.py --layers GroupConv2D --sizes 3 --images smooth tissue"
+    monkeypatch.setattr(angles, "measure", measure)
+    monkeypatch.setattr(angles.report_files, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", command.split())
+    with pytest.raises(KeyboardInterrupt):
+        angles.main()
+    monkeypatch.setattr(sys, "argv", [*command.split(), "--resume"])
+    angles.main()
+    (path,) = tmp_path.iterdir()
+    rows = json.loads(path.read_text())["rows"]
+    found = [tuple(row[key] for key in angles.CASE) for row in rows]
+    assert found == [
+        ("GroupConv2D", "p8", basis, 3, images)
+        for basis in ("pixel", "steerable")
+        for images in ("smooth", "tissue")
+    ]
+    # Only the row that was interrupted is measured twice.
+    assert measured == [*found[:2], *found[1:]]
