@@ -14,7 +14,8 @@ from keras_equiattn.ops.numerics import part_size
 
 # The values per pixel from which on a training step by blocks takes less time
 # on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16 in
-# single precision, see benchmarks/results/pointwise-<backend>-<date>.json.
+# single precision, but for p4 under JAX with 192 values, see
+# benchmarks/results/pointwise-<backend>-<date>.json.
 # Other groups and double precision were not measured and take blocks as well,
 # half precision was not measured and takes the matrix. The output alone takes
 # less time as well, but up to 1.5 times as long under JAX with fewer than 384
