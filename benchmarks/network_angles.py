@@ -18,8 +18,8 @@ that of the map, whose mean over channels is taken off.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
-convolution>-<date>.json` after each network. What the newest such file has is
-kept and not made again.
+convolution>-<date>.json` after each network. With `--resume` it goes on from
+the newest such file.
 """
 
 import argparse
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     settings = {
         "attention": options.attention,
@@ -173,7 +174,8 @@ def main() -> None:
         "images": options.images,
     }
     kind = f"network_angles-{options.attention or 'convolution'}"
-    rows = report_files.earlier(kind, settings, "rows")
+    resume = options.resume
+    rows = report_files.earlier(kind, settings, "rows") if resume else []
     digits = datasets.load_pydataset("rot_mnist", "test", options.images)[0]
     digits = tuple(map(np.asarray, digits))
     kinds = ("basis", "downsampling", "activation")

@@ -24,7 +24,7 @@ After each epoch the network is tested on 10,000 digits: the 2,000 that are held
 out, and the 8,000 of MNIST that rotated MNIST uses neither for training nor for
 its test, each turned by an angle of its own. Writes
 `benchmarks/results/recipe_changes-<backend>-<epochs>-<date>.json` after each
-run. Runs that the newest such file has are kept and not made again.
+run. With `--resume` it goes on from the newest such file.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. They must be built from MNIST; the files of 2007 do not say which
@@ -178,11 +178,13 @@ def main() -> None:
     parser.add_argument("--changes", nargs="+", choices=CHANGES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     backend = keras.backend.backend()
     kind = f"recipe_changes-{backend}-{options.epochs}"
     settings = {"model": NAME, "epochs": options.epochs}
-    runs = report_files.earlier(kind, settings, "runs")
+    resume = options.resume
+    runs = report_files.earlier(kind, settings, "runs") if resume else []
     done = {(found["change"], found["seed"]) for found in runs}
     digits = held_out_digits()
     for seed in options.seeds:

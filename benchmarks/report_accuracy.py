@@ -330,6 +330,9 @@ def transformers(results: Results) -> str:
 
 ANGLES = run("angles.py --draws 3", "torch")
 OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "jax")
+TRAINED_ANGLES = "TORCH_COMPILE_DISABLE=1 " + run(
+    "angles.py --trained --sizes 5", "torch"
+)
 
 
 def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
@@ -365,8 +368,18 @@ def angle_rows(
 
 
 def angles(results: Results) -> str:
+    """Largest errors on p8 of layers as they start."""
+    return errors_by_images(results.latest("angles-p8", ANGLES), ANGLES)
+
+
+def trained_angles(results: Results) -> str:
+    """Largest errors on p8 of layers that have learnt."""
+    file = results.latest("angles-p8_trained_5", TRAINED_ANGLES)
+    return errors_by_images(file, TRAINED_ANGLES)
+
+
+def errors_by_images(file: File, command: str) -> str:
     """The largest errors on p8 of all bases, by images."""
-    file = results.latest("angles-p8", ANGLES)
     columns = [
         ("p8", basis, images)
         for images in file["settings"]["images"]
@@ -374,7 +387,7 @@ def angles(results: Results) -> str:
     ]
     rows = angle_rows(file, [[column] for column in columns])
     header = [f"{basis}, {images}" for _, basis, images in columns]
-    return block(("layer", "window", *header), rows, [file], ANGLES)
+    return block(("layer", "window", *header), rows, [file], command)
 
 
 def other_angles(results: Results) -> str:
@@ -540,5 +553,6 @@ TABLES = (
     rotmnist_runs,
     short_runs,
     short_runs_bfloat16,
+    trained_angles,
     transformers,
 )
