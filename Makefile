@@ -1,7 +1,7 @@
 # Every target makes the environment it needs in .venv, with uv where that is
-# installed and with pip elsewhere. Python compiles a module when it is first
-# imported and keeps the result, even where the environment asks for neither:
-# that takes less time than to compile all that is installed.
+# installed and with pip elsewhere. Python compiles modules on their first
+# import and keeps the bytecode, even if PYTHONDONTWRITEBYTECODE is set: that
+# takes less time than to compile all that is installed.
 #
 #   make demo        trains a plain and an equivariant network on digits
 #   make test        the test suite on TensorFlow, JAX and PyTorch; for one
@@ -9,7 +9,7 @@
 #   make test-slow   full sweeps, prepared real data, oldest Keras; its parts are
 #                    targets, such as make slow-jax
 #   make formats     the tables of docs/guide/formats.md
-#   make fuzz        layers with arguments that nobody thought of, and a summary
+#   make fuzz        layers with random arguments and inputs, and a summary
 #   make lint        formatting, lint, spelling, types
 #   make docs        the documentation, in site/
 #   make dist        sdist and wheel, in dist/
@@ -19,7 +19,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 BACKENDS ?= torch tensorflow jax
 PYTEST := $(BIN)/python -m pytest -q -n 2
-# Tests whose names match this expression alone; no backend need have any.
+# Runs only tests whose names match this expression; a backend may have none.
 K ?=
 some = $(if $(K),-k "$(K)" || test $$? -eq 5)
 # Installs into the environment $(1).
@@ -37,7 +37,7 @@ demo: .venv/.demo
 	KERAS_BACKEND=$${KERAS_BACKEND:-tensorflow} $(BIN)/python examples/demo.py
 
 # Tests that use no tensor, or choose a backend themselves, run once: under
-# PyTorch, which builds networks soonest. A process gets the tests of a whole
+# PyTorch, which builds networks fastest. A process gets the tests of a whole
 # class or module, which share what they compile.
 test: .venv/.dev
 	@set -e; which="not slow"; \
@@ -48,8 +48,8 @@ test: .venv/.dev
 	  which="not slow and not once"; \
 	done
 
-# Compiled as for users; sweeps, as the fast tests, without optimisation. Each
-# part is a target of its own: make -k test-slow goes on where one has failed.
+# Slow tests compile as for users; sweeps, like the fast tests, without
+# optimisation. Each part is a target: make -k test-slow goes on after failures.
 SLOW := slow-networks slow-tensorflow slow-jax slow-torch sweep-layers \
   sweep-tensorflow sweep-jax
 users = export XLA_FLAGS=--xla_cpu_multi_thread_eigen=false
@@ -59,9 +59,9 @@ test-slow: test-floor $(SLOW)
 $(SLOW): .venv/.dev
 
 # A backend keeps all that it compiles: half a gigabyte for a large network with
-# attention. So no process runs all tests of $(2) with the marks $(3) under the
-# backend $(1), but those whose names match one of the expressions $(4), or none.
-# The parts after one that fails are run as well.
+# attention. So the tests of $(2) with the marks $(3) run under the backend $(1)
+# in several processes: one for each expression of $(4), with the tests whose
+# names match it, and one for the rest. If one fails, the others still run.
 define in_parts
 failed=0; others=""; for some in $(4) ""; do \
   KERAS_BACKEND=$(1) $(PYTEST) $(2) -m "$(3)" \
@@ -127,7 +127,7 @@ lint: .venv/.dev types
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 
-# The type checker wants the packages where they will be installed.
+# The type checker needs the packages where they will be installed.
 types: .venv/.dev
 	rm -rf build/typing && mkdir -p build/typing
 	cp -r keras_equiattn build/typing/
@@ -180,6 +180,8 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m
+	TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch $(BIN)/python \
+	  benchmarks/angles.py --trained --sizes 5
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
 	  --size 14 --width 256 --repeats 3
@@ -218,8 +220,8 @@ bench: .venv/.dev
 	@touch $@
 
 # The oldest version of everything that pyproject.toml names; where it names two
-# for a package, as Keras for OpenVINO, the first one. OpenVINO asks for more.
-# TensorFlow is the build for CPUs, which is smaller.
+# for a package, as Keras for OpenVINO, the first one. OpenVINO, which needs the
+# newer Keras, is left out. TensorFlow is the build for CPUs, which is smaller.
 floors = $(shell grep -o '"[A-Za-z-]\+\(\[[a-z]*\]\)\?>=[0-9.]*"' pyproject.toml | \
   tr -d '"' | awk -F '>=' '!seen[$$1]++ && $$1 != "openvino" \
     {sub(/^tensorflow$$/, "tensorflow-cpu", $$1); print $$1 "==" $$2}')

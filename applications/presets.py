@@ -48,10 +48,9 @@ def from_preset(
 
     Args:
         preset: one of `list_presets()`; a folder that `save_to_preset` has
-            written, `"./name"` where a shipped preset has its name; or
-            `"hf://user/name"`, or `"hf://user/name@revision"`, for such a
-            folder on the Hugging Face Hub, which needs the package
-            `huggingface_hub`.
+            written, as `"./name"` if a shipped preset has the same name; or
+            `"hf://user/name"` or `"hf://user/name@revision"` for such a folder
+            on the Hugging Face Hub, which needs the package `huggingface_hub`.
         load_weights: whether to load the weights. Without them the network
             starts from random ones.
 
@@ -75,7 +74,7 @@ def from_preset(
     folder = _folder(preset)
     _check_files(folder, [CONFIG, *([WEIGHTS] if load_weights else [])], preset)
     config = _read_json(folder, CONFIG, preset)
-    # The networks of the package know layers of their own.
+    # This import registers the layers that networks of the package define.
     import_module("keras_equiattn.applications")
     try:
         model = keras.saving.deserialize_keras_object(config)
@@ -121,7 +120,7 @@ def save_to_preset(
     folder = Path(_checks.path(folder, "folder"))
     if folder.exists() and not folder.is_dir():
         raise ValueError(
-            "`folder` must be a folder, and there is a file. Received: "
+            "`folder` must not be the path of a file. Received: "
             f"folder={os.fspath(folder)!r}"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,11 +192,11 @@ def _from_hub(address: str) -> Path:
             allow_patterns=[CONFIG, METADATA, WEIGHTS, CARD],
         )
     except Exception as error:
-        # Its errors have many types, some of them of the connection.
+        # The hub raises errors of many types, also for a lost connection.
         raise OSError(
             f"The Hugging Face Hub did not give preset={address!r}. Without a "
-            "connection, only presets load that were loaded before, that are "
-            f"in a folder, or that are part of the package. It said: {error}"
+            "connection, a preset must be in the cache, in a folder or in the "
+            f"package. The error of the hub: {error}"
         ) from error
     return Path(folder)
 
@@ -241,7 +240,7 @@ def _check_files(
 def _read_json(
     folder: Path, name: str, preset: str | os.PathLike[str]
 ) -> dict[str, Any]:
-    """The content of a file, which must be an object of JSON."""
+    """The content of a file, which must be a JSON object."""
     try:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -260,7 +259,7 @@ def _read_json(
 
 
 def _card(model: keras.Model, name: str) -> str:
-    """A card with what the network itself says."""
+    """A card with what can be read from the network."""
     inputs = ", ".join(f"`{tuple(x.shape)}`" for x in model.inputs)
     outputs = ", ".join(f"`{tuple(x.shape)}`" for x in model.outputs)
     return (

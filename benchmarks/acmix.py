@@ -7,30 +7,30 @@
     KERAS_BACKEND=torch python benchmarks/acmix.py profile
     KERAS_BACKEND=torch python benchmarks/acmix.py folding
 
-"ACmix2D" is the layer as it is, "attention" and "convolution" have one of its
-paths. "unfold" is close to the form of the authors: the neighbours of all
-pixels side by side (positions are taken off the keys before, theirs after),
-mixed maps of all pixels and a grouped convolution of these, with the gradient
-of the backend. "unfold_dense" is the same with the path of convolution of the
-layer. "Conv2D" is Keras' 3 x 3 convolution of the same width. All that have
-both paths are checked to be equal. `--forms` chooses; by default `time` leaves
-out "unfold" where TensorFlow and JAX would take very long for its grouped
-convolution.
+"ACmix2D" is the layer as it is; "attention" and "convolution" have only one of
+its paths. "unfold" is close to the authors' code: it copies the neighbours of
+all pixels side by side (positions are subtracted from the keys before, in their
+code after), computes the mixed maps and their grouped convolution, and leaves
+the gradient to the backend. "unfold_dense" is the same with the convolution
+path of the layer. "Conv2D" is Keras' 3 x 3 convolution of the same width. Forms
+with both paths are checked to be equal. `--forms` chooses some; by default
+`time` leaves out "unfold" under TensorFlow and JAX, where its grouped
+convolution is very slow.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
-the mode that Keras compiles in by default: each time two, of which the second
-counts, since the first still pays for the memory that the form before has given
-back. `memory` (JAX) reads the size of the temporaries of such a step off the
-compiler. `stages` counts the parameters of the layers and their multiply-adds
-for each pixel. `networks` adds them up for the networks of all papers on an
-image of 224 x 224 pixels, also with 3 x 3 convolutions or attention alone in
-their place as "plain". "dense" is how they run, "kernels" is what putting the
-dense kernels together takes, once for all images, and "grouped" is the paper's
-form. `profile` times training steps of the parts of the layer, each by itself,
-in turns in one process: they need not add up to the layer, which a compiler
-sees as a whole. `folding` times inference of the layer and of what `folded()`
-returns, in turns. On one core (`taskset -c 0 python ...`) those that time say
-so in the name of their file. Writes
+the mode that Keras compiles in by default. Each form runs twice in its turn and
+the second run counts, since the first has to allocate memory that the form
+before it has freed. `memory` (JAX) gets the size of the temporaries of such a
+step from the compiler. `stages` counts the parameters of the layers and their
+multiply-adds for each pixel. `networks` counts them for the networks of all
+papers on an image of 224 x 224 pixels, and for the plain networks, which have
+3 x 3 convolutions or attention instead ("plain"). "dense" is the form that
+runs, "kernels" is the cost of composing the dense kernels, once for all images,
+and "grouped" is the paper's form. `profile` times training steps of the parts
+of the layer, each by itself, in turns in one process: they need not add up to
+the layer, which a compiler sees as a whole. `folding` times inference of the
+layer and of what `folded()` returns, in turns. On one core (`taskset -c 0
+python ...`) the file names of these three contain "one_core". Writes
 `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
@@ -72,7 +72,7 @@ SIZES = ((64, 32), (256, 14), (512, 7))
 
 
 class UnfoldedDenseACmix2D(layers.ACmix2D):
-    """The neighbours of all pixels side by side."""
+    """Attention that copies the neighbours of all pixels side by side."""
 
     def _attend(self, x, return_weights):
         maps = [linear_maps.on_group(self, name, x) for name in MAPS]
@@ -112,7 +112,7 @@ class UnfoldedDenseACmix2D(layers.ACmix2D):
 
 
 class UnfoldedACmix2D(UnfoldedDenseACmix2D):
-    """And all mixed maps."""
+    """The same, with a grouped convolution of the mixed maps."""
 
     def _both_paths(self, x, return_weights=True):
         maps = [linear_maps.on_group(self, name, x) for name in MAPS]
@@ -167,7 +167,7 @@ def make(form: str, width: int, x: np.ndarray) -> keras.layers.Layer:
 def check_same(
     width: int, size: int, forms: Sequence[str] = tuple(FORMS)
 ) -> None:
-    """That the forms differ in nothing but cost."""
+    """Checks that the forms compute the same."""
     x = image(width, size, 1)
     same = [form for form in SAME if form in forms]
     first, *others = (
@@ -263,7 +263,7 @@ def profile(options: argparse.Namespace) -> dict:
 
 
 def folding(options: argparse.Namespace) -> dict:
-    """Milliseconds of inference of layers, and of these folded."""
+    """Milliseconds of inference of layers and of their folded forms."""
     found = {}
     for width, size in SIZES:
         for batch in dict.fromkeys((1, options.batch)):
@@ -295,7 +295,7 @@ def folding(options: argparse.Namespace) -> dict:
 
 
 def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
-    """Functions of tensors, and these: what the layer does one by one."""
+    """The parts of the layer, each as a function and its arguments."""
     layer = make("ACmix2D", width, x)
     plane = groups.get("z2")
     maps = [ops.convert_to_tensor(x[:, :, :, None] / n) for n in (1, 2, 3)]
@@ -316,7 +316,7 @@ def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
     heads, window = layer.num_heads, layer.window
     per_head = width // heads
     query, keys, values = maps
-    # Zeros around the image, which cost little: the border is by itself.
+    # Zeros around the image cost little: the border is timed by itself.
     inner = Window(window.size)
     scores = ops.convert_to_numpy(window_scores(query, keys, inner, heads))
 
@@ -366,7 +366,7 @@ def parts(width: int, x: np.ndarray) -> dict[str, tuple[Callable, list]]:
         "kernel put together": (composed, [mixing, shift, *kernels]),
         "convolution": (dense, [maps[0], joint.kernel, joint.bias]),
     }
-    # Each step has leaves of its own.
+    # Each step needs leaf tensors of its own.
     return {
         name: (function, [ops.copy(tensor) for tensor in tensors])
         for name, (function, tensors) in found.items()
@@ -390,7 +390,7 @@ MEASURES = {
     "folding": folding,
 }
 TIMES = ("time", "profile", "folding")
-# What each of them looks at.
+# The options that each of them uses.
 SETTINGS = {
     "time": ("forms", "batch", "repeats"),
     "memory": ("forms", "batch"),

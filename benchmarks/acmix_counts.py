@@ -1,7 +1,7 @@
-"""What ACmix costs, counted: its two stages, and the networks of all papers.
+"""Counts what ACmix costs: its two stages, and the networks of all papers.
 
-Multiply-adds of maps and mixers and numbers of parameters; nothing runs. The
-commands are `stages` and `networks` of `benchmarks/acmix.py`.
+It counts the multiply-adds of linear maps and mixers, and parameters; nothing
+runs. The commands are `stages` and `networks` of `benchmarks/acmix.py`.
 """
 
 import math
@@ -100,7 +100,7 @@ def of_network(model: keras.Model) -> dict[str, int]:
 
 
 def of_map(layer: keras.layers.Layer) -> int:
-    """Multiply-adds of a convolution or a dense layer; none of others."""
+    """Multiply-adds of a convolution or a dense layer; 0 for other layers."""
     if not isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):
         return 0
     pixels = math.prod(layer.output.shape[1:-1])
@@ -115,11 +115,11 @@ def of_acmix(layer: layers.ACmix2D) -> dict[str, int]:
     before, after = pixels(layer)
     channels, filters = layer.query_kernel.shape[1:]
     shared = (
-        channels * filters * (after + 2 * before)  # queries are of the output
+        channels * filters * (after + 2 * before)  # one query per output pixel
         + 2 * math.prod(layer.attention_kernel_size) * filters * after
     )
     counts = with_shared(of_convolution(layer, channels), shared)
-    # Of queries, too, it needs all.
+    # This form needs the queries of all pixels of the input, too.
     counts["grouped"] += channels * filters * (before - after)
     return counts
 
@@ -154,7 +154,7 @@ def of_patchwise(layer: layers.PatchwiseACmix2D) -> dict[str, int]:
 def of_spatial_reduction(
     layer: layers.SpatialReductionACmix2D,
 ) -> dict[str, int]:
-    """As `of_acmix`, with tokens. Mixed are keys and values repeated."""
+    """As `of_acmix`, with tokens; keys and values are repeated for mixing."""
     _, after = pixels(layer)
     size = keras.tree.flatten(layer.output)[0].shape[1:3]
     tokens = sum(x.shape[1] for x in keras.tree.flatten(layer.input)[1:])
@@ -175,9 +175,13 @@ def of_spatial_reduction(
 
 
 def of_convolution(layer: keras.layers.Layer, channels: int) -> dict[str, int]:
-    """The path of convolution, of so many channels, if there is one.
+    """Multiply-adds of the convolution path; 0 if there is none.
 
-    In "grouped" the linear maps are not among it.
+    "grouped" leaves out the linear maps before the mixing.
+
+    Args:
+        layer: the mixer.
+        channels: number of channels that the path sees.
     """
     if not layer.convolves:
         return dict.fromkeys(("dense", "grouped", "kernels"), 0)
@@ -194,7 +198,7 @@ def of_convolution(layer: keras.layers.Layer, channels: int) -> dict[str, int]:
 
 
 def with_shared(counts: dict[str, int], shared: int) -> dict[str, int]:
-    """With what both forms have."""
+    """Adds what the dense and the grouped form share."""
     return {
         form: count + (form != "kernels") * shared
         for form, count in counts.items()
@@ -202,7 +206,7 @@ def with_shared(counts: dict[str, int], shared: int) -> dict[str, int]:
 
 
 def pixels(layer: keras.layers.Layer) -> tuple[int, int]:
-    """Of the image that comes in, and of that which goes out."""
+    """The numbers of pixels of the input and of the output."""
     before, after = (
         math.prod(keras.tree.flatten(x)[0].shape[1:3])
         for x in (layer.input, layer.output)
@@ -216,7 +220,7 @@ MIXERS = {
     layers.PatchwiseACmix2D: of_patchwise,
     layers.SpatialReductionACmix2D: of_spatial_reduction,
 }
-# And the mixers of the plain networks.
+# The networks, and the mixers of the plain ones.
 NETWORKS = {
     applications.ACmixResNet26: "conv",
     applications.ACmixResNet38: "conv",

@@ -5,33 +5,34 @@
     KERAS_BACKEND=torch python benchmarks/angles.py --trained --sizes 5
 
 Each layer is measured on images and on feature maps that are turned by elements
-of the group: with filters of pixels and square windows ("pixel"), with
-steerable filters and windows that are discs ("steerable"), both with the same
-initial weights and scale of the scores; and with pixels, squares and those of
-the paper ("paper"), where that is another start.
+of the group: with filters of pixels and square windows ("pixel"), and with
+steerable filters and discs as windows ("steerable"), both with the same initial
+weights and scale of the scores. Where the paper initialises a layer
+differently, it is also measured with filters of pixels, square windows, and the
+initial weights and scale of the paper ("paper").
 
-Inputs and outputs are turned with splines of degree 5, so that little of the
-error is that of turning them; what is left of the input is "identity", the
-error of a layer that changes nothing there and back. Errors are the largest
-difference over the largest output, within a disc that no border reaches; the
-mean over draws of the weights.
+Inputs and outputs are turned with splines of degree 5, so that interpolation
+adds little to the error. "identity" shows how much: the error of inputs that
+are turned and turned back. An error is the largest difference over the largest
+output, within a disc that the border does not influence, as a mean over draws
+of the weights.
 
-Turns by 90 degrees are exact, and so are mirrors: the elements that are
-measured turn by at most 90 degrees, also after a mirror where there is one.
+Turns by 90 degrees and mirrors are exact. So the elements that are measured
+turn by at most 90 degrees, with and without a mirror.
 
 Images are blurred noise with a standard deviation of two pixels ("smooth"),
 photographs of CIFAR-10 and patches of tissue of PatchCamelyon in shades of grey
 ("CIFAR-10", "tissue"; prepare them first), all darkened towards the border.
 
-With `--trained` a layer stands in a small network that first learns to tell the
-classes of some photographs of CIFAR-10 in random poses, of 17 x 17 pixels.
-Each learns for so short a time that no compiler pays: PyTorch, with
-`TORCH_COMPILE_DISABLE=1`, takes a tenth of the time of JAX.
+With `--trained` a layer is part of a small network that is first trained to
+classify photographs of CIFAR-10 with 17 x 17 pixels in random poses. Training
+is so short that compilation costs more than it saves: PyTorch with
+`TORCH_COMPILE_DISABLE=1` takes a tenth of the time of JAX.
 
-Writes `benchmarks/results/angles-<groups>-<date>.json` as errors are found, for
-trained layers `angles-<groups>_trained-<date>.json`; layers, sizes and images
-other than all are part of the name. With `--resume` it goes on from the newest
-such file.
+Writes `benchmarks/results/angles-<groups>-<date>.json` after each measurement,
+for trained layers `angles-<groups>_trained-<date>.json`. If not all layers,
+sizes or images are measured, the name lists those that are. With `--resume` it
+goes on from the newest such file.
 """
 
 import argparse
@@ -58,15 +59,15 @@ CHANNELS = 4
 DISC = 14
 IMAGES = ("smooth", "CIFAR-10", "tissue")
 DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
-# What a layer learns from.
+# The photographs and epochs that a layer is trained with.
 PHOTOGRAPHS, EPOCHS = 1000, 4
 # Rows and columns of the photographs that a layer learns from. Layers with
 # strides of 2 need an odd number.
 SMALL = 17
-# Of layers that attend to windows.
+# Of layers with attention.
 HEADS, FILTERS = 2, 16
 BASES = ("pixel", "steerable")
-# What tells the errors of a file apart.
+# The entries that identify a row of a file.
 CASE = ("layer", "group", "basis", "kernel_size", "images")
 
 
@@ -74,10 +75,11 @@ class Kind(NamedTuple):
     """A kind of layer.
 
     Attributes:
-        make: the layer, from a basis, a size, and its other arguments.
-        takes_images: whether its input are images.
-        bases: what it is made of: those with initial values of their own on
-            groups that do not act on the grid have "paper" too.
+        make: makes the layer from a basis, a size, and its other arguments.
+        takes_images: whether its inputs are images.
+        bases: the forms that are measured. Layers whose initial values differ
+            from the paper's on groups that do not act on the grid have "paper"
+            too.
     """
 
     make: Callable[..., keras.layers.Layer]
@@ -113,7 +115,7 @@ def attentive(layer):
 
 
 def resampled(basis, size, group):
-    """Twice as large, without a transposed convolution."""
+    """Upsampling and a convolution, in place of a transposed convolution."""
     any_size = keras.Input((None, None, groups.get(group).order, CHANNELS))
     larger = layers.SpatialUpSampling2D(2, "bilinear", group=group)
     make = convolution(layers.GroupConv2D, CHANNELS)
@@ -130,7 +132,7 @@ def window_attention(layer):
         options = {**filters_of(basis), **window_of(basis)}
         made = layer(FILTERS, size, HEADS, group, **options)
         if basis == "pixel":
-            # What steerable ones start with.
+            # The initial values of the steerable layer.
             steerable = layer(FILTERS, size, HEADS, group)
             start = steerable.window_initializer
             made = layer(
@@ -151,7 +153,7 @@ def acmix(basis, size, group):
 def self_attention(layer):
     def make(basis, size, group):
         width = FILTERS // HEADS
-        # What scores are multiplied by in discs; None for the paper's.
+        # The scale of the scores in discs; None is that of the paper.
         scale = None if basis == "paper" else 1 / (4 * width**0.5)
         return layer(
             FILTERS,
@@ -177,7 +179,7 @@ LAYERS = {
         convolution(layers.GroupConv2D, CHANNELS, strides=2)
     ),
     "GroupConv2DTranspose, strides 2": Kind(
-        # What is as symmetric as odd filters are.
+        # This padding is symmetric for filters of odd size.
         convolution(
             layers.GroupConv2DTranspose, CHANNELS, strides=2, padding="valid"
         )
@@ -211,7 +213,7 @@ LAYERS = {
 
 
 def window() -> np.ndarray:
-    """`(SIZE, SIZE)`: one in the middle, and zero where corners are."""
+    """`(SIZE, SIZE)`: one in the middle, and zero in the corners."""
     radius = np.hypot(*(np.indices((SIZE, SIZE)) - SIZE // 2))
     return np.exp(-((radius / 16) ** 6))
 
@@ -230,7 +232,7 @@ def images(kind: str, count: int, seed: int) -> np.ndarray:
 
 @functools.cache
 def test_images(dataset: str) -> np.ndarray:
-    """Many `(images, SIZE, SIZE)` in shades of grey, each with mean zero."""
+    """Images `(count, SIZE, SIZE)` in shades of grey, each with mean zero."""
     found = np.asarray(datasets.load_pydataset(dataset, "test", 180)[0][0])
     found = found.mean(axis=-1)
     missing = SIZE - found.shape[1]
@@ -266,14 +268,14 @@ def check_direction(group: groups.Group) -> None:
 
 
 def measured_elements(group: groups.Group) -> list[int]:
-    """Those that turn by at most 90 degrees, also after a mirror."""
+    """The elements that turn by at most 90 degrees, mirrored ones included."""
     steps = range(group.rotations // 4 + 1)
     flips = range(group.order // group.rotations)
     return [flip * group.rotations + step for flip in flips for step in steps]
 
 
 def inner_disc(size: int) -> np.ndarray:
-    """`(size, size)`: what is compared of an output with so many rows."""
+    """`(size, size)`: whether a pixel of an output is compared."""
     radius = np.hypot(*(np.indices((size, size)) - (size - 1) / 2))
     return radius < DISC * size / SIZE
 
@@ -299,7 +301,7 @@ def new_layer(name, group, basis, size, seed):
 
 @functools.cache
 def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """Some of CIFAR-10 in shades of grey, and their classes.
+    """Some photographs of CIFAR-10 in shades of grey, and their classes.
 
     They are half as large, with one row and one column more.
     """
@@ -342,7 +344,7 @@ def input_axes(name, group) -> tuple[int, ...]:
     return (1,) if LAYERS[name].takes_images else (group.order, CHANNELS)
 
 
-# As many as there are draws, or more: all kinds of images share them.
+# At least as many as draws: all kinds of images share the layers.
 @functools.lru_cache(maxsize=8)
 def function_of(name, group, basis, size, seed, trained):
     """A layer as a function of arrays."""

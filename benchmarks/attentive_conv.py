@@ -5,16 +5,16 @@
     KERAS_BACKEND=torch python benchmarks/attentive_conv.py time
     KERAS_BACKEND=torch python benchmarks/attentive_conv.py profile
 
-The forms: "chunked" is the default of the layers, "held" is `chunk_size=None`,
-and "naive" is written from the equations below, term by term.
+There are three forms: "chunked" is the default of the layers, "held" is
+`chunk_size=None`, and "naive" follows the equations of the paper term by term.
 
 `memory` (JAX) compiles a whole training step (outputs, loss, gradients) at
-batch 128 and reads the size of its temporaries off the compiler: nothing runs,
+batch 128 and gets the size of its temporaries from the compiler: nothing runs,
 so 300 GB can be measured on a laptop. `rss` runs a step of one layer of the
 All-CNN at batch 8 in a process of its own and reads its peak resident memory.
 `time` alternates training steps of the attentive rot-MNIST networks with those
 of the plain one, `profile` those of the full network with those of the same
-network without one part or the other. Writes
+network without one of its parts. Writes
 `benchmarks/results/attentive_conv-<what>-...json`.
 """
 
@@ -335,7 +335,7 @@ def main() -> None:
     if options.what == "memory" and backend != "jax":
         parser.error("memory needs KERAS_BACKEND=jax")
     if options.form and options.what != "rss":
-        parser.error("--form goes with rss")
+        parser.error("--form needs rss")
     if options.form:
         print(f"{one_layer_step(options):.1f}")
         return

@@ -7,10 +7,10 @@
 it, alternating in one process, in the mode that Keras compiles in by default on
 a CPU.
 
-`int8` takes the shipped networks of rotated digits (prepare `rot_mnist` first):
-test errors before and after `keras_equiattn.quantize`, what the files say about
-quarter turns in their runtimes, their sizes, and their time in onnxruntime,
-alternating, with as many threads as cores.
+`int8` measures the shipped networks of rotated digits (prepare `rot_mnist`
+first): test errors before and after `keras_equiattn.quantize`, errors of the
+files under quarter turns in their runtimes, their sizes, and their time in
+onnxruntime, in turns, with as many threads as cores.
 
 Both write `benchmarks/results/deployment-<mode>-<backend>-<date>.json`.
 """
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("mode", choices=("plain", "int8"))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--images", type=int, default=None, help="of the test")
+    parser.add_argument("--images", type=int, default=None, help="test images")
     parser.add_argument(
         "--networks",
         nargs="+",

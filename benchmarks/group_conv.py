@@ -1,9 +1,10 @@
-"""Cost of a group convolution beside a plain one of the same folded width.
+"""Cost of a group convolution over that of a plain one of the same width.
 
     KERAS_BACKEND=jax python benchmarks/group_conv.py
 
-One training step each (outputs, gradients of input and weights), alternating
-in one process, in the mode that Keras compiles in by default on a CPU. Writes
+The width of a group convolution is its channels times the order of the group.
+Training steps (outputs, gradients of input and weights) alternate in one
+process, in the mode that Keras compiles in by default on a CPU. Writes
 `benchmarks/results/group_conv-<backend>-<date>.json`, on a GPU
 `group_conv-<backend>-gpu-<date>.json`.
 """
@@ -24,7 +25,7 @@ from keras_equiattn.layers import GroupConv2D
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", nargs="+", default=["p4", "p8"])
-    parser.add_argument("--width", type=int, default=64, help="folded")
+    parser.add_argument("--width", type=int, default=64, help="channels")
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=60)

@@ -4,15 +4,15 @@
     KERAS_BACKEND=jax python benchmarks/group_self_attention.py memory
 
 "ours" is the rot-MNIST network as it is, "cubic" the same network with
-`recompute=False` in its layers: attention of all three group elements at once,
-with the gradient of the backend.
+`recompute=False` in its layers: attention for all triples of group elements
+(output, query, key) at once, with the gradient left to the backend.
 
-`time` alternates training steps (`train_on_batch`) of both in one process, two
-at a time, of which the second counts: the first still pays for the memory that
-the other form has given back.
-On one core (`taskset -c 0 python ...`) it says so in the name of its file.
-`memory` (JAX) reads the size of the temporaries of a gradient step off the
-compiler. Both have dropouts of 0.1 active. Writes
+`time` alternates training steps (`train_on_batch`) of both in one process. Each
+form runs twice in its turn and the second run counts, since the first has to
+allocate memory that the other form has freed. On one core (`taskset -c 0 python
+...`) its file name contains "one_core". `memory` (JAX) gets the size of the
+temporaries of a gradient step from the compiler. Both have dropouts of 0.1
+active. Writes
 `benchmarks/results/group_self_attention-<what>-<backend>-<date>.json`.
 """
 
@@ -132,7 +132,7 @@ MEASURES = {
     "time": time,
     "memory": memory,
 }
-# What each of them looks at.
+# The options that each of them uses.
 SETTINGS = {
     "time": ("group", "kernel_size", "batch", "repeats"),
     "memory": (),

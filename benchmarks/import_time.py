@@ -1,4 +1,4 @@
-"""How long the import of the package takes, beside that of Keras.
+"""How long the import of the package takes, compared with that of Keras.
 
     python benchmarks/import_time.py
 

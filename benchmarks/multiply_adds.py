@@ -2,13 +2,13 @@
 
     KERAS_BACKEND=jax python benchmarks/multiply_adds.py
 
-Half of the operations that XLA counts in the forward pass, before it optimises:
-a multiplication and an addition are one multiply-add, and so are any two other
-operations. What makes kernels of all poses from the weights is counted as well,
-though it is the same for each batch. Linear maps of vision transformers are
-counted block by block. Layers take the form that is exported,
-which has no loop: XLA counts a loop as one of its steps. Nothing runs. Writes
-`benchmarks/results/multiply_adds-<date>.json`.
+The counts are half of the operations that XLA counts in the forward pass,
+before it optimises: any two operations are one multiply-add, as a
+multiplication and an addition are. Operations that make the kernels of all
+poses from the weights count as well, though they are the same for each batch.
+Linear maps of vision transformers are computed in blocks. Layers take the form
+that is exported, which has no loop: XLA would count a loop as one of its steps.
+Nothing runs. Writes `benchmarks/results/multiply_adds-<date>.json`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ NETWORKS = (
     "vit_cifar10_p4m",
     "acmix_resnet50",
 )
-# How many images: some layers have other forms for one image alone.
+# Number of images: some layers have another form for a single image.
 BATCH = 16
 
 
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     options = parser.parse_args()
     if keras.backend.backend() != "jax":
-        parser.error("this benchmark goes with KERAS_BACKEND=jax")
+        parser.error("this benchmark needs KERAS_BACKEND=jax")
     found = {}
     for name in options.networks:
         found[name] = count(name)

@@ -1,20 +1,21 @@
-"""What a turn by less than 90 degrees makes of the logits of a network.
+"""How much turns by less than 90 degrees change the logits of a network.
 
     KERAS_BACKEND=tensorflow python benchmarks/network_angles.py
 
 Trains the rotated MNIST network on p8 in four forms: with filters of pixels;
-with as many parameters of steerable filters; with steerable filters and
+with steerable filters and as many parameters; with steerable filters and
 antialiased downsampling; and with these two and SiLU in place of ReLU. All have
 the same seed, data and schedule: Adam with a learning rate that falls to a
 tenth for the last fifth of the epochs. Then it turns test digits by each angle
-of the group with splines of degree 3, and compares logits: the root mean square
-of their change over that of the logits, whose mean over the classes is taken
-off, and how many digits keep their class. As a reference it compares the logits
-of digits that are turned there and back again: that change comes from two
-interpolations alone. "layers" says what the first turn makes of the feature
-maps in between: the root mean square of the difference between the map of the
-turned digit and the turned map, within the disc that stays in the image, over
-that of the map, whose mean over channels is taken off.
+of the group with splines of degree 3, and compares logits, from which their
+mean over the classes is subtracted: the root mean square of their change over
+that of the logits, and how many digits keep their class. As a reference it
+compares the logits of digits that are turned there and back again: that change
+comes from two interpolations alone. "layers" is the equivariance error of the
+feature maps under the smallest turn: the root mean square of the difference
+between the map of the turned digit and the turned map, within the disc that
+stays in the image, over that of the map, from which the mean of each channel is
+subtracted.
 
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
 rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
@@ -103,7 +104,7 @@ def turned(x: np.ndarray, angle: float) -> np.ndarray:
 def layer_errors(
     model: keras.Model, group: groups.Group, x: np.ndarray
 ) -> dict[str, float]:
-    """How far each layer with a feature map is from turning with the digits."""
+    """The equivariance error of each layer that returns a feature map."""
     names = [la.name for la in model.layers if len(la.output.shape) == 5]
     if not names:
         return {}

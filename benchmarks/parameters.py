@@ -2,10 +2,10 @@
 
     KERAS_BACKEND=torch python benchmarks/parameters.py
 
-Every registered network for rotated MNIST, ResNet29 and network of group
-self-attention is built symbolically, so nothing is trained. ResNet29 is built
-with 10 and with 100 classes, the others with those of their dataset. Writes
-`benchmarks/results/parameters-<date>.json`.
+The script builds every registered network for rotated MNIST, every ResNet29 and
+every network of group self-attention symbolically, so nothing is trained.
+ResNet29 is built with 10 and with 100 classes, the others with those of their
+dataset. Writes `benchmarks/results/parameters-<date>.json`.
 """
 
 import argparse

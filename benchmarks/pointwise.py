@@ -1,15 +1,15 @@
-"""Cost of a linear map on a group, in two bases, beside a plain dense layer.
+"""Cost of a linear map on a group, in two bases, over that of a dense layer.
 
     KERAS_BACKEND=jax python benchmarks/pointwise.py
     KERAS_BACKEND=jax python benchmarks/pointwise.py --parts
 
-One training step each (the output, gradients of input and kernel) and the
-output alone, alternating in one process. The dense layer has as many values per
-pixel, "regular" is one matrix over group elements and channels, and "irreps"
-are its blocks in the basis of the irreducible representations.
+Training steps (the output, gradients of input and kernel) and the output alone
+are timed, alternating in one process. The dense layer has the same number of
+values per pixel, "regular" is one matrix over group elements and channels, and
+"irreps" are its blocks in the basis of the irreducible representations.
 
-With `--parts`, what a training step by blocks consists of, for the first width
-and the first three groups: each part alone, and how often it is there.
+`--parts` times the parts of a training step in blocks, for the first width and
+the first three groups: each part alone, and how often a step has it.
 
 Writes `benchmarks/results/pointwise-<backend>-<date>.json`, on a GPU
 `pointwise-<backend>-gpu-<date>.json`; parts write `pointwise_parts-...`.
@@ -114,7 +114,7 @@ def parts(options: argparse.Namespace) -> list[dict]:
     for name in options.groups[:3]:
         group = groups.get(name)
         _, (x, kernel) = on_group(options, width, name, "irreps")
-        # As arrays, whose memory is in one piece.
+        # As arrays, whose memory is contiguous.
         sums = [
             ops.convert_to_tensor(ops.convert_to_numpy(part))
             for part in block_linear.to_sums(x, group=group)

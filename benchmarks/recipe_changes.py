@@ -103,7 +103,7 @@ def network(change: str) -> keras.Model:
 
 
 def with_dropout_after_attention(model: keras.Model) -> keras.Model:
-    """The same layers, a chain, with each dropout after what follows it."""
+    """The layers as a chain, with each dropout after the layer it preceded."""
     chain = list(model.layers)
     for place, layer in enumerate(chain[:-1]):
         after = chain[place + 1]

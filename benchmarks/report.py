@@ -65,7 +65,7 @@ def filled(page: str, results: Results) -> str:
 
 
 def stale_tables(results: Results, docs: Path = DOCS) -> list[str]:
-    """Every table, or link to a figure, that is not what the files say."""
+    """Every table, or link to a figure, that differs from the files."""
     stale = []
     for name in PAGES:
         text = (docs / name).read_text()

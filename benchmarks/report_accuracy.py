@@ -1,4 +1,4 @@
-"""Tables of what networks reach, and of how exact layers are."""
+"""Tables of the accuracy of networks, and of how exact layers are."""
 
 import re
 import statistics
@@ -68,7 +68,8 @@ def rotmnist_runs(results: Results) -> str:
 def tested(results: Results, dataset: str) -> dict[str, list[File]]:
     """The tested trainings of each network.
 
-    Of several it takes those with kernel factors, then those of most seeds.
+    If a network has several, those with kernel factors are taken before others,
+    and then those with the most seeds.
     """
     runs = [
         files
@@ -226,8 +227,8 @@ def gsanet_epochs(results: Results) -> str:
 def short_training(results: Results, policy: str) -> list[File]:
     """Short trainings, each a file with one of its runs as "run".
 
-    Of the runs of a network the one with the most images counts, and of those
-    the latest.
+    Of the runs of a network, the one with the most images counts, and of
+    several such runs the latest.
     """
     command = run("short_runs.py", "tensorflow")
     found: dict[str, File] = {}
@@ -350,7 +351,7 @@ def angle_rows(
 ) -> list[list[str]]:
     """A row for each layer and size; errors of a column share its cell.
 
-    Nothing stands where nothing is measured.
+    Cells without a measurement are empty.
     """
     return [
         [
@@ -368,7 +369,7 @@ def angle_rows(
 
 
 def angles(results: Results) -> str:
-    """Largest errors on p8 of layers as they start."""
+    """Largest errors on p8 of layers with their initial weights."""
     return errors_by_images(results.latest("angles-p8", ANGLES), ANGLES)
 
 
@@ -408,7 +409,7 @@ def other_angles(results: Results) -> str:
 
 
 def network_angles(results: Results) -> str:
-    """What a turn by 45 degrees makes of the logits of trained networks."""
+    """How much a turn by 45 degrees changes the logits of trained networks."""
     command = run("network_angles.py", "tensorflow")
     file = results.latest("network_angles-convolution", command)
     networks: dict[tuple[str, ...], list[File]] = {}

@@ -112,7 +112,7 @@ def step_time_stages(results: Results) -> str:
 
 
 def _ratios(files: list[File], name: str) -> list[str]:
-    """What steps of a family take, over a convolution and in seconds."""
+    """The time of steps of a family, over a convolution's and in seconds."""
     return [
         f"{short(file[name]['ratio'])} ({file[name]['seconds']:.2f} s)"
         if name in file

@@ -18,7 +18,7 @@ KINDS = {"network": "float32", "plain": "float32, plain", "int8": "8 bits"}
 
 
 def plain_time(results: Results) -> str:
-    """Milliseconds of a prediction, and what the plain network takes of it."""
+    """Milliseconds of a prediction, and the ratios of plain networks to it."""
     command = run("deployment.py plain")
     files = results.by_backend("deployment-plain-{}", command)
     rows = []
@@ -75,7 +75,7 @@ def int8(results: Results) -> str:
 
 
 def _poses(files: list) -> str:
-    """The error of each format; one word where all are exact."""
+    """The error of each format; one zero where all are exact."""
     errors = {FORMATS[f["format"]]: max(f["errors"]) for f in files}
     if not any(errors.values()):
         return f"0 in {', '.join(errors)}"

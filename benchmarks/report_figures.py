@@ -171,7 +171,7 @@ FIGURES = {
 
 
 def label(family: str) -> str:
-    """The name of a family without Markdown, and by itself."""
+    """The name of a family without Markdown, and without "the same"."""
     text = report_costs.FAMILIES[family].replace("`", "")
     return text.replace("the same,", "group self-attention,")
 
@@ -187,7 +187,7 @@ def link(name: str, results: Results) -> str:
 
 
 def stale(results: Results, folder: Path) -> list[str]:
-    """Names of the figures that show something else than the files hold."""
+    """Names of the figures that differ from what the files hold."""
     return [
         name
         for name, function in FIGURES.items()
@@ -206,7 +206,7 @@ def stored(path: Path) -> dict[str, Any] | None:
 
 
 def draw_all(results: Results, folder: Path) -> None:
-    """Draws every figure that has changed, and removes what has no files."""
+    """Draws every figure that has changed; removes those without results."""
     for name in stale(results, folder):
         shown = FIGURES[name](results)
         path = folder / file_name(name)

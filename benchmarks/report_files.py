@@ -30,7 +30,7 @@ class MissingResultError(Exception):
 
 @dataclass
 class Results:
-    """The folder of results; `folder` is `benchmarks/results` but in tests."""
+    """The folder of results, which is `benchmarks/results` except in tests."""
 
     folder: Path = RESULTS
 
@@ -42,7 +42,7 @@ class Results:
             command: what makes such a file.
 
         Raises:
-            MissingResultError: with the command, where there is no file.
+            MissingResultError: if there is no file; it names the command.
         """
         name = re.compile(re.escape(kind) + r"-\d{4}-\d\d-\d\d\.json")
         paths = [
@@ -76,7 +76,7 @@ class Results:
 
 
 def earlier(kind: str, settings: File, entries: str) -> list[File]:
-    """What the newest file of a kind holds, for a benchmark that goes on.
+    """The entries of the newest file of a kind, for a benchmark to resume.
 
     Args:
         kind: how the name of the file begins, up to the date.
@@ -162,7 +162,7 @@ def machine(files: Sequence[File]) -> str:
         }
     )
     dates = sorted({file["date"] for file in files})
-    # Files of trainings have none.
+    # Files of trainings have no date.
     when = f" on {listed(dates)}" if all(dates) else ""
     return f"Measured{when} on {on}, with {listed(versions)}."
 

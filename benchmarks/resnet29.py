@@ -1,11 +1,11 @@
-"""A training step of ResNet29 on p4 beside one of the planar network.
+"""Time of a training step of ResNet29 on p4 over that of the planar one.
 
     KERAS_BACKEND=jax python benchmarks/resnet29.py
 
-The planar network has four times the channels of the one on p4, and so as many
-values per pixel in every layer. Each step gives the logits and the gradients of
-images and weights; networks take turns in one process, in the mode that Keras
-compiles in by default on a CPU.
+The planar network has four times the channels of the one on p4, and so the same
+number of values per pixel in every layer. Each step gives the logits and the
+gradients of images and weights; networks take turns in one process, in the mode
+that Keras compiles in by default on a CPU.
 
 Writes `benchmarks/results/resnet29-<backend>-<date>.json`, on a GPU
 `resnet29-<backend>-gpu-<date>.json`.

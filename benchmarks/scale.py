@@ -3,8 +3,9 @@
     KERAS_BACKEND=jax python benchmarks/scale.py processes
     KERAS_BACKEND=torch python benchmarks/scale.py folders
 
-`processes` runs `examples/train.py` twice, in one process and in two on the
-loopback, with the same batches of digits, and compares their logs.
+`processes` runs `examples/train.py` twice, in one process and in two that
+communicate on this machine, with the same batches of digits, and compares their
+logs.
 
 `folders` makes folders of small PNG files, and new processes read one epoch of
 each by `tf.data` and by grain, without a network. The largest memory of a
@@ -50,7 +51,7 @@ def write_digits(path: Path, count: int) -> None:
 
 
 def addresses() -> list[str]:
-    """Two addresses on the loopback whose ports nobody uses."""
+    """Two addresses of this machine with free ports."""
     sockets = [socket.socket() for _ in range(2)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -97,7 +98,7 @@ def train(options: argparse.Namespace, data: Path, count: int) -> list[dict]:
 
 
 def compare_processes(options: argparse.Namespace) -> Any:
-    """Logs of both runs, and the largest relative difference of a metric."""
+    """Logs of both runs, and the largest relative difference of each metric."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "digits.npz"
         write_digits(data, options.images)
@@ -114,7 +115,7 @@ def compare_processes(options: argparse.Namespace) -> Any:
 
 
 def make_folder(folder: Path, count: int) -> None:
-    """A folder of so many images in ten classes, and ten to validate."""
+    """Makes a folder of `count` images in ten classes, and ten to validate."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -134,7 +135,7 @@ def read_folder(folder: str, reader: str) -> dict[str, float]:
 
     load = getattr(datasets, READERS[reader])
     augment = datasets.Augmentation(0, resized_crop=True)
-    # The libraries are loaded, and the first few images are read.
+    # This loads the libraries, and reads a few images.
     next(iter(load(folder, "validation", 8)))
     before = peak()
     start = time.perf_counter()
@@ -175,7 +176,7 @@ def main() -> None:
     )
     parser.add_argument("mode", choices=("processes", "folders"))
     parser.add_argument("--model", default="resnet29_p4_se")
-    parser.add_argument("--images", type=int, default=448, help="of digits")
+    parser.add_argument("--images", type=int, default=448, help="digits")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=0.001)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Short trainings on a part of a dataset, upright and rotated tests.
+"""Short trainings on a part of a dataset, tested upright and rotated.
 
     KERAS_BACKEND=tensorflow python benchmarks/short_runs.py
     KERAS_BACKEND=tensorflow python benchmarks/short_runs.py \
@@ -7,15 +7,16 @@
         --models gsanet_pcam_p4 --dataset pcam --images 256 --batch 8 \
         --optimizer adam --learning-rate 1e-3
 
-A few epochs on the first images say whether a network trains, not how good it
-gets: losses fall without NaN, and a network that knows rotations loses nothing
-on test images that are turned, by quarter turns drawn once for all networks.
-The learning rate rises over the first epoch and then follows a cosine;
-decoupled weight decay 1e-4, no augmentation: not the recipe. Writes
+A few epochs on the first images show whether a network trains, not how good it
+gets: losses fall without NaN, and an invariant network is as accurate on test
+images that are turned, by quarter turns drawn once for all networks. Networks
+are not trained by their recipes: the learning rate rises over the first epoch
+and then follows a cosine, with decoupled weight decay 1e-4 and no augmentation.
+Writes
 `short_runs-<dataset>-<backend>-<policy>-<images>x<epochs>x<batch>-<date>.json`
-in `benchmarks/results` after each network; what other networks reached under
-the same settings stays. A file with other settings (the name does not hold all
-of them) is never written over: it has to be moved away first.
+in `benchmarks/results` after each network; results of other networks under the
+same settings are kept. A file with other settings (the name does not hold all
+of them) is never overwritten: it has to be moved away first.
 """
 
 import argparse
@@ -42,7 +43,7 @@ MODELS = tuple(
         ("", "_sasa", "_simple_asc", "_asc"), ("z2", "p4")
     )
 )
-# Where tensorflow-datasets calls a dataset otherwise.
+# Datasets that have another name in tensorflow-datasets.
 TFDS_NAMES = {"pcam": "patch_camelyon"}
 OPTIMIZERS = {
     "sgd": lambda rate: keras.optimizers.SGD(
@@ -70,7 +71,7 @@ def images(
 
 
 def turned(x: np.ndarray, seed: int) -> np.ndarray:
-    """Each image by a quarter turn of its own."""
+    """Turns each image by a random multiple of 90 degrees."""
     turns = np.random.default_rng(seed).integers(0, 4, len(x))
     return np.stack(
         [np.rot90(image, k) for image, k in zip(x, turns, strict=True)]

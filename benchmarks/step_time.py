@@ -1,4 +1,4 @@
-"""Time of a training step of every family, beside a convolution.
+"""Time of a training step of every family, over that of a convolution.
 
     KERAS_BACKEND=jax python benchmarks/step_time.py
     KERAS_BACKEND=tensorflow python benchmarks/step_time.py
@@ -6,16 +6,15 @@
     KERAS_BACKEND=torch python benchmarks/step_time.py --eager
 
 A step is the output of a layer, with its linear maps, and the gradients with
-respect to weights and input, for a batch that people train with. The families
-are those of `traffic.py`. Each is timed in turns, in one process, with Keras'
-3 x 3 `Conv2D` on the same image, whose channels are those of all group elements
+respect to weights and input, for a batch of a usual size. The families are
+those of `traffic.py`. Each is timed in turns, in one process, with Keras' 3 x 3
+`Conv2D` on the same image, whose channels are those of all group elements
 together. "seconds" is the median of a step, and "ratio" divides it by that of
-the convolution. "compilation" is by how much the slowest step before those that
-count exceeds the median: that step waits for the compiler. With `--eager`
-PyTorch runs without Inductor. `--size` and `--width` choose another image, such
-as those of the later stages of a ResNet, which are narrow and have many
-channels; by default the families are then those that a ResNet is made of.
-Writes
+the convolution. "compilation" is the time of the slowest warm-up step, which
+waits for the compiler, less the median. With `--eager` PyTorch runs without
+Inductor. `--size` and `--width` choose another image, such as those of the
+later stages of a ResNet, which are narrow and have many channels; by default
+the families are then those that a ResNet is made of. Writes
 `benchmarks/results/step_time-<backend>-<batch>-<date>.json`, with the image in
 the name if it is not the usual one.
 
@@ -43,7 +42,7 @@ import traffic
 
 from keras_equiattn.applications.training import reporting
 
-# Steps before those that count: after some calls PyTorch's are compiled.
+# Warm-up steps: PyTorch compiles a function after some calls.
 WARM_UP = 6
 # Kernels of a GPU that a result lists: those that run for the longest time.
 LONGEST = 8
@@ -110,7 +109,7 @@ def main() -> None:
         options.families = names if usual else MIXERS
     backend = keras.backend.backend()
     if options.eager and backend != "torch":
-        parser.error("--eager goes with KERAS_BACKEND=torch")
+        parser.error("--eager needs KERAS_BACKEND=torch")
     if min(options.batch, options.repeats) < 1:
         parser.error(
             "--batch and --repeats must be positive. Received: "
@@ -121,7 +120,7 @@ def main() -> None:
     how = timing.place() + "-eager" * options.eager
     on_gpu = reporting.device() != "CPU"
     if on_gpu and backend == "tensorflow":
-        parser.error("on a GPU this goes with KERAS_BACKEND=jax or torch")
+        parser.error("on a GPU this needs KERAS_BACKEND=jax or torch")
     if on_gpu or options.dtype != "float32":
         how = f"{how}-{options.dtype}"
     if not usual:

@@ -15,10 +15,10 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def place() -> str:
-    """What names a file of results: the backend, and what it runs on.
+    """The backend and what it runs on, for the name of a file of results.
 
-    "gpu" on a GPU, and "huge_pages" where the environment variable
-    `GLIBC_TUNABLES` has glibc 2.35 or newer ask Linux for pages of 2 MiB, so
+    That is "gpu" on a GPU, and "huge_pages" where the environment variable
+    `GLIBC_TUNABLES` makes glibc 2.35 or newer ask Linux for pages of 2 MiB, so
     that JAX has hardly any page faults.
     """
     backend = keras.backend.backend()
@@ -32,8 +32,8 @@ def place() -> str:
 def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     """A function without arguments that runs one step and waits for it.
 
-    The output, and the gradients of the input and the weights, in the mode that
-    Keras compiles in by default on a CPU.
+    A step computes the output and the gradients of the input and the weights,
+    in the mode that Keras compiles in by default on a CPU.
     """
     layer(x[:1])
     variables = layer.trainable_variables
@@ -60,7 +60,7 @@ def inference_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:
     if backend == "jax":
         import jax
 
-        # Arguments: what is made of constants alone is made only once.
+        # As arguments: XLA computes what depends on constants alone only once.
         values = [variable.value for variable in layer.variables]
 
         @jax.jit
@@ -108,7 +108,7 @@ def forward_step(function: Callable, tensors: list) -> Callable:
 def gradient_step(function: Callable, tensors: list) -> Callable:
     """`training_step` for a function from tensors to a tensor.
 
-    It returns the output too: compilers leave out what nobody asks for.
+    It returns the output too, since compilers leave out unused results.
     """
     y = function(*tensors)
     upstream = np.random.default_rng(1).normal(size=tuple(y.shape))
@@ -123,7 +123,7 @@ def gradient_step(function: Callable, tensors: list) -> Callable:
                 tape.watch(tensors)
                 y = function(*tensors)
             gradients = tape.gradient(y, tensors, upstream)
-            # Those of gathers are sparse.
+            # Gradients of gathers are sparse.
             return y, *(
                 tf.convert_to_tensor(gradient) for gradient in gradients
             )
@@ -152,7 +152,7 @@ def gradient_step(function: Callable, tensors: list) -> Callable:
 
 
 def _wait() -> None:
-    """A GPU still computes when PyTorch has returned."""
+    """Waits for a GPU, which may still compute when PyTorch has returned."""
     import torch
 
     if torch.cuda.is_available():
@@ -160,12 +160,12 @@ def _wait() -> None:
 
 
 def keep_memory() -> None:
-    """PyTorch gives no memory back to the system, where glibc is used.
+    """Keeps PyTorch from giving memory back to the system, with glibc.
 
     Otherwise it asks for each tensor of more than 32 MiB anew. Then page faults
     take up to a third of a step, depending on what ran before; in a network,
-    which has used much memory, there are few. Under TensorFlow it makes no
-    difference, and JAX takes longer.
+    which has used much memory, there are few. For TensorFlow this makes no
+    difference, and JAX takes longer with it.
     """
     if keras.backend.backend() != "torch":
         return
@@ -185,11 +185,11 @@ def alternate(
     """Seconds of each step, taken in turns.
 
     Args:
-        steps: by name.
-        repeats: turns that count.
-        warm_up: turns before.
-        untimed: steps in each turn before that which counts. After a step of
-            another that takes much memory, the next must ask for its own.
+        steps: the steps by their names.
+        repeats: number of turns that count.
+        warm_up: number of turns before these.
+        untimed: runs of a step in each turn before the one that counts. After
+            another step that needs much memory, a step must allocate its own.
     """
     keep_memory()
     seconds: dict[str, list[float]] = {name: [] for name in steps}

@@ -11,16 +11,16 @@ on every machine whose compiler makes the same program, so noise does not touch
 them. They are counted at the level of kernels, in units of the input:
 
 - JAX and TensorFlow: operands and results of every instruction of the program
-  that XLA has compiled, see `xla_traffic.py`, and beside them what XLA's own
-  `cost_analysis` says (JAX), which counts what a fusion reads again;
+  that XLA has compiled, see `xla_traffic.py`; under JAX also the result of
+  XLA's own `cost_analysis`, which counts repeated reads within a fusion;
 - PyTorch, one operator after the other: operands and results of each operator
   that is no view;
-- PyTorch with `--compiled`: what Inductor says that its kernels access, as
-  often as they run, and the operators outside of them as before.
+- PyTorch with `--compiled`: the bytes that the kernels of Inductor access by
+  its own count, for each run, and the operators outside of them as before.
 
-"bound" is the least there is: every argument and every result of the step
-once, forward and backward. "largest" lists what moves the most: bytes in units
-of the input, runs, and the kernel or operator. Writes
+"bound" is the least that a step can move: every argument and every result once,
+forward and backward. "largest" lists what moves the most: bytes in units of the
+input, runs, and the kernel or operator. Writes
 `benchmarks/results/traffic-<backend>-<dtype>-<batch>-<date>.json`.
 """
 
@@ -46,12 +46,13 @@ Family = tuple[Callable[[], Any], tuple[int, ...]]
 
 
 def families(size: int = 32, width: int = 64) -> dict[str, Family]:
-    """For each family what makes the layer and the shape of its input.
+    """For each family, a function that makes the layer, and its input shape.
 
     Args:
-        size: of the image; layers that need much memory get half of it.
+        size: rows and columns of the image; layers that need much memory get
+            half as many.
         width: channels of all group elements together. Group self-attention
-            and the layers of transformers have those of their networks.
+            and the layers of transformers have the sizes of their networks.
 
     Returns:
         Functions and shapes without the batch.
@@ -252,7 +253,7 @@ def _torch_step(layer: Any, x: Any) -> None:
 
 
 def _torch(layer: Any, x: Any) -> dict[str, Any]:
-    """Of every operator that is no view."""
+    """The traffic of every operator that is no view."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -296,7 +297,7 @@ def _spanned(x: Any) -> int:
 
 
 def _torch_compiled(layer: Any, x: Any) -> dict[str, Any]:
-    """Of kernels of Inductor and of the operators outside of them.
+    """The traffic of the kernels of Inductor and of the operators outside.
 
     Layers that Keras computes with convolutions alone have no such kernels.
     """
@@ -370,7 +371,7 @@ def main() -> None:
     options = parser.parse_args()
     backend = keras.backend.backend()
     if options.compiled and backend != "torch":
-        parser.error("--compiled goes with KERAS_BACKEND=torch")
+        parser.error("--compiled needs KERAS_BACKEND=torch")
     if options.compiled and not inductor.can_compile("cpu"):
         parser.error("--compiled needs a C++ compiler, such as g++")
     if options.batch < 1:

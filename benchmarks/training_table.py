@@ -48,7 +48,7 @@ def kernel_factor(run: dict) -> str:
 
 
 def row(runs: list[dict]) -> list[str]:
-    """What runs show that differ in the seed alone."""
+    """The row of runs that differ in the seed alone."""
     run = runs[0]
     return [
         run["model"],

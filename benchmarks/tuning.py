@@ -1,14 +1,14 @@
-"""Constants that were tuned, beside values around them.
+"""Compares tuned constants with other values.
 
     KERAS_BACKEND=torch python benchmarks/tuning.py
     KERAS_BACKEND=jax python benchmarks/tuning.py
     KERAS_BACKEND=tensorflow python benchmarks/tuning.py
 
-Each constant of `keras_equiattn.ops` that says how much is computed at a time
-is given other values, and the steps of one layer with all of them are timed in
-turns, in one process. A step is the output and the gradients with respect to
-weights and input. Prints the medians, as ratios
-to the value that stands in the package, and writes
+The constants are those of `keras_equiattn.ops` that set how much is computed at
+a time. For each, steps of one layer with several values of the constant are
+timed in turns, in one process. A step is the output and the gradients with
+respect to weights and input. Prints the medians, as ratios to that of the value
+in the package, and writes
 `benchmarks/results/tuning-<backend>-<batch>-<date>.json`.
 """
 
@@ -34,13 +34,13 @@ from keras_equiattn.ops.windows import dispatch as windows
 
 
 class Constant(NamedTuple):
-    """What is varied.
+    """A constant that is varied.
 
     Attributes:
         holder: the namespace that has the constant.
-        name: of the constant in it.
-        family: of `traffic.FAMILIES`, whose layer uses it.
-        values: which it gets; one of them is that of the package.
+        name: the name of the constant in it.
+        family: the family of `traffic.FAMILIES` whose layer uses it.
+        values: the values that are tried, including the package's.
     """
 
     holder: dict[str, Any]
@@ -66,7 +66,7 @@ BLOCKS = {
         vars(pairs), "EAGER_TOGETHER", "gsa_p4", (128, 1024)
     ),
 }
-# What XLA gets on a CPU under JAX and TensorFlow.
+# Constants of what XLA compiles for a CPU under JAX and TensorFlow.
 XLA = {
     "windows.NEIGHBOURS_OF_SUM": Constant(
         vars(windows), "NEIGHBOURS_OF_SUM", "sasa", (1, 5, 10)

@@ -1,4 +1,4 @@
-"""A training step of vision transformers on a group beside one of a plain one.
+"""Training steps of vision transformers on groups, and of a plain one.
 
     KERAS_BACKEND=jax python benchmarks/vit.py
 

@@ -2,10 +2,11 @@
 
     KERAS_BACKEND=tensorflow python benchmarks/widths.py
 
-Four 3 x 3 convolutions, plain and on p4 and p4m. Divided by the order of the
-group the plain width gives as much compute, divided by its square root as many
-parameters. Training steps (outputs, gradients of input and weights) alternate
-in one process. Writes `benchmarks/results/widths-<backend>-<date>.json`.
+The network is four 3 x 3 convolutions, plain and on p4 and p4m. Dividing the
+plain width by the order of the group keeps the compute; dividing it by the
+square root of the order keeps the number of parameters. Training steps
+(outputs, gradients of input and weights) alternate in one process. Writes
+`benchmarks/results/widths-<backend>-<date>.json`.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Forms of attention over windows without a compiler, beside each other.
+"""Compares the forms of attention over windows that need no compiler.
 
     KERAS_BACKEND=torch python benchmarks/window_forms.py
 
 Where nothing compiles, PyTorch computes attention over windows in one of two
 forms, `tiles` and `products`, see `keras_equiattn.ops.windows.dispatch`. A
 third one, `views`, is what Inductor compiles; here it runs operator by
-operator, for as many images at a time as the others take. A step is the output
-of a layer, with its linear maps, and the gradients with respect to weights and
-input. The steps of all forms are timed in turns, in one process; "moved" is
-what a step moves by the count of `traffic.py`, in units of the input. Writes
-`benchmarks/results/window_forms-torch-<batch>-<date>.json`.
+operator, for as many images at a time as in the other forms. A step is the
+output of a layer, with its linear maps, and the gradients with respect to
+weights and input. The steps of all forms are timed in turns, in one process;
+"moved" is what a step moves by the count of `traffic.py`, in units of the
+input. Writes `benchmarks/results/window_forms-torch-<batch>-<date>.json`.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FORMS, default=FORMS)
     options = parser.parse_args()
     if keras.backend.backend() != "torch":
-        parser.error("this benchmark goes with KERAS_BACKEND=torch")
+        parser.error("this benchmark needs KERAS_BACKEND=torch")
     if options.batch < 8 or options.repeats < 1:
         parser.error(
             "--batch must be at least 8 and --repeats positive. Received: "

@@ -4,15 +4,15 @@
     KERAS_BACKEND=jax python benchmarks/windows.py memory
 
 "ours" are the window primitives (scores, softmax, weighted sums) as the layers
-use them, "unfold" is the same with the neighbours of all pixels side by side
-and the gradient of the backend. "asc" has affine maps of keys and values,
-"sasa" relative positions; the linear maps before and after are left out.
-"Conv2D" is Keras' 3 x 3 convolution of the same width.
+use them; "unfold" copies the neighbours of all pixels side by side, and leaves
+the gradient to the backend. "asc" has affine maps of keys and values, "sasa"
+relative positions; the linear maps before and after are left out. "Conv2D" is
+Keras' 3 x 3 convolution of the same width.
 
 `time` alternates training steps (outputs and all gradients) in one process, in
-the mode that Keras compiles in by default. `memory` (JAX) reads the size of
-the temporaries of such a step off the compiler, `profile` (JAX) times the parts
-of a step, each compiled by itself. Writes
+the mode that Keras compiles in by default. `memory` (JAX) gets the size of the
+temporaries of such a step from the compiler, `profile` (JAX) times the parts of
+a step, each compiled by itself. Writes
 `benchmarks/results/windows-<what>-<backend>-<date>.json`.
 """
 
@@ -230,7 +230,7 @@ MEASURES = {
     "memory": memory,
     "profile": profile,
 }
-# What they look at.
+# The options that they use.
 SETTINGS = ("width", "size", "heads", "batch", "kernel_size", "repeats")
 
 

@@ -2,8 +2,9 @@
 
 Each instruction moves its operands and its result, those in the body of a loop
 as often as the loop runs. A fusion is one instruction: what is computed within
-it moves nothing. Where it reads slices of an operand, these count, but not
-more than the whole; where it writes a slice of its result, that does.
+it moves nothing. Where it reads slices of an operand, their bytes count, up to
+those of the whole operand; where it writes a slice of its result, only the
+slice counts.
 """
 
 import math
@@ -162,7 +163,7 @@ class _Program:
     def _limit(self, condition: str) -> int:
         """The number that a counter from zero is compared with.
 
-        TensorFlow compares it twice, which XLA does not count the trips of.
+        TensorFlow compares it twice, and XLA does not count the trips then.
         """
         texts = [condition]
         for one in self.computations[condition]:
@@ -175,7 +176,7 @@ class _Program:
         }
         if len(limits) != 1:
             raise ValueError(
-                f"Nobody knows how often the loop with {condition} runs."
+                f"The number of trips of the loop with {condition} is unknown."
             )
         return limits.pop()
 

@@ -6,29 +6,29 @@ r"""Draws what a network attends to, over an image in all its poses.
         --downsampling strided --out runs/maps
 
 Writes `<model>.png`: the effective attention of one layer, for a test image and
-the same image turned. The table tells of every layer how far its attention
-ranges, its standard deviation over space, and the largest error of rotation:
-between the maps of turned images and the turned maps of the images, relative to
-the largest value.
+the same image turned. The table gives, for every layer, the range of its
+attention, its standard deviation over space, and the largest error of rotation:
+the difference between the maps of turned images and the turned maps of the
+images, relative to the largest value.
 
 `--weights` takes a weights file, the name of shipped weights, or a file that
 the authors of attentive group convolution, of group self-attention or, for
 Swin, of ACmix trained (.npz, .pth, .pt). Without it the network is trained on
 the dataset first, `--epochs` times.
 
-`--downsampling strided` sets the approximate network beside the exact one, in a
-second table and in `<model>_strided.png`. It has the weights of the exact one
+`--downsampling strided` compares the approximate network with the exact one, in
+a second table and in `<model>_strided.png`. It has the weights of the exact one
 unless `--strided-weights` gives its own.
 
 `--pixel ROW COLUMN` is for networks that attend to windows or to the whole
 image. It draws instead which neighbours of this pixel each head of a layer
 attends to, in `<model>_pixel.png`, and for one head (`--head`) what the turned
 pixel of the turned image attends to, in `<model>_pixel_turned.png`: windows
-turn with the image, and the group axis permutes. Crops leave maps of the middle
-of the image: other pixels are refused, before any training. `--key-element`
-shows one group element of the input alone. The error of rotation is printed:
-between what the turned pixel attends to and the same turned, relative to the
-largest weight.
+turn with the image, and the group axis permutes. With crops, maps cover only
+the middle of the image, and other pixels are refused before any training.
+`--key-element` shows only one group element of the input. The error of rotation
+is printed: the difference between the weights of the turned pixel and the
+turned weights of the pixel, relative to the largest weight.
 """
 
 import argparse
@@ -61,14 +61,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", default="rotmnist_p4cnn_input", help="registered name")
     add("--weights", help="file or name; without it the network is trained")
-    add("--strided-weights", help="of the strided network")
+    add("--strided-weights", help="weights of the strided network")
     add("--dataset", default="digits", help="name, or .npz file")
     add("--data-dir", type=Path, help="folder of the prepared datasets")
-    add("--index", type=int, default=0, help="of the test image to draw")
+    add("--index", type=int, default=0, help="index of the test image")
     add("--transpose", action="store_true", help="exchange rows and columns")
-    add("--elements", type=int, nargs="+", help="to turn by; default all")
-    add("--layer", help="to draw; without it the one that varies most")
-    add("--strided-layer", help="to compare; without it the most deformed one")
+    add("--elements", type=int, nargs="+", help="elements to use; default all")
+    add("--layer", help="layer to draw; by default the most varied one")
+    add("--strided-layer", help="layer to compare; by default the worst one")
     add(
         "--downsampling",
         default="exact",
@@ -82,10 +82,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar=("ROW", "COLUMN"),
         help="draw the window of this pixel",
     )
-    add("--key-element", type=int, help="of the input; default their sum")
-    add("--head", type=int, help="to turn; default the least uniform one")
+    add("--key-element", type=int, help="element of the input; default: sum")
+    add("--head", type=int, help="head to turn; by default the least uniform")
     add("--images", type=int, default=8, help="test images for the tables")
-    add("--epochs", type=int, default=3, help="of training without --weights")
+    add("--epochs", type=int, default=3, help="epochs without --weights")
     add("--batch-size", type=int, default=32, help="of that training")
     add("--seed", type=int, default=0)
     add("--dpi", type=int, default=80)
@@ -146,7 +146,7 @@ def load(options: argparse.Namespace, image: np.ndarray) -> keras.Model:
 def require_kind(
     model: keras.Model, options: argparse.Namespace, image: np.ndarray
 ) -> keras.Model:
-    """Raises before a training whose network could not be drawn."""
+    """Raises before any training if the network cannot be drawn."""
     windows = any(hasattr(layer, "window") for layer in model.layers)
     if windows and not options.pixel:
         raise ValueError(
@@ -185,7 +185,7 @@ def train(model: keras.Model, options: argparse.Namespace) -> keras.Model:
         options.batch_size,
         seed=options.seed,
         data_dir=options.data_dir,
-        # Not needed; the least that can be cut off.
+        # Not used; the smallest split that can be cut off.
         validation_size=info.validation_size and info.views,
     )
     model.compile(
@@ -247,10 +247,10 @@ def act(x: np.ndarray, group: groups.Group, element: int) -> np.ndarray:
 def turned_maps(
     model: keras.Model, images: np.ndarray, layers: str | None = None
 ) -> dict[str, tuple[groups.Group, np.ndarray]]:
-    """Of each layer the group and the effective attention.
+    """For each layer, the group and the effective attention.
 
-    The first axis of the attention is the element of the group that the images
-    were turned by, of those that map the grid onto itself.
+    The first axis of the attention is the group element by which the images
+    were turned; only those that map the grid onto itself are used.
     """
     group = groups.get(reporting.group_of(model))
     elements = group.grid_elements
@@ -298,10 +298,10 @@ def show_table(
 def compare(
     models: dict[str, keras.Model], image: np.ndarray, layer: str
 ) -> Any:
-    """Maps of turned images, turned back: all alike if it is equivariant.
+    """Maps of turned images, turned back: all alike for exact equivariance.
 
-    For the group element whose map of the upright image varies most. A row
-    below the maps of each network shows their difference from the first.
+    They are drawn for the group element whose map of the upright image varies
+    most. A row below the maps shows their difference from the first.
     """
     from matplotlib.figure import Figure
 
@@ -351,7 +351,7 @@ def compare(
 def draw_pixel(
     options: argparse.Namespace, model: keras.Model, image: np.ndarray
 ) -> None:
-    """What a pixel attends to, and what it does when the image is turned."""
+    """Draws what a pixel attends to, also when the image is turned."""
     try:
         figure = visualization.plot_window_attention(
             model,
@@ -375,7 +375,7 @@ class View:
     """A turned image, the turned pixel and what it attends to.
 
     Attributes:
-        element: of the group, that turns the image.
+        element: the group element that turns the image.
         image: `(height, width, channels)`.
         pixel: row and column.
         weights: see `visualization.pixel_attention`.
@@ -390,7 +390,7 @@ class View:
 def turned_views(
     model: keras.Model, image: np.ndarray, options: argparse.Namespace
 ) -> list[View]:
-    """By all that `--elements` names, or that map the grid onto itself."""
+    """Views for `--elements`, or for all that map the grid onto itself."""
     group = groups.get(reporting.group_of(model))
     marked = np.zeros((1, *image.shape[:2], 1))
     marked[0, options.pixel[0], options.pixel[1]] = 1
@@ -481,7 +481,7 @@ def back_again(model: keras.Model, image: np.ndarray, layer: str) -> np.ndarray:
 
 
 def write(figure: Any, options: argparse.Namespace, name: str) -> None:
-    """A PNG of 256 colours: tissue takes a third of the room."""
+    """Writes a PNG of 256 colours, a third of the size for tissue."""
     from PIL import Image
 
     buffer = io.BytesIO()

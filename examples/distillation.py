@@ -2,14 +2,13 @@ r"""Makes a plain network equivariant, and distils it into a small fast one.
 
     python examples/distillation.py
 
-Trains a plain network on the upright digits of scikit-learn, and takes it from
-there on as one that comes from anywhere: it is not trained any more. It is made
-invariant to quarter turns with `symmetrize`: by the mean over all four poses,
-and by a choice of one pose, which is learned. The choice costs less, and is
-better here: the plain network has never seen digits on their side. So it is the
-teacher of a small network of layers that are equivariant by themselves. Beside
-it stand the same small network trained by the labels alone, and one that never
-saw a label.
+Trains a plain network on the upright digits of scikit-learn, and then treats it
+as a given network that is not trained any more. `symmetrize` makes it invariant
+to quarter turns: by the mean over all four poses, or by a learned choice of one
+pose. The choice costs less, and is better here: the plain network has never
+seen digits on their side. So the network with the choice is the teacher of a
+small network of layers that are equivariant by themselves. For comparison, the
+same small network is trained by the labels alone, and by the teacher alone.
 
 The script prints the accuracy of all of them on upright digits and on digits in
 all four poses, the number of their weights, and the time of a prediction as a
@@ -41,12 +40,12 @@ from keras_equiattn.testing import equivariance_error
 
 DATA = "digits_upright"
 GROUP = "p4"
-# The network from anywhere, and filters of the three layers of the student.
+# The plain network, and filters of the three layers of the student.
 PLAIN, PLAIN_FILTERS = "rotmnist_z2cnn", 32
 STUDENT_FILTERS = (8, 12, 16)
 BATCH = 32
 RATES = {"plain": 2e-3, "choice of a pose": 5e-3, "student": 1e-2}
-# Of the softmax of both networks, so that small probabilities count.
+# For the softmax of both networks, so that small probabilities count.
 TEMPERATURE = 3.0
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -76,8 +75,8 @@ def student() -> keras.Model:
 
 
 def activated(x: Any) -> Any:
-    """Normalised, and rectified."""
-    # A momentum of 0.9 follows a data set of few batches.
+    """Applies batch normalisation and ReLU."""
+    # With few batches, moving statistics need a momentum as low as 0.9.
     x = keras.layers.BatchNormalization(momentum=0.9)(x)
     return keras.layers.ReLU()(x)
 
@@ -130,13 +129,13 @@ def distilled(
     share_of_labels: float,
     title: str,
 ) -> keras.Model:
-    """A student that learns from a teacher, and from labels if it is to.
+    """A student that learns from a teacher, and from labels if asked for.
 
     Args:
-        teacher: returns the logits that the student is to come near to.
+        teacher: the network whose logits the student imitates.
         data: images, and labels.
         epochs: of training.
-        share_of_labels: how much the labels count beside the teacher, from
+        share_of_labels: weight of the labels' loss against the teacher's, from
             0 to 1.
         title: of the progress bar.
     """
@@ -217,7 +216,7 @@ def times(
 ) -> dict[str, float]:
     """Seconds of a prediction for all images as one batch.
 
-    The models take turns, so that what else the machine does falls on all of
+    The models take turns, so that other load on the machine affects all of
     them; the medians are returned.
     """
     found: dict[str, list[float]] = {name: [] for name in models}

@@ -42,7 +42,7 @@ from keras_equiattn.visualization import element_name
 OUT = Path(__file__).parents[1] / "docs" / "images"
 # A test digit that looks different in every pose: a seven.
 DIGIT = 7
-# Row and column of the pixel whose attention is drawn, on the stroke of it.
+# Row and column of the pixel whose attention is drawn, on its stroke.
 PIXEL = (13, 15)
 EPOCHS = 10
 
@@ -126,7 +126,7 @@ def attentive() -> Figure:
     """Evidence for the right class, and attention, on a digit of each class."""
     model = get_model("rotmnist_p4cnn_input", weights="rot_mnist")
     images = np.concatenate([digit(label) for label in range(10)])
-    # Digits lie on black, which is what the padding is: nothing to leave out.
+    # Digits are zero at the border, as the padding is, so it may be kept.
     options = {"layer": "conv2_attention", "border": "keep"}
     attention = visualization.attention_overlays(model, images, **options)
     evidence = [
@@ -195,8 +195,8 @@ def window_of(layer: keras.Layer, pool_size: int = 2) -> Figure:
     """The window of a pixel in a layer of a network trained on digits.
 
     Args:
-        layer: whose input has 28 pixels over `pool_size` a side.
-        pool_size: of the pooling before the layer.
+        layer: the layer; its input has 28 / `pool_size` pixels a side.
+        pool_size: the size of the pooling before the layer.
     """
     keras.utils.set_random_seed(0)
     inputs = keras.Input((28, 28, 1))
@@ -266,7 +266,7 @@ def finished(figure: Figure) -> Figure:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """A PNG of 256 colours, a third of the size."""
+    """Writes a PNG of 256 colours, a third of the size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110)
     picture = Image.open(buffer).convert("RGB")

@@ -4,11 +4,11 @@ r"""Takes a trained plain network, and makes it equivariant.
 
 Trains a plain network on the upright images of CIFAR-10, and tests it on images
 as they are and on images in the three other poses of `p4`. Then it compares
-what one can do about the turned ones:
+three ways to handle the turned ones:
 
 - average the plain network over four poses of each image (`symmetrize`);
 - inflate it (`equivariant(..., inflate=True)`), which gives the same numbers,
-  and train the inflated network, in which the poses see each other;
+  and train the inflated network, in which the poses interact;
 - train the equivariant network of the same topology from scratch, with as many
   parameters as the plain one, for as many epochs.
 
@@ -61,7 +61,7 @@ def plain_network() -> keras.Model:
 def images_of(
     split: str, count: int, data_dir: Path | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first images of a split, less their mean, and their labels."""
+    """The first images of a split, scaled to [-2, 2], and their labels."""
     batches = datasets.load("cifar10", split, 100, data_dir=data_dir)
     pairs = [
         (np.asarray(x), np.asarray(y))

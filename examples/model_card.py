@@ -4,8 +4,8 @@
             --seeds runs/p4_seed1 runs/p4_seed2
 
 Writes the folder `name`, a preset for `applications.from_preset`. Runs after
-`--seeds` differ from the first in nothing but the seed; the card tells the
-spread over all of them.
+`--seeds` differ from the first in nothing but the seed; the card states mean
+and deviation over all of them.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-r"""Reads every pixel: which digit it belongs to, and which way its stroke runs.
+r"""Predicts for every pixel its digit, and the direction of the stroke.
 
     python examples/segmentation.py
 
-Each image is put together from up to four handwritten digits, which are upright
-up to ten degrees. Plain and equivariant U-Nets with about as many parameters
-learn two tasks on them: the class of every pixel (ten digits and the
-background), and the direction of the stroke at every pixel of a digit, an axis
-without a sign, which turns with the image. Then the test images are turned by
-all angles.
+Each image has up to four handwritten digits; training images are tilted by at
+most ten degrees. Plain and equivariant U-Nets of about the same size learn two
+tasks on them: the class of every pixel (ten digits and the background), and the
+direction of the stroke at every pixel of a digit, an axis without a sign, which
+turns with the image. Then the test images are turned by all angles.
 
 It takes about 14 minutes on two cores, needs no download, and writes
 `segmentation-<backend>-<date>.json` with all numbers to `--results` and the
@@ -88,8 +87,8 @@ def strokes(images: np.ndarray) -> np.ndarray:
         images: `(count, height, width, 1)`.
 
     Returns:
-        Vectors of length one, `(count, height, width, 2)`: the components along
-        rows, which point down, and columns.
+        Vectors of length one, `(count, height, width, 2)`: the component along
+        the row axis, which points down, then that along the column axis.
     """
     along_rows, along_columns = (
         ndimage.gaussian_filter(images[..., 0], (0, 1.0, 1.0), order)
@@ -184,7 +183,7 @@ def trained(
 def measured(
     model: keras.Model, task: str, images: np.ndarray, classes: np.ndarray
 ) -> dict[str, float]:
-    """What a network says of images, beside what is true.
+    """Compares the predictions of a network for images with the truth.
 
     For classes, the share of the pixels of digits that are right, and the mean
     over the digits of intersection over union. For directions, the mean error

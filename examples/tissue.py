@@ -37,7 +37,7 @@ from keras_equiattn.testing import equivariance_error
 
 ROOT = Path(__file__).parents[1]
 # Group, widths of the four convolutions, and whether patches are turned.
-# Divided by the square root of the order the widths give as many parameters.
+# Divided by the square root of the order, widths keep the parameter count.
 NETWORKS = {
     "plain": ("z2", (16, 32, 32, 48), False),
     "plain, augmented": ("z2", (16, 32, 32, 48), True),
@@ -176,7 +176,7 @@ def compared(
     draw: that of the first seed with the most training patches.
     """
     images, labels = patches("train", max(options.sizes), options.data_dir)
-    # Nothing is chosen by the validation patches, so they test as well.
+    # Nothing is chosen by the validation patches, so they serve as tests too.
     tested = [
         patches(split, options.test_images, options.data_dir)
         for split in ("validation", "test")
@@ -296,7 +296,7 @@ def drawings(
 
 
 def write(figure: Figure, path: Path) -> None:
-    """A PNG of 256 colours, in which tissue takes a third of the space."""
+    """Writes a PNG of 256 colours, a third of the size for tissue."""
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except training.OptionsError as error:
         message, code = f"train.py: error: {error}", 1
     except (OSError, training.ProcessLostError) as error:
-        # A full disk, for example, or one that was taken away.
+        # A full disk, for example, or one that is no longer there.
         message, code = f"train.py: error: {error}. {stopped(options)}", 1
     except KeyboardInterrupt:
         message, code = f"\nInterrupted. {stopped(options)}", 130
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(message, file=sys.stderr, flush=True)
     if distribution.is_alone:
         raise SystemExit(code)
-    # What waits for the other processes at exit could wait for minutes.
+    # At exit, backends could wait for the other processes for minutes.
     sys.stdout.flush()
     os._exit(code)
 
@@ -77,7 +77,7 @@ def _terminate(*_: object) -> None:
 
 
 def stopped(options: training.TrainOptions) -> str:
-    """What is left of a run that has stopped, and how it goes on."""
+    """Says what a stopped run has completed, and how to continue it."""
     completed = callbacks.EpochBackup(options.out / "backup").completed
     if not completed:
         return f"No epoch was completed in {options.out}."
@@ -87,7 +87,7 @@ def stopped(options: training.TrainOptions) -> str:
     )
 
 
-# What the first process tells the others in place of completed epochs.
+# What the first process may send instead of a number of completed epochs.
 COMPLETE, REFUSED = -1, -2
 
 

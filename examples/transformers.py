@@ -6,17 +6,17 @@ r"""Trains a plain and equivariant vision transformers for the same time.
     python examples/transformers.py p4
     python examples/transformers.py p4m
 
-Each network is equally wide, learns from the same upright images with the same
-recipe, and stops after two hours on one processor core. Its rate of learning
-follows the time, and falls to zero at the end. The test images are shown
-upright and turned by 90, 180 or 270 degrees, the first 2,000 of them again and
-again while it trains, and all of them at the end; that takes no time of its
-own. A run that was stopped goes on where it was last saved, after its last
-whole epoch. Two networks can train side by side, each on a core. It is a
-comparison at a small scale.
+All networks are equally wide, learn from the same upright images with the same
+recipe, and stop after two hours on one processor core. The learning rate
+follows the time, and falls to zero at the end. Networks are tested on images
+that are upright or turned by 90, 180 or 270 degrees: on the first 2,000 several
+times during training, and on all at the end; the time of tests does not count.
+A run that was stopped goes on where it was last saved, after its last whole
+epoch. Two networks can train side by side, each on a core. The comparison is at
+a small scale.
 
 Writes `transformers-<backend>-<date>.json` to `--results`, with all networks
-whose run in `--out` is over; `python benchmarks/report.py` draws them. Use
+whose run in `--out` is finished; `python benchmarks/report.py` draws them. Use
 TensorFlow or PyTorch: under JAX, Keras does not see a rate that changes from
 step to step.
 """
@@ -43,7 +43,7 @@ BATCH = 128
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.05
 WARM_UP = 0.05  # the part of the time in which the rate grows
-TESTS = 20  # while a network trains, but for the last
+TESTS = 20  # in a run, the last one at its end
 IMAGES_WHILE_TRAINING = 2_000
 TEST_BATCH = 500
 
@@ -63,8 +63,8 @@ class Run(keras.callbacks.Callback):
         folder: where the network and the log are kept.
         seconds: how much processor time the network trains for.
         images, labels: the test images, upright.
-        settings: what is kept in the log, and must be the same in a run that
-            goes on.
+        settings: what is kept in the log, and must be the same in a run that is
+            resumed.
     """
 
     def __init__(

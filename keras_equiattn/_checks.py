@@ -17,7 +17,7 @@ LARGEST = 2**31 - 1
 
 
 def integer(value: Any, name: str, least: int = 1) -> int:
-    """An integer of any type, `least` or more; booleans are none."""
+    """An integer of any type, `least` or more; booleans are refused."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -93,7 +93,7 @@ def divisible(filters: int, parts: int, name: str) -> None:
 
 
 def weight_size(shape: Sequence[int], name: str) -> None:
-    """Raises for a weight that no memory holds, before it is asked for."""
+    """Raises for a weight too large for any memory, before it is allocated."""
     numbers = math.prod(shape)
     if numbers > LARGEST:
         raise ValueError(
@@ -164,7 +164,7 @@ def flag(value: Any, name: str) -> bool:
 
 
 def exactness(value: Any, name: str) -> bool | str:
-    """True or False, or "call": checked on the sizes that a call brings."""
+    """True, False or "call", with which the sizes of each call are checked."""
     is_text = isinstance(value, str) and value == "call"
     if not isinstance(value, bool) and not is_text:
         raise ValueError(
@@ -202,10 +202,10 @@ def known_name(
     also: str = "",
     plural: str | None = None,
 ) -> str:
-    """One of many names; a near miss is told what it came near to.
+    """Checks that a name is a known one; the error suggests the closest.
 
-    `also` says in words what else would do; `plural` is of `what`, None for
-    one with an s.
+    `also` says in words what else is accepted; `plural` is the plural of
+    `what`, or None if it only adds an s.
     """
     known = list(known)
     if value not in known:

@@ -1,9 +1,9 @@
-"""Settings of all layers, beside those of `keras.config`.
+"""Settings of all layers, in addition to those of `keras.config`.
 
-Most layers with attention have gradients of their own, which compute again what
-would take memory to keep. Under TensorFlow and PyTorch such a gradient cannot
-be differentiated. For second derivatives of a whole model, also of one that was
-loaded from a file::
+Most layers with attention have custom gradients, which recompute what would
+take memory to keep. Under TensorFlow and PyTorch such a gradient cannot be
+differentiated. Disable these gradients to take second derivatives of a whole
+model, even of one that was loaded from a file::
 
     >>> import keras_equiattn
     >>> keras_equiattn.config.disable_recompute()

@@ -1,8 +1,9 @@
 """The graphs of functional and Sequential models, and how they are rewritten.
 
-The module reads parts of Keras that are not public. Two others do:
-`ops.backend.dynamo`, which comes before it, and the training on several devices
-in `applications`, which replaces the statistics of batch normalisation.
+The module reads parts of Keras that are not public. Two other places do so:
+`ops.backend.dynamo`, which is earlier in the order of imports, and the training
+on several devices in `applications`, which replaces the statistics of batch
+normalisation.
 """
 
 import itertools
@@ -36,14 +37,14 @@ MERGING = (
 
 
 def has_graph(operation: Any) -> bool:
-    """Whether it is a functional or Sequential model that is built."""
+    """Whether an operation is a built functional or Sequential model."""
     return isinstance(operation, keras.Model) and bool(
         getattr(operation, "inputs", None)
     )
 
 
 def require_graph(model: Any) -> None:
-    """Raises unless it is a functional or Sequential model that is built."""
+    """Raises unless a model is functional or Sequential, and built."""
     if not has_graph(model):
         raise ValueError(
             "`model` must be a functional or Sequential Keras model that is "
@@ -85,7 +86,7 @@ def arguments(node: Any, tensors: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
         tensors: in the order of `node.input_tensors`.
 
     Returns:
-        Positional arguments, and those with names.
+        Positional and keyword arguments.
     """
     own = map(id, node.input_tensors)
     args, kwargs = node.arguments.fill_in(dict(zip(own, tensors, strict=True)))
@@ -142,7 +143,7 @@ def with_calls(
 
 
 def producer(tensor: Any) -> Any:
-    """The call that has made a symbolic tensor, or its input."""
+    """The call that made a symbolic tensor; for an input, its input node."""
     operation, call, _ = tensor._keras_history
     return operation._inbound_nodes[call]
 
@@ -183,7 +184,7 @@ class Rewriting:
             inputs: the values in place of the tensors, in their order.
 
         Returns:
-            Positional arguments, and those with names.
+            Positional and keyword arguments.
         """
         return arguments(self.node, inputs)
 

@@ -64,7 +64,7 @@ class AngularLoss(keras.losses.Loss):
                 f"Received: y_true.shape={shapes[0]}, y_pred.shape={shapes[1]}"
             )
         frequency = 1 if self.signed else 2
-        # Accurate for small differences, other than `1 - cos`.
+        # Accurate for small differences, unlike `1 - cos`.
         half = ops.sin(frequency / 2 * (y_pred - y_true))
         return ops.mean(2 * half * half, axis=-1)
 

@@ -34,7 +34,8 @@ class LayerError:
     """The error of the output of one layer.
 
     Attributes:
-        name: the name of the layer; `outer/inner` within a model in the model.
+        name: the name of the layer; `outer/inner` for a layer of a nested
+            model.
         kind: the class of the layer.
         shape: the shape of its output, with None for the batch.
         error: relative error of the output, worst over the elements; infinite
@@ -114,8 +115,8 @@ def equivariance_report(
 
     Args:
         model: a functional or Sequential model with one input, an image or a
-            feature map, channels last. Models in it are looked into where they
-            are the first to fail.
+            feature map, channels last. A nested model is examined layer by
+            layer if it is the first to fail.
         group: a group or its name. For groups that do not act on the grid, the
             elements that do are tried.
         images: an array, or its shape with the batch: then normally distributed
@@ -160,7 +161,7 @@ def _report(
     training: bool,
     prefix: str,
 ) -> EquivarianceReport:
-    """The report of a model, or of one in another one."""
+    """The report of a model, or of a nested model."""
     calls = [node for node in nodes(model) if not node.is_input]
     symbols = [tensor for node in calls for tensor in node.outputs]
     values = _errors(model, symbols, group, x, training)
@@ -314,7 +315,7 @@ def _explanation(
     if sides is not None:
         return (
             f"It adds or takes away {sides} pixels at the sides of the image, "
-            "which are not the same at opposite sides.",
+            "which differ from side to side.",
             "Do the same at all sides, for example with `SpatialPadding2D`.",
         )
     place = _weight_of_places(operation, shape)
@@ -329,7 +330,7 @@ def _explanation(
         )
     if training and getattr(operation, "seed_generator", None) is not None:
         return (
-            "It draws random numbers, others for each pose.",
+            "It draws random numbers, which differ from pose to pose.",
             "Measure with `training=False`.",
         )
     return (
@@ -362,7 +363,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _sides(operation: Any) -> Any:
-    """The rows and columns that a layer adds or takes away at unequal sides."""
+    """The rows and columns that a layer adds or removes, if sides differ."""
     for name in ("padding", "cropping"):
         sides = getattr(operation, name, None)
         if isinstance(sides, Sequence) and not isinstance(sides, str):
@@ -391,7 +392,7 @@ def _weight_of_places(
         for axis, size in zip(axes, aligned, strict=False):
             if size > 1 and len(aligned) == len(shape) - 1:
                 return weight.name, sizes, axis
-        # Normalisations broadcast along the axis that they are told.
+        # Normalisations broadcast along the axis that they are given.
         if len(shape) == 5 and getattr(operation, "axis", None) in (3, -2):
             return weight.name, sizes, "pose"
     return None

@@ -1,6 +1,6 @@
 """Measures and asserts the equivariance of functions, layers and models.
 
-For your own layers too::
+It works for your own layers, too::
 
     from keras_equiattn.testing import assert_equivariant
 
@@ -99,7 +99,7 @@ def assert_equivariant(
     outputs: str = "images",
     seed: int = 0,
 ) -> None:
-    """Asserts that `F(L_g x) = L_g F(x)`, and that this says something.
+    """Asserts that `F(L_g x) = L_g F(x)`, and that this is not trivially true.
 
     A constant output is equivariant and so is one that forgets the group: the
     assertion also demands that every output varies over the batch, over space
@@ -114,6 +114,8 @@ def assert_equivariant(
     Raises:
         AssertionError: if an error is above `rtol`, or if the outputs cannot
             tell right from wrong.
+        ValueError: see `equivariance_error`; for a sample of one image, and for
+            `elements` that hold only the identity.
     """
     group = groups.get(group)
     data_format = _data_format(data_format)

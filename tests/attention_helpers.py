@@ -7,7 +7,7 @@ from keras_equiattn import layers
 
 
 def randomize(model):
-    """The same weights on every backend, batch normalisation off its start."""
+    """Sets weights and batch statistics, the same on every backend."""
     rng = np.random.default_rng(1)
     for variable in model.weights:
         shape = tuple(variable.shape)
@@ -17,7 +17,7 @@ def randomize(model):
             variable.assign(rng.uniform(-0.2, 0.6, shape))
         elif variable.dtype == "float32":  # no seeds
             bound = np.sqrt(6 / np.prod(shape[:-1]))
-            if "spatial" in variable.name:  # well off one half
+            if "spatial" in variable.name:  # sigmoids far from one half
                 bound *= 4
             variable.assign(rng.uniform(-bound, bound, shape))
     return model

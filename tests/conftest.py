@@ -16,8 +16,8 @@ for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
 # Inductor would compile what several tests call with the same shapes.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 # Small tensors, many functions: the tests wait for the compiler, not the code.
-# Without emitters by MLIR the compiler takes three quarters of the time, but
-# the oldest TensorFlow stops at that flag.
+# Without MLIR fusion emitters the compiler takes three quarters of the time,
+# but the oldest supported TensorFlow aborts on that flag.
 XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false"
 XLA_FLAGS += " --xla_backend_optimization_level=0"
 if not any(
@@ -27,8 +27,8 @@ if not any(
 ):
     XLA_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
-# What one process has compiled with JAX, the others read: the folder is that
-# of the first, which starts them.
+# Processes share what JAX has compiled, in a folder of the first process, which
+# starts the others.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     compiled = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
@@ -42,7 +42,7 @@ pytest.register_assert_rewrite("layer_contract")
 
 
 def pytest_configure(config):
-    """Prepares the libraries, but in a process whose workers run the tests."""
+    """Prepares the libraries, except where workers run the tests."""
     if config.getoption("numprocesses", None):
         return
     # PyTorch before TensorFlow, which Keras may import: the other way round can
@@ -51,7 +51,7 @@ def pytest_configure(config):
     import hypothesis
 
     torch.set_num_threads(1)
-    # Time says nothing on a machine that is shared.
+    # Time limits mean nothing on a shared machine.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")
 
@@ -86,9 +86,9 @@ def checked_shapes(request):
 
 @pytest.fixture(scope="session")
 def fuzz_counts():
-    """Counts what random calls came to, by kind and name of what is called.
+    """Counts the outcomes of random calls, by the kind and name of the callee.
 
-    The end of the session writes it where the variable FUZZ_RESULTS says.
+    At the end of the session they go to the folder that FUZZ_RESULTS names.
     """
     counts = collections.defaultdict(
         lambda: collections.defaultdict(collections.Counter)
@@ -124,8 +124,8 @@ def pytest_addoption(parser):
     )
 
 
-# What is built of layers, by Keras: PyTorch runs all tests of it, the others in
-# their sweeps, but for those that are marked `every_backend`.
+# Tests of what Keras builds from layers: PyTorch runs them all, the others in
+# their sweeps, except those that are marked `every_backend`.
 BUILT_OF_LAYERS = (
     "applications/data",
     "applications/networks",
@@ -148,7 +148,7 @@ def is_below(path, *folders):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes seconds to compile for each shape goes to the sweeps."""
+    """Tests that take seconds to compile each shape go to the sweeps."""
     import keras
 
     for item in items:

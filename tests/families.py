@@ -6,7 +6,7 @@ import numpy as np
 from keras_equiattn import layers
 
 SIDE = 4
-# For each family what makes the layer and the shape of its input without the
+# For each family, what makes the layer, and the shape of its input without the
 # batch.
 FAMILIES = {
     "sasa": (

@@ -22,7 +22,7 @@ def all_cases():
 
 
 def first_cases():
-    """One of them for each layer, by the name of the layer."""
+    """The first case of each layer, by the name of the layer."""
     first = {}
     for case in all_cases().values():
         first.setdefault(case.layer.__name__, case)

@@ -44,9 +44,9 @@ class LayerCase:
         weights: number of trainable variables.
         group: the group under which the layer is equivariant.
         rectangle: another height and width that the layer takes, not equal.
-        reach: pixels from the border inside which a shift must show exactly;
-            None where none does.
-        no_shift: why none does.
+        reach: width of the border, in pixels, within which a shift need not
+            show exactly; None where no shift does.
+        no_shift: the reason for `reach=None`.
         unknown_size: whether height and width may be None.
         seed_generators: number of seed generators that the layer owns.
         statistics: number of variables that are not trained.
@@ -113,8 +113,8 @@ class LayerContract:
             `__init__` a value that is not its default, so that a value lost
             on the way shows.
         without: arguments of its base classes that the layer does not take.
-        cases: what all other checks run on; those of conduct on the first
-            alone where every shape has to be compiled.
+        cases: what all other checks run on; those marked `conduct` run on the
+            first alone where every shape has to be compiled.
     """
 
     layer: type[keras.layers.Layer]
@@ -227,7 +227,7 @@ def check_keras_contract(case):
         expected_num_non_trainable_weights=case.statistics,
         expected_num_seed_generators=case.seed_generators,
         expected_num_losses=None,
-        # Of our layers only what Keras' own one does.
+        # Only our layers that derive from Keras' Dropout do.
         supports_masking=issubclass(case.layer, keras.layers.Dropout),
     )
 
@@ -316,7 +316,7 @@ def check_equivariance(case, training=False, dtype="float32", rtol=1e-5):
 
 
 def check_translation(case):
-    """Shifting the input by one stride shifts the output, inside."""
+    """Shifting the input by one stride shifts the inside of the output."""
     layer = case.make(data_format="channels_last")
     height, width = case.input_shape[1:3]
     strides = getattr(layer, "strides", (1, 1))
@@ -593,7 +593,7 @@ def assert_strides_leave_out_pixels(layer, dense, x, limit):
 
 
 def assert_regularizes(layer, names, rate):
-    """The built layer's regulariser, `L2(rate)`, is of these kernels alone."""
+    """The built layer's `L2(rate)` applies to these kernels alone."""
     kernels = (as_array(getattr(layer, f"{name}_kernel")) for name in names)
     expected = sum(rate * (kernel**2).sum() for kernel in kernels)
     found = sum(as_array(loss) for loss in layer.losses)

@@ -13,7 +13,7 @@ def images(height=SIDE, width=SIDE, channels=2):
 
 
 def plain(output="invariant", size=(SIDE, SIDE), data_format="channels_last"):
-    """A network that knows no symmetry: its filters and strides are not."""
+    """A network without symmetry: its filters have none."""
     shape = (*size, 2) if data_format == "channels_last" else (2, *size)
     options = {"padding": "same", "data_format": data_format}
     x = inputs = keras.Input(shape)

@@ -27,7 +27,7 @@ def canonical(model, group="p4", output="invariant", **options):
 
 
 def no_loss(targets, outputs):
-    """What leaves the loss to the prior."""
+    """A loss of zero, which leaves that of the prior alone."""
     return 0.0 * outputs[:, 0]
 
 
@@ -98,7 +98,7 @@ def test_the_pose_turns_with_the_image():
 def test_symmetric_images(group, output):
     """Whichever of the tied poses is chosen, the output is the same.
 
-    It is as symmetric as the image, which that of the model is not.
+    It is as symmetric as the image, unlike the output of the model.
     """
     model = plain(output)
     chooses = canonical(model, group, output)
@@ -162,7 +162,7 @@ def test_gradients_reach_the_canonicalizer():
     layer.prior = 0.0
 
     def loss(shift):
-        """Of a choice that is softened by so much, at the first score."""
+        """The loss if `shift` at the first score softens the choice."""
         total = 0
         for image, goal, at in zip(x, target, means, strict=True):
             soft = np.exp(at) / np.exp(at).sum()
@@ -186,7 +186,7 @@ def test_gradients_reach_the_canonicalizer():
 def test_prior_leaves_training_images_as_they_are(tmp_path):
     """After some steps of `fit`, and in a file."""
     rng = np.random.default_rng(0)
-    # Upright is: bright above, and more so to the left.
+    # Upright images are bright at the top, most at the left.
     slope = (
         np.linspace(1, 0, SIDE)[:, None, None]
         + np.linspace(0.5, 0, SIDE)[:, None]
@@ -228,7 +228,7 @@ def test_prior_leaves_training_images_as_they_are(tmp_path):
 
 
 def own_canonicalizer(group="p4"):
-    """Scores that are means of a group convolution."""
+    """Scores that are maxima of a group convolution."""
     order = groups.get(group).order
     return keras.Sequential(
         [
@@ -347,7 +347,7 @@ def test_dropout_hears_of_training():
     ("group", "weights", "millions"), [("p4", 5832, 4.1), ("p4m", 11016, 13.7)]
 )
 def test_cost_of_the_canonicalizer(group, weights, millions):
-    """That of the documentation, and no more for larger images."""
+    """The documented cost, which is no larger for larger images."""
     order = groups.get(group).order
     costs = []
     for side in (24, 28, 96, 224, 225):

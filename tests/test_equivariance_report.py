@@ -1,4 +1,4 @@
-"""Why networks are not equivariant: ten of them, each with its cause."""
+"""Why networks are not equivariant: broken ones, each with its cause."""
 
 import re
 

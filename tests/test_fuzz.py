@@ -47,7 +47,7 @@ VALUES = st.one_of(
 
 
 def like(value, name):
-    """Values that may do in place of one, more often than not."""
+    """Values in place of one, most of which the layer accepts."""
     if name == "group":
         return st.sampled_from(groups.names())
     if name == "padding":
@@ -121,7 +121,7 @@ def test_layers_work_or_say_what_is_wrong(name, cases, fuzz_counts):
     check()
 
 
-# One network of each kind, of those that are built soonest.
+# One network of each kind, those that build fastest.
 NETWORKS = (
     "acmix_pvt_tiny",
     "acmix_resnet26",
@@ -205,7 +205,7 @@ def check_result(layer, x, y):
 
 
 def check_equivariance(layer, x):
-    """Whether it was tried: an error above rounding is a failure.
+    """Tests equivariance to rounding, and returns whether it was possible.
 
     It is not tried for layers that say that they are not exact, for groups of
     one element, or where a turned image has a size that is refused.

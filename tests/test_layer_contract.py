@@ -39,7 +39,7 @@ class Sound(GroupConv2D):
 
 @keras.saving.register_keras_serializable(package="tests")
 class WrongPermutation(GroupConv2D):
-    """Mixes the group axis of the kernel with that of another element."""
+    """Adds a copy of the output whose group axis is permuted wrongly."""
 
     def convolve(self, x, kernel, **options):
         kernel = keras.ops.convert_to_tensor(kernel)
@@ -50,7 +50,7 @@ class WrongPermutation(GroupConv2D):
 
 @keras.saving.register_keras_serializable(package="tests")
 class ForgetsTheGroup(GroupConv2D):
-    """Equivariant, but the same for every element: it learns nothing new."""
+    """Equivariant, but constant over pixels and group elements."""
 
     def convolve(self, x, kernel, **options):
         y = group_conv(x, kernel, self.group, **options)

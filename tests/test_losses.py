@@ -20,7 +20,7 @@ def test_agrees_with_numpy(signed, frequency):
     np.testing.assert_allclose(as_array(found), expected, rtol=1e-4, atol=1e-5)
     found = AngularLoss(signed)(true, predicted)
     np.testing.assert_allclose(as_array(found), expected.mean(), rtol=1e-5)
-    # Turns of what it cannot see, and of image and label together.
+    # Whole periods change nothing, nor do turns of both angles together.
     turned = predicted + 2 * np.pi / frequency
     np.testing.assert_allclose(
         as_array(AngularLoss(signed)(true, turned)), expected.mean(), rtol=1e-4

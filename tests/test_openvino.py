@@ -113,7 +113,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def first_cases():
-    """One of them for each layer, by its name."""
+    """The first case of each layer, by its name."""
     return layer_cases.first_cases()
 
 

@@ -52,7 +52,7 @@ def test_poses_in_batches_of_any_size(batch_poses):
 
 @pytest.mark.parametrize("output", ["invariant", "image"])
 def test_probabilities_are_averaged(output):
-    """And are those of a classifier, or of every pixel."""
+    """For a classifier, and for every pixel."""
     model = plain(output)
     found = symmetrize(model, "p4", output, average="probabilities")
     x = images()

@@ -16,7 +16,7 @@ SWEPT = (pytest.mark.slow, pytest.mark.every_backend)
 
 
 def families(*fast):
-    """All of them; the tests of others than these are slow."""
+    """All families; the tests of those that are not `fast` are slow."""
     return [
         pytest.param(name, marks=() if name in fast else SWEPT)
         for name in FAMILIES
@@ -43,7 +43,7 @@ def trained(model, x, y, **options):
 
 
 def examples(name):
-    """Images of the family, and what the network shall say of them."""
+    """Images of the family, and targets for them."""
     y = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
     return images(name, 4), y
 
@@ -227,7 +227,7 @@ def test_torch_compile_of_several_layers():
 
 
 def loss_of(name):
-    """A layer of the family as JAX has it: a loss, and weights to give it."""
+    """A loss of a layer of the family, as a function for JAX, and weights."""
     layer = build(name)
     others = [v.value for v in layer.non_trainable_variables]
 

@@ -77,7 +77,7 @@ class Plan:
             self.flips = rng.random(count) < 0.5
             if augment.resized_crop:
                 self.boxes = draw_boxes(rng, count)
-            # Drawn last, so that all other choices are those without turns.
+            # Drawn last, so that turns do not change the other choices.
             self.turns = np.zeros(count, "int64")
             if augment.turn:
                 self.turns = rng.integers(0, 4, count)
@@ -141,8 +141,8 @@ def check_augment(
         shape: Shape of one image, `(height, width, channels)`.
 
     Raises:
-        ValueError: The argument is something else, or needs such crops, or
-            images that are square.
+        ValueError: The argument has another type, needs crops of several sizes,
+            or turns images that are not square.
     """
     if augment is None or augment is False:
         return None

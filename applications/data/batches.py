@@ -1,4 +1,4 @@
-"""Batches of arrays in memory without TensorFlow, also for Keras."""
+"""Batches for Keras that need no TensorFlow: arrays in memory, and streams."""
 
 import threading
 from collections.abc import Iterator
@@ -174,7 +174,7 @@ class ArrayDataset(keras.utils.PyDataset):
             self._token = self.clock.begin()[1]
 
     def on_epoch_end(self) -> None:
-        """Notes that Keras stops to iterate, perhaps after a first look."""
+        """Notes that Keras stops iterating, perhaps after a first look."""
         with self._lock:
             if self._position == len(self):
                 self.clock.finish(self._token)
@@ -211,10 +211,10 @@ class StreamDataset(keras.utils.PyDataset):
         return iterate(self.batches, self.clock)
 
     def on_epoch_begin(self) -> None:
-        """Starts to read an epoch."""
+        """Prepares to read an epoch from its start."""
         with self._lock:
             self._iterator = None
 
     def on_epoch_end(self) -> None:
-        """Stops to read: Keras may have taken only a first look."""
+        """Stops reading, since Keras may have taken only a first look."""
         self.on_epoch_begin()

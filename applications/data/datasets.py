@@ -7,12 +7,12 @@
 batches as one that was not interrupted. Give `fit` an `EpochCounter`, which
 tells the dataset the epoch.
 
-`digits` (scikit-learn's real digits, each at four uniform angles) and
-`digits_upright` (the same, not rotated) are embedded. Their splits share no
-digit, but may share writers. The others are prepared once: `rot_mnist`,
-`cifar10`, `cifar100` and `pcam`. Rotated MNIST is read from the files
-`mnist_all_rotation_normalized_float_*.amat` of 2007 if the data directory has
-them; otherwise it is built from MNIST. All of these can be exported to one
+`digits` (scikit-learn's real digits, each at four angles drawn uniformly) and
+`digits_upright` (the same, not rotated) come with scikit-learn. Their splits
+share no digit, but may share writers. The others are prepared once:
+`rot_mnist`, `cifar10`, `cifar100` and `pcam`. Rotated MNIST is read from the
+files `mnist_all_rotation_normalized_float_*.amat` of 2007 if the data directory
+has them; otherwise it is built from MNIST. All of these can be exported to one
 .npz file, which trains without TensorFlow:
 
     python -m keras_equiattn.applications.data list
@@ -23,11 +23,11 @@ them; otherwise it is built from MNIST. All of these can be exported to one
 as `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. The path of any such folder
 is a dataset too. `load` reads it with `tf.data`, and `load_pydataset` with
 grain; only a few images are in memory. The labels of ImageNet's own test images
-are not public, so "validation" and "test" are both `val`: whoever chooses an
-epoch or a setting by one has chosen by the other.
+are not public, so "validation" and "test" are both `val`: an epoch or a setting
+that is chosen on one has been chosen on the other.
 
-The order of the images of `pcam`, which `load` reads from disk too, also
-depends on `tf.random.set_seed`.
+`load` also reads `pcam` from disk; there the order of the images also depends
+on `tf.random.set_seed`.
 """
 
 import os
@@ -115,7 +115,7 @@ def load(
             variable `TFDS_DATA_DIR` where it is set, else
             `~/tensorflow_datasets`.
         validation_size: Images cut from the end of the training pool for
-            validation; by default the dataset's own.
+            validation; None takes the dataset's default.
         normalization: None for images in [0, 1], or `(mean, std)`, such as
             `info(name).normalization`.
         initial_epoch: The epoch with which iterating starts.
@@ -282,8 +282,8 @@ def export(
 def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
     """Downloads a dataset with tensorflow_datasets, and builds its cache.
 
-    This is the only function that uses the network. A folder of images is not
-    downloaded, but checked.
+    This is the only function that uses the network. A folder of images is
+    checked, not downloaded.
 
     Args:
         name: Name of a dataset.
@@ -296,7 +296,8 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
         ValueError: There is no such dataset.
         ImportError: An optional package is missing.
         RuntimeError: The download failed.
-        DatasetNotPreparedError: A folder of images is not as it should be.
+        DatasetNotPreparedError: A folder of images is missing or does not have
+            the expected classes.
     """
     source = access.resolve(name)
     if isinstance(source, Path):

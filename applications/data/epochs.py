@@ -25,8 +25,8 @@ Batch: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 class Shard:
     """The part of every batch that one of several processes reads.
 
-    All devices of all processes get the same number of images. Where a batch,
-    such as the last one of an epoch, cannot be divided so, its last images are
+    All devices of all processes get the same number of images. If a batch, such
+    as the last one of an epoch, cannot be divided evenly, its last images are
     left out.
 
     Attributes:
@@ -121,7 +121,7 @@ class Epochs(abc.ABC):
         return whole + (left >= self.shard.all_devices)
 
     def rows(self, index: int) -> slice:
-        """Positions in the epoch of what is read of one batch."""
+        """Positions in the epoch of the images that are read of one batch."""
         start = index * self.batch_size
         size = min(self.batch_size, self.count - start)
         return self.shard.rows(start, size)
@@ -144,7 +144,8 @@ def check_shard(shard: Shard | None, batch_size: int, count: int) -> Shard:
         count: Number of images.
 
     Raises:
-        ValueError: It is something else, or a device would have no images.
+        ValueError: `shard` has another type, `batch_size` is not a multiple of
+            the devices, or a device would have no images.
     """
     if shard is None:
         return Shard()
@@ -169,8 +170,8 @@ class Clock:
     """Knows which epoch the next iteration over a dataset is.
 
     Keras may fetch the first batches once more to build the model, so an
-    iteration counts only when it reached its last batch; and tf.data may run
-    an abandoned iteration on, so only the latest one counts.
+    iteration counts only when it has reached its last batch; and tf.data may
+    continue an abandoned iteration, so only the latest one counts.
 
     Attributes:
         failed: the error of the first file that could not be read in this

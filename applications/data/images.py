@@ -1,4 +1,4 @@
-"""Batches of a folder of images, which `tf.data` reads, or grain."""
+"""Batches of a folder of images, read by `tf.data` or by grain."""
 
 import os
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ class FolderBatches(Epochs):
     the 256 x 256 pixels, resized to 224 x 224. (It is more usual to crop the
     whole image, with what lies beside the central square.)
 
-    Both readers give the same images in the same order; JPEG files may differ
-    by a level or two of 255, as their decoders do.
+    Both readers give the same images in the same order; pixels of JPEG files
+    may differ by one or two levels of 255, because the decoders differ.
 
     Args:
         folder: Folder with a sub-folder for each class.
@@ -80,9 +80,9 @@ class Views(NamedTuple):
 
     Attributes:
         boxes: (n, 4), the pixels top, left, bottom and right.
-        offsets: (n, 2), of the crop from an image with a margin of zeros.
-        flips: (n,), whether it is mirrored.
-        turns: (n,), by how many quarter turns it is turned.
+        offsets: (n, 2), top and left of the crop from the zero-padded image.
+        flips: (n,), whether the image is mirrored.
+        turns: (n,), the number of quarter turns.
     """
 
     boxes: NDArray[np.int64]
@@ -156,7 +156,7 @@ def _with_tensorflow(
                     )
                 except tf.errors.InvalidArgumentError:
                     raise unreadable(
-                        path, "it is no JPEG, PNG, BMP or GIF, or is damaged"
+                        path, "it is not a JPEG, PNG, BMP or GIF, or is damaged"
                     ) from None
                 except tf.errors.OpError as error:
                     raise unreadable(path, error.message) from None

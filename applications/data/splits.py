@@ -1,4 +1,4 @@
-"""One split of a dataset: arguments are checked, then it is read."""
+"""Opens one split of a dataset, after all arguments are checked."""
 
 import os
 from collections.abc import Sequence
@@ -75,8 +75,8 @@ def open_split(
         data_dir, validation_size, normalization: See `datasets.load`.
         initial_epoch, shard: See `datasets.load`.
         reader: The reader of images that stay on disk. Only `"tf.data"` reads
-            large datasets of tensorflow_datasets from disk; for others they are
-            in memory.
+            large datasets of tensorflow_datasets from disk; `"grain"` loads
+            them into memory.
 
     Raises:
         ValueError: An argument has the wrong type or value.
@@ -138,7 +138,7 @@ def open_split(
 def _cut(
     source: DatasetInfo | Path, name: str, folder: Path, split: str, size: int
 ) -> Arrays:
-    """Reads a split of a dataset whose validation split is cut off."""
+    """Reads a split; the validation split is cut from the training pool."""
     part = "test" if split == "test" else "train"
     images, labels = access.read_arrays(source, folder, part)
     if part == "train" and size >= len(images):

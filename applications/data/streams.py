@@ -1,4 +1,4 @@
-"""Batches of prepared datasets that stay on disk, which `tf.data` reads."""
+"""Batches of prepared datasets that stay on disk, read by `tf.data`."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class StreamedBatches(Epochs):
     """Batches of a prepared dataset that is too large for memory.
 
     `tf.data` reads them, shuffles them within a buffer and decodes them.
-    Augmentation and normalisation are those of `Batches`. Each of several
-    processes reads a part of the examples of its own.
+    Augmentation and normalisation are those of `Batches`. With several
+    processes, each reads its own part of the examples.
 
     Args:
         name: Name of the dataset.
@@ -52,7 +52,7 @@ class StreamedBatches(Epochs):
             batch_size,
             **options,
         )
-        # All processes have as many examples.
+        # All processes get the same number of examples.
         self.count -= self.count % self.shard.count
 
     def epoch(self, epoch: int) -> Iterator[Batch]:

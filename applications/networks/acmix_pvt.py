@@ -16,7 +16,7 @@ from keras_equiattn.applications.registry import register
 
 DIMS = (64, 128, 320, 512)
 HEADS = (1, 2, 5, 8)
-EXPANSIONS = (8, 8, 4, 4)  # channels of the dense layers over those around
+EXPANSIONS = (8, 8, 4, 4)  # hidden over input channels of the MLP
 REDUCTIONS = (8, 4, 2, 1)
 DEPTHS = {"Tiny": (2, 2, 2, 2), "Small": (3, 4, 6, 3)}
 EPSILON = 1e-6
@@ -41,49 +41,50 @@ def ACmixPVTTiny(
     """PVT-Tiny with `SpatialReductionACmix2D` in place of its attention.
 
     Four stages of 2 blocks with 64, 128, 320 and 512 channels and 1, 2, 5 and
-    8 heads. Each begins with patches, of 4 x 4 pixels in the first stage and
-    then of 2 x 2, to which a learned position embedding is added. Keys and
-    values are those of maps reduced by 8, 4, 2 and 1. A block is `x +
-    mixer(norm(x))`, then `x + mlp(norm(x))`. In the last stage there is one
-    more token, for the class, which attends and is attended to, and passes
-    through the dense layers; the classifier reads it alone. 13,396,128
-    trainable parameters for 1000 classes, with `mixer="attention"` 13,229,288.
+    8 heads. Each begins with a patch embedding, of 4 x 4 pixels in the first
+    stage and of 2 x 2 in the others, and adds a learned position embedding.
+    Keys and values come from maps that are reduced by 8, 4, 2 and 1. A block is
+    `x + mixer(norm(x))`, then `x + mlp(norm(x))`. The last stage has a class
+    token, which takes part in attention and passes through the MLPs; the
+    classifier reads only this token. The network has 13,396,128 trainable
+    parameters for 1000 classes, with `mixer="attention"` 13,229,288.
 
-    The last block's path of convolution knows nothing of the class token, so
-    that the logits do not depend on it, nor on `mixing_kernel`, `mixing_bias`,
-    `shift_kernel` and `convolution_rate` there; feature maps do.
+    The convolution path of the last block does not reach the class token. The
+    logits therefore do not depend on this path or its weights `mixing_kernel`,
+    `mixing_bias`, `shift_kernel` and `convolution_rate`; feature maps do.
 
     Layers are called `stage1_patches`, `stage1_patches_norm`,
     `stage1_positions`, then `stage1_block1_norm1`, `..._mixer`, `..._path1`,
     `..._add1`, `..._norm2`, `..._dense1`, `..._gelu`, `..._dense2`,
-    `..._path2`, `..._add2`, and so on. In stage 4 `stage4_pixels` puts pixels
-    in a row behind `stage4_class_token`, and in each block
-    `stage4_block1_image_pixels`, `..._image` and `..._token` come before the
-    mixer, `..._pixels` and `..._joined` after it. At the end come `norm`, and
-    `class_token`, `class_vector`, `logits` and `predictions`, or without the
-    top `features_pixels`, `features`, and `global_mean` or `global_max`.
+    `..._path2`, `..._add2`, and so on. In stage 4 `stage4_pixels` flattens the
+    map to a sequence and `stage4_class_token` puts the class token in front of
+    it; in each block `stage4_block1_image_pixels`, `..._image` and `..._token`
+    come before the mixer, `..._pixels` and `..._joined` after it. At the end
+    come `norm`, and `class_token`, `class_vector`, `logits` and `predictions`,
+    or without the top `features_pixels`, `features`, and `global_mean` or
+    `global_max`.
 
     Args:
         include_top: whether the classifier is there.
         weights: None (random) or the path of a weights file.
-        input_shape: `(height, width, channels)`, with multiples of `8 *
-            patch_size`; none of them may be None.
+        input_shape: `(height, width, channels)`. Height and width must be
+            multiples of `8 * patch_size`, and may not be None.
         pooling: without the top: None returns feature maps, "avg" and "max"
-            what they are on average or at most.
+            their mean or maximum over space.
         classes: number of classes.
         classifier_activation: None returns logits.
         name: name of the model.
         mixer: "acmix", or "attention" for the plain network.
         patch_size: rows and columns of the first patches; 1 or 2 for images of
             32 pixels.
-        drop_path: rate at which the last mixer and the last dense layers are
-            left out for an image, in training; it grows from 0 in the first
-            block.
+        drop_path: rate of stochastic depth, at which the mixer and the MLP of
+            the last block are dropped for an image in training. It grows
+            linearly from 0 in the first block.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        features_only: returns a model to the feature maps of the four stages,
-            as heads for detection and segmentation take them. Needs
+        features_only: whether the model returns the feature maps of the four
+            stages, for heads for detection and segmentation. This needs
             `include_top=False`.
 
     Returns:
@@ -99,12 +100,12 @@ def ACmixPVTTiny(
           the authors' code, https://github.com/whai362/PVT
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556). No code of this
           network was published, and how the paths meet is our reading, see
-          `SpatialReductionACmix2D`. The authors give 13 and 25 M parameters
-          and 2.0 and 3.9 G multiplications for Tiny and Small. In our reading
-          these are 13.4 and 24.8 M and, with the path of convolution as they
-          write it, 2.0 and 4.0 G. Put together to one convolution, as it is
-          here, there are more of them, 3.8 and 7.9 G for an image of 224 x 224
-          pixels, and 0.18 and 0.35 G in each call.
+          `SpatialReductionACmix2D`. The authors give 13 and 25 M parameters and
+          2.0 and 3.9 G multiplications for Tiny and Small. In our reading these
+          are 13.4 and 24.8 M and, with the convolution path as they write it,
+          2.0 and 4.0 G. As one dense convolution, which runs here, it takes 3.8
+          and 7.9 G for an image of 224 x 224 pixels, and 0.18 and 0.35 G more
+          in each call to compose the kernels.
     """
     design = transformers.Design(mixer, patch_size, drop_path)
     frame = imagenet.Frame(
@@ -232,8 +233,8 @@ def _check_patches(title: str, shape: tuple[int, int, int], patch: int) -> None:
     whole = patch * 2 ** (len(DIMS) - 1)
     if shape[0] % whole or shape[1] % whole:
         raise ValueError(
-            f"`input_shape` of {title} must be multiples of {whole}, which "
-            "patches fill in all stages. "
+            f"`input_shape` of {title} must have a height and width that are "
+            f"multiples of {whole}, so that patches fill all stages. "
             f"Received: {shape}, patch_size={patch}"
         )
 
@@ -281,7 +282,7 @@ def _in_a_row(x: Any, name: str) -> Any:
 
 
 def _image(x: Any, size: tuple[int, int], name: str) -> Any:
-    """The pixels in a row behind the class token, as they lie."""
+    """The pixels after the class token, as an image again."""
     x = keras.layers.Cropping1D((1, 0), name=f"{name}_pixels")(x)
     return keras.layers.Reshape((*size, x.shape[-1]), name=name)(x)
 
@@ -294,7 +295,7 @@ def _token(x: Any, name: str) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class _Positions(keras.layers.Layer):
-    """Adds something learned to each place of an image or a sequence."""
+    """Adds a learned embedding to each position of an image or a sequence."""
 
     def build(self, input_shape: Any) -> None:
         self.embedding = self.add_weight(

@@ -39,8 +39,8 @@ def ACmixResNet26(
 
     Stages of 1, 2, 4 and 1 blocks, otherwise as `ACmixResNet50`; 10,487,816
     trainable parameters for 1000 classes, with `mixer="conv"` 13,696,552. It
-    takes 2.94 G multiply-adds, and 0.06 G in each call; in the paper's form
-    2.22 G, with `mixer="conv"` 2.34 G.
+    takes 2.94 G multiply-adds, and 0.06 G in each call to compose kernels; in
+    the paper's form 2.22 G, with `mixer="conv"` 2.34 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.
@@ -92,8 +92,8 @@ def ACmixResNet38(
 
     Stages of 2, 3, 5 and 2 blocks, otherwise as `ACmixResNet50`; 14,410,896
     trainable parameters for 1000 classes, with `mixer="conv"` 19,626,792. It
-    takes 4.01 G multiply-adds, and 0.10 G in each call; in the paper's form
-    2.86 G, with `mixer="conv"` 3.22 G.
+    takes 4.01 G multiply-adds, and 0.10 G in each call to compose kernels; in
+    the paper's form 2.86 G, with `mixer="conv"` 3.22 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.
@@ -143,16 +143,16 @@ def ACmixResNet50(
 ) -> keras.Model:
     """ResNet50 with `ACmix2D` in place of its 3 x 3 convolutions.
 
-    A 7 x 7 convolution and a 3 x 3 pooling, both with strides of 2, four
-    stages of 3, 4, 6 and 3 bottleneck blocks of widths 64, 128, 256 and 512,
-    the mean over space and a dense layer to the classes. The first block of
-    stages 2 to 4 halves the size, in the mixer. 18,333,976 trainable
+    The network is a 7 x 7 convolution and a 3 x 3 pooling, both with strides of
+    2, four stages of 3, 4, 6 and 3 bottleneck blocks of widths 64, 128, 256 and
+    512, the mean over space and a dense layer to the classes. The mixer in the
+    first block of stages 2 to 4 halves the size. There are 18,333,976 trainable
     parameters for 1000 classes, with `mixer="conv"` 25,557,032.
 
     On an image of 224 x 224 pixels it takes 5.07 G multiply-adds, and 0.14 G in
-    each call, whatever the number of images, to put kernels together, with
-    the path of convolution of `ACmix2D` as one dense convolution. With the
-    grouped one of the paper it is 3.50 G (the paper has 3.6 G), with
+    each call, whatever the number of images, to compose the kernels: the
+    convolution path of `ACmix2D` runs as one dense convolution. With the
+    grouped convolution of the paper it takes 3.50 G (the paper has 3.6 G), with
     `mixer="conv"` 4.09 G.
 
     Layers are called `conv1`, `bn1`, `relu1`, `pool1`, then
@@ -177,10 +177,10 @@ def ACmixResNet50(
             no pooling.
         num_heads: the heads of the attention.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        features_only: returns a model to the feature maps of the four stages,
-            as heads for detection and segmentation take them. Needs
+        features_only: whether the model returns the feature maps of the four
+            stages, for heads for detection and segmentation. This needs
             `include_top=False`.
 
     Returns:
@@ -194,16 +194,16 @@ def ACmixResNet50(
 
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), table 2, and
-          the authors' code, which has these numbers of parameters. Weights
-          start otherwise here. Theirs draws the kernels of all convolutions
-          with variance 2 / fan-out, those within the mixer too, and so
-          overwrites the shift kernels; these start as shifts here, and what
-          else the mixer has as `ACmix2D` does, kernels of queries, keys,
-          values, positions and mixing uniform within one over the square root
-          of the fan-in. Their biases of the mixer, the kernel of the classifier
-          and its bias are uniform like that; here biases start at zero, and
-          the classifier with variance 2 / fan-in. Convolutions outside of the
-          mixer, rates and normalisations start the same.
+          the authors' code, which has these numbers of parameters. Weights are
+          initialised differently here. Their code draws the kernels of all
+          convolutions with variance 2 / fan-out, also those in the mixer, and
+          so overwrites the shift kernels. Here these start as shifts, and the
+          rest of the mixer as in `ACmix2D`: kernels of queries, keys, values,
+          positions and mixing are uniform within one over the square root of
+          the fan-in. Their code draws the biases of the mixer and the kernel
+          and bias of the classifier in the same way; here biases start at zero,
+          and the classifier with variance 2 / fan-in. Convolutions outside of
+          the mixer, rates and normalisations start the same.
     """
     design = _Design(mixer, stem, num_heads)
     frame = imagenet.Frame(
@@ -303,7 +303,7 @@ def _block(
 def _convolution(
     x: Any, filters: int, kernel_size: int, strides: int, name: str
 ) -> Any:
-    """Without bias; zeros evenly on both sides, as PyTorch has them."""
+    """A convolution without bias, padded evenly on both sides as in PyTorch."""
     if strides > 1 and kernel_size > 1:
         x = keras.layers.ZeroPadding2D(
             kernel_size // 2, data_format="channels_last", name=f"{name}_pad"

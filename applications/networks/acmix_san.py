@@ -44,8 +44,8 @@ def ACmixSAN10(
     Stages of 2, 1, 2, 4 and 1 blocks, otherwise as `ACmixSAN19`; 11,994,612
     trainable parameters for 1000 classes (in the paper 12.1 M), with
     `mixer="attention"` 11,841,124. It takes 5.72 G multiply-adds, and 0.12 G in
-    each call; with a grouped convolution 1.89 G (in the paper 1.9 G), with
-    `mixer="attention"` 1.79 G.
+    each call to compose kernels; with a grouped convolution 1.89 G (in the
+    paper 1.9 G), with `mixer="attention"` 1.79 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSAN19`.
@@ -97,8 +97,8 @@ def ACmixSAN15(
     Stages of 3, 2, 3, 5 and 2 blocks, otherwise as `ACmixSAN19`; 16,414,134
     trainable parameters for 1000 classes (in the paper 16.6 M), with
     `mixer="attention"` 16,181,310. It takes 8.37 G multiply-adds, and 0.20 G in
-    each call; with a grouped convolution 2.63 G (in the paper 2.7 G), with
-    `mixer="attention"` 2.48 G.
+    each call to compose kernels; with a grouped convolution 2.63 G (in the
+    paper 2.7 G), with `mixer="attention"` 2.48 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSAN19`.
@@ -147,19 +147,19 @@ def ACmixSAN19(
 ) -> keras.Model:
     """SAN19 with `PatchwiseACmix2D` in place of its patchwise attention.
 
-    A 1 x 1 convolution to 64 channels, then five stages of 3, 3, 4, 6 and 3
-    blocks with 64, 256, 512, 1024 and 2048 channels, the mean over space and a
-    dense layer to the classes. A stage begins with a 2 x 2 pooling and a 1 x 1
-    convolution. A block adds `expand(relu(bn(mixer(relu(bn(x))))))`, with a
-    quarter of the channels in the mixer, whose windows have 3 rows and columns
-    in the first stage and 7 later. 20,829,278 trainable parameters for 1000
-    classes, with `mixer="attention"` 20,518,470.
+    The network is a 1 x 1 convolution to 64 channels, five stages of 3, 3, 4, 6
+    and 3 blocks with 64, 256, 512, 1024 and 2048 channels, the mean over space
+    and a dense layer to the classes. A stage begins with a 2 x 2 pooling and a
+    1 x 1 convolution. A block adds `expand(relu(bn(mixer(relu(bn(x))))))` to
+    `x`, with a quarter of the channels in the mixer, whose windows have 3 rows
+    and columns in the first stage and 7 later. There are 20,829,278 trainable
+    parameters for 1000 classes, with `mixer="attention"` 20,518,470.
 
     On an image of 224 x 224 pixels it takes 10.88 G multiply-adds, and 0.27 G
-    in each call, whatever the number of images, to put kernels together: the
-    path of convolution runs as one dense convolution. With a grouped one, as
-    the paper has it, it is 3.32 G (the paper has 3.4 G), with
-    `mixer="attention"` 3.13 G.
+    in each call, whatever the number of images, to compose the kernels: the
+    convolution path runs as one dense convolution. With the grouped convolution
+    of the paper it takes 3.32 G (the paper has 3.4 G), with `mixer="attention"`
+    3.13 G.
 
     Layers are called `conv1`, `bn1`, `relu1`, then `stage1_pool`,
     `stage1_conv`, `stage1_block1_bn1`, `..._relu1`, `..._mixer`, `..._bn2`,
@@ -173,7 +173,7 @@ def ACmixSAN19(
         input_shape: `(height, width, channels)`. Height and width may be None,
             for images of any size.
         pooling: without the top: None returns feature maps, "avg" and "max"
-            what they are on average or at most.
+            their mean or maximum over space.
         classes: number of classes.
         classifier_activation: None returns logits.
         name: name of the model.
@@ -181,10 +181,10 @@ def ACmixSAN19(
         stem: "imagenet", or "cifar" for small images: no pooling in the first
             two stages.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        features_only: returns a model to the feature maps of the five stages,
-            as heads for detection and segmentation take them. Needs
+        features_only: whether the model returns the feature maps of the five
+            stages, for heads for detection and segmentation. This needs
             `include_top=False`.
 
     Returns:
@@ -201,7 +201,7 @@ def ACmixSAN19(
           networks, and the authors' code, https://github.com/hszhao/SAN, which
           has the numbers of parameters of `mixer="attention"`.
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), appendix C.
-          There is no code of theirs for it, and this exact form is ours, see
+          They published no code for it, and the exact form is ours, see
           `PatchwiseACmix2D`. They publish 12.1, 16.6 and 21.2 million
           parameters for the three networks, 1 to 2 % more than these have.
     """
@@ -284,7 +284,7 @@ def _block(x: Any, mixer: str, window: int, name: str) -> Any:
 
 
 def _convolution(x: Any, filters: int, name: str, use_bias: bool) -> Any:
-    """1 x 1, started as PyTorch does."""
+    """A 1 x 1 convolution, initialised as in PyTorch."""
     return keras.layers.Conv2D(
         filters,
         1,

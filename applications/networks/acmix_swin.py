@@ -18,7 +18,7 @@ from keras_equiattn.applications.registry import register
 HEADS = (3, 6, 12, 24)
 DIM = 96  # channels of the first stage
 DEPTHS = {"Tiny": (2, 2, 6, 2), "Small": (2, 2, 18, 2)}
-EXPANSION = 4  # channels of the dense layers over those around
+EXPANSION = 4  # hidden over input channels of the MLP
 EPSILON = 1e-5
 
 
@@ -52,17 +52,17 @@ def ACmixSwinTiny(
 ) -> keras.Model:
     """Swin-T with `WindowACmix2D` in place of its attention.
 
-    Patches of 4 x 4 pixels with 96 channels, and four stages of 2, 2, 6 and 2
-    blocks with 3, 6, 12 and 24 heads; between them 2 x 2 patches are merged to
-    one of twice as many channels. A block is `x + mixer(norm(x))`, then `x +
-    mlp(norm(x))`, where every other mixer has its windows shifted by half
-    their size. 28,649,908 trainable parameters for 1000 classes, with
-    `mixer="attention"` 28,288,354.
+    The network has patches of 4 x 4 pixels with 96 channels, and four stages of
+    2, 2, 6 and 2 blocks with 3, 6, 12 and 24 heads; between the stages, 2 x 2
+    patches are merged into one with twice as many channels. A block is `x +
+    mixer(norm(x))`, then `x + mlp(norm(x))`; the windows of every other mixer
+    are shifted by half their size. There are 28,649,908 trainable parameters
+    for 1000 classes, with `mixer="attention"` 28,288,354.
 
     On an image of 224 x 224 pixels it takes 7.61 G multiply-adds, and 1.08 G in
-    each call, whatever the number of images, to put kernels together: the path
-    of convolution runs as one dense convolution. In the paper's form, with a
-    grouped one, it is 4.65 G, with `mixer="attention"` 4.49 G.
+    each call, whatever the number of images, to compose the kernels: the
+    convolution path runs as one dense convolution. In the paper's form, with a
+    grouped convolution, it takes 4.65 G, with `mixer="attention"` 4.49 G.
 
     Layers are called `patches`, `patches_norm`, then `stage1_block1_norm1`,
     `..._mixer`, `..._path1`, `..._add1`, `..._norm2`, `..._dense1`,
@@ -75,11 +75,12 @@ def ACmixSwinTiny(
         include_top: whether the classifier is there.
         weights: None (random) or the path of a weights file.
         input_shape: `(height, width, channels)`. Windows must fill the map of
-            each stage: multiples of `8 * patch_size * window_size` do. Where a
-            side of a map is not larger than the window, windows are square of
-            that side, and not shifted. None of them may be None.
+            each stage, as they do if height and width are multiples of `8 *
+            patch_size * window_size`. Where the shorter side of a map is not
+            larger than the window, windows have that side, and are not shifted.
+            Height and width may not be None.
         pooling: without the top: None returns feature maps, "avg" and "max"
-            what they are on average or at most.
+            their mean or maximum over space.
         classes: number of classes.
         classifier_activation: None returns logits.
         name: name of the model.
@@ -87,14 +88,14 @@ def ACmixSwinTiny(
         patch_size: rows and columns of a patch; 2 for images of 32 pixels,
             with `window_size=4`.
         window_size: rows and columns of the windows.
-        drop_path: rate at which the last mixer and the last dense layers are
-            left out for an image, in training; it grows from 0 in the first
-            block.
+        drop_path: rate of stochastic depth, at which the mixer and the MLP of
+            the last block are dropped for an image in training. It grows
+            linearly from 0 in the first block.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        features_only: returns a model to the feature maps of the four stages,
-            as heads for detection and segmentation take them. Needs
+        features_only: whether the model returns the feature maps of the four
+            stages, for heads for detection and segmentation. This needs
             `include_top=False`.
 
     Returns:
@@ -145,8 +146,8 @@ def ACmixSwinSmall(
 
     Stages of 2, 2, 18 and 2 blocks, otherwise as `ACmixSwinTiny`; 50,345,080
     trainable parameters for 1000 classes, with `mixer="attention"` 49,606,258.
-    It takes 14.98 G multiply-adds, and 1.67 G in each call; in the paper's form
-    8.99 G, with `mixer="attention"` 8.74 G.
+    It takes 14.98 G multiply-adds, and 1.67 G in each call to compose kernels;
+    in the paper's form 8.99 G, with `mixer="attention"` 8.74 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSwinTiny`.
@@ -276,7 +277,7 @@ def _merge(x: Any, name: str) -> Any:
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class PatchMerging(keras.layers.Layer):
-    """Puts 2 x 2 pixels on top of each other, as channels of one.
+    """Concatenates the channels of every 2 x 2 pixels.
 
     Rows are the faster index, as in the authors' code: the four pixels come
     as (0, 0), (1, 0), (0, 1), (1, 1).
@@ -291,7 +292,7 @@ class PatchMerging(keras.layers.Layer):
         Liu et al. (2021), Swin Transformer, arXiv:2103.14030, section 3.1.
     """
 
-    # Pictures of attention read from it how wide a pixel of the output is.
+    # Pictures of attention scale pixels of the output by these strides.
     strides = (2, 2)
 
     def call(self, inputs: Any) -> Any:

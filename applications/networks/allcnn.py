@@ -14,8 +14,8 @@ from keras_equiattn.applications.networks.common.network import variants
 from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 
-# The paper's, of the first three convolutions; all others but the last have
-# twice as many. Other groups get the planar width over sqrt(order).
+# The paper's channels of the first three convolutions; all others but the last
+# have twice as many. Other groups get the planar width over sqrt(order).
 WIDTHS = {"z2": 96, "p4": 48, "p4m": 32}
 
 KERNEL_SIZES = (3, 3, 3, 3, 3, 3, 3, 1, 1)
@@ -46,11 +46,11 @@ def AllCNNC(
 ) -> keras.Model:
     """All-CNN-C, for any group, with attention or not.
 
-    Dropout 0.2 on the image, seven 3 x 3 convolutions with zero padding, two
-    1 x 1 convolutions, each with batch normalisation and ReLU, the last one
-    included, and the mean over space and group. After the third and the sixth
-    convolution comes 2 x 2 max pooling, and after their ReLU dropout 0.5. No
-    bias.
+    The network has dropout 0.2 on the image, seven 3 x 3 convolutions with zero
+    padding and two 1 x 1 convolutions, each with batch normalisation and ReLU,
+    the last one included, and the mean over space and group. Max pooling of 2 x
+    2 pixels follows the third and the sixth convolution, and dropout 0.5
+    follows their ReLU. There is no bias.
 
     Trainable parameters:
 
@@ -77,20 +77,20 @@ def AllCNNC(
             twice as many. None is the paper's: 96 for z2, 48 for p4, 32 for
             p4m, 96 / sqrt(order) for others.
         input_shape: `(height, width, channels)`. Unless downsampling is
-            strided, height and width must be divisible by 4; z2 takes any from
-            4 on, z2m any such height.
+            strided, height and width must be divisible by 4; z2 accepts any
+            size from 4 on, and z2m any height from 4 on.
         classes: number of classes.
         classifier_activation: None returns logits, which are never negative.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
         downsampling: "exact" pools after the third and the sixth convolution.
             "antialiased" pads one mirrored pixel (a layer `<name of the
             pooling>_pad`) and takes binomial means of 4 x 4 pixels instead: for
             groups with turns between the quarter turns (p8, p12, p16).
             "strided" gives these convolutions strides of 2, as All-CNN-C was
-            published: on 32 x 32 pixels the approximate network of the paper's
-            appendix C, on sizes such as 33 x 33 exact again.
+            published: on 32 x 32 pixels this is the approximate network of the
+            paper's appendix C, and on sizes such as 33 x 33 it is exact again.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 
@@ -98,9 +98,9 @@ def AllCNNC(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        Unless downsampling is strided, the logits do not change when the image
-        is acted on by the group; to rounding for groups on the grid, for the
-        others under their 90-degree subgroup.
+        Unless downsampling is strided, the logits do not change when the group
+        acts on the image: up to rounding for groups on the grid, and for other
+        groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -111,12 +111,12 @@ def AllCNNC(
           section 8.2
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix B.
           Attention reduces channels by 16, but not those of the image, as only
-          their code says. Their code for "full" attention does not run and
-          that for "spatial" has strides beside pooling; the parameters are
-          the same. Kernels start as in their code: uniform within
-          `0.035 / sqrt(channels k^2)`, the order not being in this fan-in; in
-          z2 normal with deviation 0.05. Where strides replace pooling Keras
-          pads 32 pixels at one side, PyTorch at both.
+          their code shows. Their code for "full" attention does not run, and
+          that for "spatial" has strides besides pooling; the parameters are the
+          same. Kernels start as in their code: uniform within `0.035 /
+          sqrt(channels k^2)`, a fan-in without the order; in z2 normal with
+          standard deviation 0.05. Where strides replace pooling, Keras pads an
+          even size on one side, PyTorch on both.
     """
     group = groups.get(group)
     if filters is None:

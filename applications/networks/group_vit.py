@@ -46,7 +46,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _variants() -> Variants:
-    """The sizes of DeiT plain, on p4m and hybrid, the small ones on groups."""
+    """The DeiT sizes on z2, p4m and as hybrids; small ones on z2, p4, p4m."""
     found = {}
     for size, settings in SIZES.items():
         small = "input_shape" in settings
@@ -108,16 +108,16 @@ def GroupViT(
         width: values per patch, divisible by the order of the group times
             `num_heads`.
         num_heads: heads of the attention.
-        basis: how linear maps are computed, which changes the results by
-            rounding alone: "irreps" in blocks, "regular" as one matrix, None as
-            what takes less time, see `ops.group_linear`. With blocks gradients
-            cannot be differentiated under TensorFlow, unless
+        basis: how linear maps are computed, which changes the results only by
+            rounding: "irreps" in blocks, "regular" as one matrix, None in the
+            faster of the two ways, see `ops.group_linear`. With blocks,
+            gradients cannot be differentiated again under TensorFlow, unless
             `config.disable_recompute` was called.
         head: "invariant", or "hybrid", in which the poses of the first half of
             the blocks become the channels of a plain second half: such a
             network is not invariant.
-        mlp_ratio: how many times as many values there are between the two
-            linear maps of a block.
+        mlp_ratio: values between the two linear maps of a block over those of
+            its input.
         dropout: rate at which results of attention and of linear maps are
             dropped.
         input_shape: `(height, width, channels)`; height and width must be
@@ -125,7 +125,7 @@ def GroupViT(
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
         weights: None (random) or the path of a weights file.
         name: name of the model.
@@ -134,9 +134,9 @@ def GroupViT(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        With the head "invariant" the logits do not change when the image is
-        acted on by the group; to rounding for groups on the grid, for the
-        others under their 90-degree subgroup.
+        With the head "invariant" the logits do not change when the group acts
+        on the image: up to rounding for groups on the grid, and for other
+        groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -146,7 +146,7 @@ def GroupViT(
           sizes of [Touvron et al., 2021](https://arxiv.org/abs/2012.12877)
         - [Nordström et al., 2025](https://arxiv.org/abs/2505.15441), for p4m
           and for the hybrid. Their patches have learned positions, ours
-          relative ones, so that every group and every image size is exact.
+          relative ones, which work for every group and every image size.
     """
     group = groups.get(group)
     patch_size = _checks.integer(patch_size, "patch_size")
@@ -224,7 +224,7 @@ def _block(
     dropout: float,
     name: str,
 ) -> Any:
-    """Attention, then two linear maps, each added to what it takes."""
+    """Attention, then two linear maps; each part is added to its input."""
     channels = x.shape[-1]
     options: dict[str, Any] = {
         "group": group,

@@ -19,7 +19,7 @@ from keras_equiattn.applications.registry import Variants
 # The groups that each preset is registered with.
 VARIANTS = ("z2", "p4", "p8", "p12", "p16", "z2m", "p4m", "p8m")
 
-# The sizes of the presets, as in the authors' code but for the crops of PCam.
+# The sizes of the presets, as in the authors' code except the crops of PCam.
 _ROT_MNIST: dict[str, Any] = {
     "filters": 20,
     "block_sizes": (2, 3),
@@ -78,9 +78,10 @@ def GSANet(
 ) -> keras.Model:
     """A network of group self-attention, for any group.
 
-    `LiftingSelfAttention2D` with normalisation and SiLU, then stages of blocks
-    with 2 x 2 max pooling between them, a linear map without bias to the
-    classes, the sum over space and the maximum over the group. A block is
+    The network is `LiftingSelfAttention2D` with normalisation and SiLU, stages
+    of blocks with 2 x 2 max pooling between the stages, a linear map without
+    bias to the classes, the sum over space and the maximum over the group. A
+    block is
 
         o = crop(dropout(act(norm(attention(act(norm(x))))))) + crop(shortcut)
         y = o + norm(dense(act(norm(dense(o)))))
@@ -97,18 +98,21 @@ def GSANet(
     `..._dense2`, `..._norm4`, `..._add2`, and with `norm_between`
     `..._norm5`, `..._silu5`; after a stage `stage1_pool` and
     `stage1_dropout`. At the end come `logits`, `logits_sum`, `group_max` or
-    `group_mean`, `flatten` and `predictions`. What does nothing is left out.
+    `group_mean`, `flatten` and `predictions`. Layers that would do nothing are
+    left out.
 
     Args:
         group: a group or its name.
         kernel_size: rows and columns that attention sees, odd; None for the
             whole map.
-        filters: channels behind the lifting layer, at least 6.
-        block_sizes: number of blocks in each stage; a stage of none only
+        filters: channels after the lifting layer, at least 6.
+        block_sizes: number of blocks in each stage; a stage without blocks only
             pools.
-        expansion: the channels of each stage, or of all, over those of the
-            stage before. It is not used for a stage without blocks.
-        crops: pixels that each block, or all, cut off at every border.
+        expansion: the channels of a stage over those of the stage before, one
+            factor for each stage or one for all. It is not used for a stage
+            without blocks.
+        crops: pixels that a block cuts off at every border, one number for each
+            block or one for all.
         num_heads: the heads of the attention.
         norm: "layer" is `GroupNormalization` in one group, over space, group
             and channels together. "batch" is `BatchNormalization`.
@@ -120,21 +124,21 @@ def GSANet(
         input_dropout: rate of a dropout on the images.
         pool_dropout: rate of a dropout after each pooling.
         epsilon: the epsilon of layer normalisation and of the encoding of
-            positions, see `RelativePositionEncoding`. The authors have 1e-12.
-        window_shape: "square", as the authors have it, or "disc", which comes
-            nearer to turns by less than 90 degrees, see
+            positions, see `RelativePositionEncoding`. The authors use 1e-12.
+        window_shape: "square", as the authors have it, or "disc", which is
+            closer to equivariant for turns by less than 90 degrees, see
             `GroupSelfAttention2D`. Attention to the whole map has no window,
-            and takes "square".
-        input_shape: `(height, width, channels)`. Unless `exact=False` what is
-            pooled must have an even height and width; with z2 it may be odd,
-            with z2m its height.
+            and accepts only "square".
+        input_shape: `(height, width, channels)`. Unless `exact=False`, maps
+            that are pooled must have an even height and width; with z2 both may
+            be odd, with z2m the height.
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        exact: refuse sizes on which pooling is not equivariant. False accepts
-            them; a row and a column are then left over at one side.
+        exact: whether sizes on which pooling is not equivariant are refused.
+            False accepts them; pooling then ignores the last row or column.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 
@@ -143,8 +147,8 @@ def GSANet(
 
     Symmetry:
         On the sizes accepted with `exact=True` the logits do not change when
-        the image is acted on by the group; to rounding for groups on the grid,
-        for the others under their 90-degree subgroup.
+        the group acts on the image: up to rounding for groups on the grid, and
+        for other groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -351,10 +355,10 @@ def GSANetPCam(
     |---|---|---|---|
     | 207,466 | 206,962 | 207,178 | 207,466 |
 
-    Maps have 48, 24, 20, 16, 8, 4 and 2 pixels. The crops of the authors,
-    `crops=(0, 2, 1, 1)`, pool a map of 7 pixels, which is not equivariant:
-    with them and another group than z2, give `exact=False` or
-    images of 88 or 104 pixels.
+    Maps have 48, 24, 20, 16, 8, 4 and 2 pixels. With the crops of the authors,
+    `crops=(0, 2, 1, 1)`, a map of 7 pixels is pooled, which is not equivariant:
+    with them and another group than z2, give `exact=False` or images of 88 or
+    104 pixels.
 
     Args:
         group: a group or its name.

@@ -16,7 +16,7 @@ from keras_equiattn.applications.networks.common import sizes
 from keras_equiattn.ops.geometry import WINDOW_SHAPES
 from keras_equiattn.ops.group.pooling import MODES
 
-# PyTorch's default, which is what the authors have.
+# PyTorch's default, which the authors use.
 BATCH_NORM_EPSILON = 1e-5
 NORMS = ("layer", "batch")
 
@@ -179,7 +179,7 @@ def make_stages(
     last_pool: bool,
 ) -> list[Stage]:
     """Checks the arguments of `GSANet` that stages are made of."""
-    # A third of the channels of a key, half of these, is at least one.
+    # Keys have half as many channels, of which attention needs at least three.
     width = _checks.integer(filters, "filters", 6)
     sizes = _block_sizes(block_sizes)
     factors = _integers(expansion, "expansion", len(sizes), "stage", 1)
@@ -212,7 +212,7 @@ def _block_sizes(value: Any) -> tuple[int, ...]:
 def _integers(
     value: Any, name: str, length: int, each: str, least: int
 ) -> tuple[int, ...]:
-    """Returns as many integers as asked for, from as many or from one."""
+    """Returns `length` integers, from a sequence of them or from one."""
     found: tuple[int, ...] | None = None
     try:
         several = isinstance(value, Sequence) or np.ndim(value)
@@ -233,7 +233,7 @@ def windows(stages: Sequence[Stage]) -> list[sizes.Window]:
     """Returns the windows that feature maps go through."""
     found = []
     for stage in stages:
-        # A window without padding loses as many pixels at the borders.
+        # Such a window without padding cuts off `crop` pixels at every border.
         found += [sizes.Window(2 * crop + 1) for crop in stage.crops]
         found += [sizes.Window(2, 2)] if stage.pools else []
     return found

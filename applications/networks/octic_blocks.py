@@ -1,16 +1,16 @@
 """The parts of `OcticViT`: layers on tokens in the octic basis.
 
-"Octic" are the eight turns and mirrors of a square, p4m. A feature map has a
-value for each of them; the octic basis has eight sums of these values instead.
-Four of them keep or change their sign when the image is acted on (A1, A2, B1,
-B2). The other four are two vectors of the plane, which turn with the image (E).
-Linear maps that commute with the group mix channels of the same sign, and the
-two vectors with each other: an eighth of the weights of a plain map, and 5.33
-times fewer multiplications.
+"Octic" refers to the eight turns and mirrors of a square, p4m. A feature map
+has a value for each of them; the octic basis has eight sums of these values
+instead. Four sums keep or change their sign when the group acts on the image
+(A1, A2, B1, B2). The other four are two vectors of the plane, which turn with
+the image (E). Linear maps that commute with the group mix the channels of each
+of A1, A2, B1 and B2, and the two vectors with each other. They have an eighth
+of the weights of a plain map, and take 5.33 times fewer multiplications.
 
-The weights that the authors publish are for this basis. Its vectors are other
-ones than those of `ops.regular_basis`, in the same space, and normalisation and
-attention act in it too, so that these layers share no code with
+The weights that the authors publish are for this basis. Its vectors differ from
+those of `ops.regular_basis`, though they span the same space, and normalisation
+and attention act in it too, so these layers share no code with
 `ops.group_linear`.
 
 A tensor of tokens is `(batch, tokens, 8, channels)`. On its axis 2 are A1, A2,
@@ -39,10 +39,11 @@ EPSILON = 1e-5
 
 @functools.cache
 def octic_basis() -> np.ndarray:
-    """`(8, 8)`, orthogonal: from values at the elements of p4m to the basis.
+    """The orthogonal matrix `(8, 8)` from values on p4m to the basis.
 
     The group acts on vectors as on the plane, `(right, up)`. The vectors of the
-    identity are `(1, 1)` and `(1, -1)`, so that all entries have one size.
+    identity are `(1, 1)` and `(1, -1)`, so that all entries have the same
+    absolute value.
     """
     # Offsets of images are (down, right).
     right_up = np.array([[0, 1], [-1, 0]])
@@ -56,13 +57,13 @@ def octic_basis() -> np.ndarray:
 
 
 def to_octic(x: Any) -> Any:
-    """From values at elements, on axis 2, to the octic basis."""
+    """Converts values at elements, on axis 2, to the octic basis."""
     basis = ops.convert_to_tensor(octic_basis(), x.dtype)
     return ops.einsum("ig,bngc->bnic", basis, x)
 
 
 def to_regular(x: Any) -> Any:
-    """From the octic basis to values at elements."""
+    """Converts values in the octic basis to values at elements."""
     basis = ops.convert_to_tensor(octic_basis(), x.dtype)
     return ops.einsum("ig,bnic->bngc", basis, x)
 
@@ -77,7 +78,7 @@ def split(x: Any) -> tuple[Any, Any]:
 
 
 def join(signs: Any, vectors: Any) -> Any:
-    """The opposite of `split`."""
+    """The inverse of `split`."""
     vectors = ops.reshape(vectors, (-1, *signs.shape[1:]))
     return ops.concatenate([signs, vectors], axis=2)
 
@@ -119,9 +120,9 @@ def _add_factors(layer: Any, channels: int, initial: float) -> None:
 class OcticEmbedding(keras.layers.Layer):
     """Adds learned positions and puts a class token before the patches.
 
-    The positions are a feature map that is the same when an image and its group
-    elements are turned together: the orbit of one learned image. The class
-    token is the same in every pose.
+    The position embedding is the orbit of one learned image: a feature map that
+    does not change when the group acts on it. The class token is the same in
+    every pose.
 
     Input shape: `(batch, size, size, 8, channels)`, a feature map on p4m.
 
@@ -131,8 +132,8 @@ class OcticEmbedding(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         _, rows, columns, _, channels = input_shape
         normal = keras.initializers.TruncatedNormal
-        # The six parts of the authors start with 0.11, and the image that they
-        # make together with 0.14.
+        # The authors' embedding has six parts, which start with 0.11; the image
+        # that they make together starts with 0.14.
         self.positions = self.add_weight(
             shape=(rows, columns, channels),
             initializer=normal(stddev=0.14),
@@ -163,8 +164,9 @@ class OcticNormalization(_SameShape):
     """Layer normalisation in the octic basis, as Nordström et al. have it.
 
     The mean over channels is subtracted from each of the eight sums. All are
-    divided by one deviation: the root of an eighth of the variances of the four
-    signs and of the mean variance of the two components.
+    divided by one deviation: the root of an eighth of the sum of the variances
+    of A1, A2, B1 and B2 and the mean variance of the two components of the
+    vectors.
     """
 
     def build(self, input_shape: Any) -> None:
@@ -174,7 +176,7 @@ class OcticNormalization(_SameShape):
         )
 
     def call(self, inputs: Any) -> Any:
-        # Variances of half-precision numbers, as Keras computes them.
+        # Under half precision variances are computed in float32, as in Keras.
         dtype = keras.backend.result_type(inputs.dtype, "float32")
         signs, vectors = split(ops.cast(inputs, dtype))
         signs = signs - ops.mean(signs, axis=-1, keepdims=True)
@@ -297,7 +299,8 @@ class OcticAttention(_SameShape):
     def call(self, inputs: Any) -> Any:
         maps = (self.query, self.key, self.value)
         query, key, value = (self._heads(dense(inputs)) for dense in maps)
-        # The query is scaled before the product, which half precision holds.
+        # Scaling the query first keeps the product in the range of half
+        # precision.
         query = query * query.shape[-1] ** -0.5
         x = ops.dot_product_attention(query, key, value, scale=1.0)
         return self.projection(self._tokens(x, inputs.shape))
@@ -315,7 +318,7 @@ class OcticAttention(_SameShape):
         return ops.concatenate(found, axis=-1)
 
     def _tokens(self, x: Any, shape: Any) -> Any:
-        """The opposite of `_heads`."""
+        """The inverse of `_heads`."""
         tokens, _, channels = shape[1:]
         found = []
         halves = ops.split(x, 2, -1)
@@ -333,7 +336,7 @@ class OcticAttention(_SameShape):
 
 @keras.saving.register_keras_serializable("keras_equiattn")
 class OcticInvariants(keras.layers.Layer):
-    """Numbers that no turn and no mirror changes, of each channel.
+    """Invariants of each channel, which no turn and no mirror changes.
 
     Args:
         kind: "power_spectrum" for A1, the absolute values of A2, B1 and B2 and
@@ -381,13 +384,13 @@ def _polynomials(signs: Any, vectors: Any) -> Any:
     # The components of the first vector `v` and of the second one `w`.
     v1, w1 = ops.split(vectors[:, :, 0], 2, axis=-1)
     v2, w2 = ops.split(vectors[:, :, 1], 2, axis=-1)
-    # Products of two components: each change their sign as one of the four do.
+    # Products of two components: each changes its sign as one of the four does.
     as_a1 = [w1 * w1 + w2 * w2, v1 * w1 + v2 * w2, v1 * v1 + v2 * v2]
     as_b1 = [w1 * w1 - w2 * w2, v1 * w1 - v2 * w2, v1 * v1 - v2 * v2]
     as_b2 = [w1 * w2, v2 * w1 + v1 * w2, v1 * v2]
     as_a2 = v2 * w1 - v1 * w2
-    # Products of four components, as A1 and as A2. They are not powers, whose
-    # gradient is NaN at zero under TensorFlow where the exponent is zero.
+    # Products of four components, as A1 and as A2. They are written out, since
+    # under TensorFlow a power with exponent zero has the gradient NaN at zero.
     powers = [
         (w1 * w1 * w1 * w1, w2 * w2 * w2 * w2),
         (v1 * w1 * w1 * w1, v2 * w2 * w2 * w2),
@@ -430,7 +433,7 @@ INVARIANTS: dict[str, tuple[int, Callable[[Any, Any], Any]]] = {
 
 @keras.saving.register_keras_serializable("keras_equiattn")
 class OcticChannels(keras.layers.Layer):
-    """Makes plain channels of the eight sums, one vector after the other.
+    """Flattens the eight sums to plain channels, one vector after the other.
 
     Output shape: `(batch, tokens, 8 * channels)`.
     """
@@ -448,5 +451,5 @@ class OcticChannels(keras.layers.Layer):
 
 
 def _first(bias: Any) -> Any:
-    """`(8, channels)`: a bias may be added to A1 alone."""
+    """A bias as `(8, channels)`: an equivariant one is zero except in A1."""
     return ops.pad(bias[None], [[0, GROUP.order - 1], [0, 0]])

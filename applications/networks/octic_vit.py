@@ -18,7 +18,7 @@ from keras_equiattn.applications.networks.common import transformers
 from keras_equiattn.applications.registry import register
 
 HEADS = ("hybrid", "invariant")
-# The networks of the authors that DeiT III trained.
+# The authors' networks that were trained as in DeiT III.
 SIZES: Mapping[str, Mapping[str, int]] = {
     "large": {"patch_size": 16, "width": 1024, "depth": 24},
     "huge": {"patch_size": 14, "width": 1280, "depth": 32},
@@ -55,12 +55,12 @@ def OcticViT(
 ) -> keras.Model:
     """The octic vision transformer of Nordström et al.
 
-    A lifting convolution on p4m makes tokens of the patches of an image, and
-    learned positions and a class token join them. The first half of the blocks
-    is equivariant, and computes in the basis of the irreducible representations
-    throughout. Then the tokens become plain ones, and the second half is that
-    of a plain vision transformer with LayerScale. The classifier takes the
-    class token.
+    A lifting convolution on p4m makes tokens of the patches of an image;
+    learned positions are added, and a class token is put in front. The first
+    half of the blocks is equivariant, and computes in the basis of the
+    irreducible representations throughout. Then the tokens become plain ones,
+    and the second half is that of a plain vision transformer with LayerScale.
+    The classifier takes the class token.
 
     `convert.octic_vits` loads weights in the format of the authors, who have
     published some that were trained on ImageNet. Their networks are:
@@ -103,19 +103,19 @@ def OcticViT(
         depth: number of blocks.
         num_heads: heads of the attention.
         head: "hybrid", in which the second half takes the values of all poses,
-            or "invariant", in which it takes what no pose changes.
+            or "invariant", in which it takes invariants of them.
         invariants: "power_spectrum" for absolute values and lengths, 6 numbers
             per channel, or "polynomial" for 32 products, which also keep the
             signs of A2, B1, B2 and the vectors relative to each other.
         octic_depth: how many blocks are equivariant, from 1 to `depth`; None
             is half of them.
-        mlp_ratio: how many times as many values there are between the two
-            linear maps of a block.
+        mlp_ratio: values between the two linear maps of a block over those of
+            its input.
         layer_scale: the initial value of the factors of LayerScale.
-        drop_path: rate at which attention and linear maps are left out for an
-            image, in training.
+        drop_path: rate of stochastic depth, at which attention and linear maps
+            are dropped for an image in training. It is the same in all blocks.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
 
     Returns:
@@ -123,8 +123,9 @@ def OcticViT(
         without the top to the class token `(batch, width)`.
 
     Symmetry:
-        With the head "invariant", logits do not change when images are turned
-        by quarter turns or mirrored, to rounding. A hybrid is not invariant.
+        With the head "invariant", logits do not change, up to rounding, when
+        images are turned by quarter turns or mirrored. A hybrid is not
+        invariant.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -253,7 +254,7 @@ class _Design:
     drop_path: float
 
     def block(self, x: Any, name: str) -> Any:
-        """Attention, then two linear maps, each added to what it takes."""
+        """Attention, then two linear maps; each part is added to its input."""
         parts, channels = self.parts, x.shape[-1]
         y = parts.norm(name=f"{name}_norm1")(x)
         y = parts.attention(self.num_heads, name=f"{name}_attention")(y)
@@ -273,7 +274,7 @@ class _Design:
 
 
 def _plain(x: Any, head: str, invariants: str, width: int) -> Any:
-    """Tokens `(batch, tokens, width)` of those in the octic basis."""
+    """Converts tokens in the octic basis to `(batch, tokens, width)`."""
     if head == "hybrid":
         return octic.OcticChannels(name="channels")(x)
     x = octic.OcticInvariants(invariants, name="invariants")(x)

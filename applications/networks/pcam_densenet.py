@@ -14,8 +14,8 @@ from keras_equiattn.applications.networks.common.network import variants
 from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 
-# The paper's, of the first convolution and of every block; other groups get
-# the planar width over sqrt(order).
+# The paper's channels of the first convolution and of every block; other groups
+# get the planar width over sqrt(order).
 WIDTHS = {"z2": 26, "p4": 13, "p4m": 9}
 
 # Kernel size and dilation of spatial attention, which decrease with the maps.
@@ -43,13 +43,14 @@ def PCamDenseNet(
 ) -> keras.Model:
     """The DenseNet for PatchCamelyon, for any group, with attention or not.
 
-    A 3 x 3 convolution, five dense blocks of one 3 x 3 convolution each, with
-    transitions between them, and a 1 x 1 convolution to the classes, whose
-    mean over space and group are the logits. No padding, no bias, no dropout.
-    A block is batch normalisation, ReLU and convolution; its `filters` new
-    channels come before those of its input, which lose a pixel at each border.
-    A transition is batch normalisation, ReLU, a 1 x 1 convolution that keeps
-    the number of channels, and 2 x 2 mean pooling.
+    The network has a 3 x 3 convolution, five dense blocks of one 3 x 3
+    convolution each, with transitions between them, and a 1 x 1 convolution to
+    the classes, whose means over space and group are the logits. It has no
+    padding, no bias and no dropout. A block is batch normalisation, ReLU and
+    convolution; its `filters` new channels come before those of its input,
+    which lose a pixel at each border. A transition is batch normalisation,
+    ReLU, a 1 x 1 convolution that keeps the number of channels, and 2 x 2 mean
+    pooling.
 
     Trainable parameters:
 
@@ -69,24 +70,24 @@ def PCamDenseNet(
         attention: the attention of every convolution. None, "full", "channel"
             or "spatial" (on the responses, `AttentiveGroupConv2D`), "input"
             (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`). The paper has
-            None and "input"; the others take the settings of "input".
+            None and "input"; the others use the settings of "input".
         filters: channels of the first convolution, and new ones of each
             block. None is the paper's: 26 for z2, 13 for p4, 9 for p4m,
             26 / sqrt(order) for others.
         input_shape: `(height, width, channels)`. Unless downsampling is
-            strided, height and width must be divisible by 16 and 80 at least;
-            z2 takes any that fit, z2m any height that does.
+            strided, height and width must be divisible by 16 and at least 80;
+            z2 accepts any size that fits, and z2m any height that fits.
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
         downsampling: "exact" pools in the transitions. "antialiased" pads one
             mirrored pixel (a layer `<name of the pooling>_pad`) and takes
             binomial means of 4 x 4 pixels instead: for groups with turns
-            between the quarter turns (p8, p12, p16). "strided" gives their
-            convolutions strides of 2; that is ours, and only approximately
-            equivariant.
+            between the quarter turns (p8, p12, p16). "strided" gives the
+            convolutions of the transitions strides of 2; this form is ours, and
+            only approximately equivariant.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 
@@ -94,9 +95,9 @@ def PCamDenseNet(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        Unless downsampling is strided, the logits do not change when the image
-        is acted on by the group; to rounding for groups on the grid, for the
-        others under their 90-degree subgroup.
+        Unless downsampling is strided, the logits do not change when the group
+        acts on the image: up to rounding for groups on the grid, and for other
+        groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -109,8 +110,8 @@ def PCamDenseNet(
           kernels of 7, in the last block of 5 and at the end of 3, with
           dilation rates from 4 down to 1 (the paper has 7, not dilated).
           Kernels start as in their code: uniform within `sqrt(2 / (channels
-          k^2))`, the order not being in this fan-in; in z2 normal with the
-          variance `2 / fan-in`.
+          k^2))`, a fan-in without the order; in z2 normal with the variance `2
+          / fan-in`.
     """
     group = groups.get(group)
     if filters is None:

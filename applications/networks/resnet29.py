@@ -1,4 +1,4 @@
-"""Residual networks for CIFAR of convolution or attention, 29 and 83 layers."""
+"""ResNets with 29 and 83 layers for CIFAR, with convolution or attention."""
 
 import dataclasses
 from pathlib import Path
@@ -70,15 +70,15 @@ def ResNet29(
 ) -> keras.Model:
     """The bottleneck network with 29 layers, for any group.
 
-    A 3 x 3 convolution with batch normalisation and ReLU, three stages of
-    three blocks, the mean over space and group, and a dense layer to the
-    classes. A block is a 1 x 1 convolution to its width, the mixer, and a
-    1 x 1 convolution to four times its width, each with batch normalisation,
-    and ReLU after the first two. Squeeze-and-Excitation follows if asked for.
-    The result is added to the shortcut, and a last ReLU comes. The first block
-    of each stage has a 1 x 1 convolution with batch normalisation as its
-    shortcut, and that of the second and third stage halves the size.
-    Convolutions have no bias.
+    The network has a 3 x 3 convolution with batch normalisation and ReLU, three
+    stages of three blocks, the mean over space and group, and a dense layer to
+    the classes. A block is a 1 x 1 convolution to its width, the mixer, and a 1
+    x 1 convolution to four times its width, each with batch normalisation, and
+    ReLU after the first two. Squeeze-and-Excitation follows if asked for. The
+    result is added to the shortcut, and a last ReLU follows. The first block of
+    each stage has a 1 x 1 convolution with batch normalisation as its shortcut,
+    and that of the second and third stage halves the size. Convolutions have no
+    bias.
 
     The mixer is a 3 x 3 convolution, or attention over 5 x 5 pixels with
     border "zeros": what lies outside of the image takes part in the softmax. Or
@@ -119,13 +119,13 @@ def ResNet29(
         squeeze_excite: whether blocks have `SqueezeExcite`: a hidden unit for
             each `16 / order` channels.
         input_shape: `(height, width, channels)`. Unless downsampling is
-            strided, height and width must be divisible by 4; z2 takes any from
-            4 on, z2m any such height. Attention with strided downsampling needs
-            both divisible by 4.
+            strided, height and width must be divisible by 4; z2 accepts any
+            size from 4 on, and z2m any height from 4 on. Attention with strided
+            downsampling needs both to be divisible by 4.
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
         downsampling: "exact" halves by 2 x 2 mean pooling, after the mixer and
             before the convolution of the shortcut. "antialiased" pads one
@@ -133,24 +133,25 @@ def ResNet29(
             binomial means of 4 x 4 pixels instead: for groups with turns
             between the quarter turns (p8, p12, p16). "strided" is the paper's:
             strides of 2 in the 3 x 3 convolution and in the shortcut, and mean
-            pooling after attention. On 32 x 32 pixels it is approximate.
+            pooling after attention. On 32 x 32 pixels it is only approximately
+            equivariant.
         weights: None (random) or the path of a weights file.
         name: name of the model.
         num_heads: the heads of the attention; None is 8, with "acmix" 4.
         filters: width of the blocks of the first stage, and of the first
             convolution; the other stages have twice and four times as many.
-            None is 16, 32, 64 over sqrt(order), rounded, in networks with
-            attention to the nearest multiple of `num_heads` ("sasa": of `2
-            num_heads`), at least one: the paper's 16, 32, 64 for z2 and
-            8, 16, 32 for p4, and with 8 heads 8, 8, 24 for p4m.
+            None is 16, 32, 64 over sqrt(order), rounded; with attention,
+            rounded to the nearest positive multiple of `num_heads` ("sasa": of
+            `2 num_heads`). This gives the paper's 16, 32, 64 for z2 and 8, 16,
+            32 for p4, and with 8 heads 8, 8, 24 for p4m.
 
     Returns:
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        Unless downsampling is strided, the logits do not change when the image
-        is acted on by the group; to rounding for groups on the grid, for the
-        others under their 90-degree subgroup.
+        Unless downsampling is strided, the logits do not change when the group
+        acts on the image: up to rounding for groups on the grid, and for other
+        groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -161,10 +162,9 @@ def ResNet29(
           section 5 and appendix C. There is no code; biases and shortcuts are
           those that give the numbers of parameters in their tables, of which
           309,138 is printed as 310k. The paper leaves open where batch
-          normalisation and ReLU stand (here behind attention and pooling),
-          the shortcuts of networks with attention (as the others), and the
-          border.
-          Kernels start as in He et al., with the order in the fan-in.
+          normalisation and ReLU stand (here after attention and pooling), the
+          shortcuts of networks with attention (here as in the others), and the
+          border. Kernels start as in He et al., with the order in the fan-in.
     """
     return _network(
         "ResNet29",
@@ -230,8 +230,8 @@ def ResNet83(
 
     References:
         - [Diaconu and Worrall, 2019](https://arxiv.org/abs/1911.07704),
-          appendix C, see `ResNet29`. The paper prints no numbers of
-          parameters of this one.
+          appendix C, see `ResNet29`. The paper prints no numbers of parameters
+          for this network.
     """
     return _network(
         "ResNet83",
@@ -316,8 +316,8 @@ def _network(
     if blocks.attends and not network.exact and (rows % 4 or columns % 4):
         raise ValueError(
             f"`input_shape` of {kind} with mixer='{blocks.mixer}' and "
-            "downsampling='strided' must have a size divisible by 4: pooled "
-            "and strided maps have the same size on no other. "
+            "downsampling='strided' must have a size divisible by 4: on other "
+            "sizes, pooled and strided maps differ in size. "
             f"Received: {network.input_shape}"
         )
     inputs, x = network.start()
@@ -414,7 +414,7 @@ def _convolution(
     strided: bool = False,
     name: str,
 ) -> Any:
-    """Without bias, with zero padding; the order is in the fan-in."""
+    """A convolution without bias; the order is in the fan-in."""
     return convolution.group_convolution(
         x,
         filters,

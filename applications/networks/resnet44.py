@@ -16,8 +16,8 @@ from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 from keras_equiattn.layers import SpatialPooling2D
 
-# The paper's, of the three stages; other groups get the planar widths over
-# sqrt(order).
+# The paper's channels of the three stages; other groups get the planar widths
+# over sqrt(order).
 WIDTHS = {"z2": (32, 64, 128), "p4m": (11, 23, 45)}
 BLOCKS = 7  # in each stage
 
@@ -37,13 +37,13 @@ def ResNet44(
 ) -> keras.Model:
     """The residual network with 44 convolutions, for any group.
 
-    A 3 x 3 convolution, three stages of seven blocks, batch normalisation,
-    ReLU, the mean over space, a 1 x 1 convolution to the classes and the mean
-    over the group. A block adds to its input two 3 x 3 convolutions with zero
-    padding, batch normalisation and ReLU before each. The first block of the
-    second and third stage changes the width: its first convolution is followed
-    by 2 x 2 max pooling, and so is the 1 x 1 convolution of its shortcut. No
-    bias, no dropout.
+    The network has a 3 x 3 convolution, three stages of seven blocks, batch
+    normalisation, ReLU, the mean over space, a 1 x 1 convolution to the classes
+    and the mean over the group. A block adds to its input two 3 x 3
+    convolutions with zero padding, each after batch normalisation and ReLU. The
+    first block of the second and third stage changes the width: its first
+    convolution is followed by 2 x 2 max pooling, and so is the 1 x 1
+    convolution of its shortcut. There is no bias and no dropout.
 
     Trainable parameters:
 
@@ -66,26 +66,27 @@ def ResNet44(
             "full", "channel" or "spatial" (on the responses,
             `AttentiveGroupConv2D`), "input" (`InputAttention`) or "co"
             (`CoAttentiveGroupConv2D`). The paper has None and "input"; the
-            others take the settings of "input".
+            others use the settings of "input".
         filters: channels of the first stage; the next two have twice and four
             times as many. None is the paper's: 32, 64, 128 for z2 and
             11, 23, 45 for p4m; each of the planar widths over sqrt(order) for
             others.
         input_shape: `(height, width, channels)`. Unless downsampling is
-            strided, height and width must be divisible by 4; z2 takes any from
-            4 on, z2m any such height.
+            strided, height and width must be divisible by 4; z2 accepts any
+            size from 4 on, and z2m any height from 4 on.
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
         downsampling: "exact" pools after convolutions. "antialiased" pads one
             mirrored pixel (a layer `<name of the pooling>_pad`) and takes
             binomial means of 4 x 4 pixels instead: for groups with turns
             between the quarter turns (p8, p12, p16). "strided" gives these
             convolutions, shortcuts included, strides of 2, as residual networks
-            were published: on 32 x 32 pixels the approximate network of the
-            paper's appendix C, on sizes such as 33 x 33 exact again.
+            were published: on 32 x 32 pixels this is the approximate network of
+            the paper's appendix C, and on sizes such as 33 x 33 it is exact
+            again.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 
@@ -93,9 +94,9 @@ def ResNet44(
         A functional `keras.Model` from images to logits `(batch, classes)`.
 
     Symmetry:
-        Unless downsampling is strided, the logits do not change when the image
-        is acted on by the group; to rounding for groups on the grid, for the
-        others under their 90-degree subgroup.
+        Unless downsampling is strided, the logits do not change when the group
+        acts on the image: up to rounding for groups on the grid, and for other
+        groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -107,11 +108,11 @@ def ResNet44(
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix B.
           Attention is that of their code: two hidden units, as many as
           channels in the first layer (the paper reduces by 16). Kernels start
-          as in their code: uniform within `sqrt(2 / (channels k^2))`, the
-          order not being in this fan-in, and times the constant that their
-          code multiplies sums over the group by, where it matters; in z2
-          normal with the variance `2 / fan-in`. Where strides replace pooling
-          Keras pads 32 pixels at one side, PyTorch at both.
+          as in their code: uniform within `sqrt(2 / (channels k^2))`, a fan-in
+          without the order, and where it matters times the constant by which
+          their code multiplies sums over the group; in z2 normal with the
+          variance `2 / fan-in`. Where strides replace pooling, Keras pads an
+          even size on one side, PyTorch on both.
     """
     group = groups.get(group)
     if filters is None:
@@ -160,7 +161,7 @@ def ResNet44(
         size,
         mode="mean",
         group=group,
-        exact=size[0] == size[1],  # one window is, but turns if not square
+        exact=size[0] == size[1],  # only a square window is exact
         data_format="channels_last",
         name="pool_out",
     )(x)
@@ -182,8 +183,8 @@ def _block(
 ) -> Any:
     """Two convolutions added to a shortcut.
 
-    Sums keep the scales of their terms, so that kernels before them start with
-    the authors' constant.
+    The sum keeps the scales of its terms, so the convolutions right before it
+    start with the authors' constant.
     """
     y = convolution.batch_norm_activation(x, f"{name}_{{}}1")
     if halves:

@@ -21,7 +21,7 @@ from keras_equiattn.layers import GroupPooling
 from keras_equiattn.ops.group.linear import ELEMENTWISE_ACTIVATIONS
 
 PLANAR_WIDTH = 20
-# Parameters of a steerable filter of 3 x 3 pixels over those of one of pixels.
+# Parameters of a steerable 3 x 3 filter over those of a filter of pixels.
 STEERABLE = 6 / 9
 DROPOUT = 0.3
 
@@ -100,13 +100,13 @@ def RotMNISTCNN(
 ) -> keras.Model:
     """The seven-layer network for rotated MNIST, for any group.
 
-    Six 3 x 3 convolutions, each with batch normalisation, `activation` and
-    dropout 0.3 (the second with 2 x 2 max pooling instead of dropout), then a 4
-    x 4 convolution to the classes and the maximum over the group. There is no
-    bias, and no padding but what `kernel_size` and `downsampling` ask for. The
-    z2 network with its 20 filters has 21,620 trainable parameters
-    (`count_params()` adds the moving statistics of the batch normalisation),
-    the p4 network by its attention:
+    The network has six 3 x 3 convolutions, each with batch normalisation,
+    `activation` and dropout 0.3 (the second with 2 x 2 max pooling instead of
+    dropout), then a 4 x 4 convolution to the classes and the maximum over the
+    group. There is no bias, and no padding except for some values of
+    `kernel_size` and `downsampling`. The z2 network with its 20 filters has
+    21,620 trainable parameters (`count_params()` adds the moving statistics of
+    the batch normalisation). Those of the p4 network depend on its attention:
 
     | None | `"full"` | `"channel"` | `"spatial"` | `"input"` | `"co"` |
     |---|---|---|---|---|---|
@@ -132,7 +132,7 @@ def RotMNISTCNN(
         classes: number of classes.
         classifier_activation: None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity, or what shipped weights were trained with.
         downsampling: "exact" pools in the second layer. "antialiased" pads one
             mirrored pixel (a layer `<name of the pooling>_pad`) and takes
@@ -144,11 +144,11 @@ def RotMNISTCNN(
             the path of a weights file.
         name: name of the model.
         kernel_size: rows and columns of the six hidden kernels, an odd number
-            from 3 on. Maps keep the sizes of the paper's network: layers
-            `pad1` to `pad6` put one pixel of zeros around what kernels of 5 x
-            5 see, two for 7 x 7, after normalisation and before input
-            attention. Steerable filters of p8, p12 and p16 tell more angles
-            apart with 5 x 5 pixels than with 3 x 3.
+            from 3 on. Maps keep the sizes of the paper's network: layers `pad1`
+            to `pad6` add one pixel of zeros on each side for kernels of 5 x 5,
+            two for 7 x 7, after normalisation and before input attention.
+            Steerable filters of p8, p12 and p16 tell more angles apart with 5 x
+            5 pixels than with 3 x 3.
         activation: what follows batch normalisation: "relu" as in the papers,
             "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". Shipped
             weights have "relu".
@@ -158,9 +158,9 @@ def RotMNISTCNN(
         logits `(batch, classes)`.
 
     Symmetry:
-        Unless downsampling is strided, the logits do not change when the image
-        is acted on by the group; to rounding for groups on the grid, for the
-        others under their 90-degree subgroup.
+        Unless downsampling is strided, the logits do not change when the group
+        acts on the image: up to rounding for groups on the grid, and for other
+        groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -171,9 +171,9 @@ def RotMNISTCNN(
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), appendix
           B.1. As in their code the kernels start uniform within
           `1 / sqrt(channels k^2)`: the order is not in this fan-in. Attention
-          reduces channels by 2, but not those of the image, and input
-          attention on the image has a spatial kernel dilated 4 times; both
-          only their code says.
+          reduces channels by 2, but not those of the image, and input attention
+          on the image has a spatial kernel dilated 4 times, as only their code
+          shows.
     """
     group = groups.get(group)
     _checks.choice(activation, "activation", ELEMENTWISE_ACTIVATIONS)
@@ -245,7 +245,7 @@ def _attention(index: int, attention: str | None) -> AttentionSettings:
     """The authors' settings; the first layer has one or three channels."""
     if index > 1:
         return AttentionSettings(reduction_ratio=2)
-    # Wide on the image, which only their code says.
+    # Dilated on the image, as only their code shows.
     return AttentionSettings(
         reduction_ratio=1, dilation_rate=4 if attention == "input" else 1
     )

@@ -49,21 +49,21 @@ def GroupUNet(
 ) -> keras.Model:
     """A U-Net for any group: from images to scores or vectors of each pixel.
 
-    On the way down, `depth` blocks of two 3 x 3 convolutions, each with batch
-    normalisation and ReLU, and 2 x 2 max pooling after each block; `width`
-    channels in the first block, and twice as many after each pooling. On the
-    way up, each level is upsampled to twice the size, convolved to half the
-    channels, and joined with what the block of the same size had. The last
-    feature map is projected to an image.
+    The way down has `depth` blocks of two 3 x 3 convolutions, each with batch
+    normalisation and ReLU, and 2 x 2 max pooling after each block. The first
+    block has `width` channels, and the number doubles after each pooling. On
+    the way up, each level is upsampled to twice the size, convolved to half the
+    channels, and concatenated with the output of the block of the same size.
+    The last feature map is projected to an image.
 
     Layers are called `down1_conv1`, `down1_bn1`, `down1_relu1`, ...,
     `down1_pool`, ..., `middle_conv1`, ..., `up1_upsampling`, `up1_conv0`,
     `up1_join`, ..., `features_conv1`, `projection`, `logits`, `predictions`. In
-    `up1`, pixels have the size of those of `down1`.
+    `up1`, the resolution is that of `down1`.
 
     Args:
         group: a group or its name. "z2" is the plain U-Net.
-        depth: how often the size is halved.
+        depth: how many times the size is halved.
         width: channels of the first block for each element of the group. None
             is 16 for z2, and 16 / sqrt(order) for others, which gives about as
             many parameters; with a `mixer` other than "conv", the nearest
@@ -74,15 +74,16 @@ def GroupUNet(
         mixer: the second layer of each block: "conv", or attention over windows
             of 5 x 5 pixels with 4 heads, "asc" (`AffineSelfConv2D`) or "acmix"
             (`ACmix2D`, for groups that act on the grid).
-        outputs: "scores": numbers of each pixel, such as logits of classes;
-            "vectors": vectors of each pixel, which turn with the image; "axes":
-            the same for directions without a sign, see `GroupToVector2D`.
+        outputs: "scores": numbers for each pixel, such as logits of classes;
+            "vectors": vectors for each pixel, which turn with the image;
+            "axes": the same for directions without a sign, see
+            `GroupToVector2D`.
         input_shape: `(height, width, channels)`; height and width must be
             divisible by `2 ** depth`.
         classes: the number of scores, or of vectors.
         classifier_activation: the activation of scores; None returns logits.
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
-            channel: the network subtracts and divides first. None is the
+            channel; the network first computes `(x - mean) / std`. None is the
             identity.
         weights: None (random) or the path of a weights file.
         name: name of the model.
@@ -90,12 +91,13 @@ def GroupUNet(
     Returns:
         A functional `keras.Model` from images to `(batch, height, width,
         classes)`, or `(batch, height, width, 2 classes)` for vectors: the
-        component along the rows, which point down, and that along the columns.
+        component along the row axis, which points down, then that along the
+        column axis.
 
     Symmetry:
-        Scores and vectors move with their pixels when the image is acted on by
-        the group, and vectors turn as well; to rounding for groups on the grid,
-        for the others under their 90-degree subgroup.
+        Scores and vectors move with their pixels when the group acts on the
+        image, and vectors turn as well: up to rounding for groups on the grid,
+        and for other groups only under their 90-degree subgroup.
 
     Raises:
         ValueError: for bad arguments, before anything is built.
@@ -103,7 +105,7 @@ def GroupUNet(
     References:
         - [Ronneberger et al., 2015](https://arxiv.org/abs/1505.04597). Here
           convolutions are padded, so that outputs have the size of the image,
-          and upsampling is nearest, not a transposed convolution.
+          and upsampling repeats pixels, without a transposed convolution.
         - [Winkens et al., 2018](https://arxiv.org/abs/1807.00583), on p4m
     """
     group = groups.get(group)
@@ -225,7 +227,7 @@ def _images(network: Network, x: Any, outputs: str) -> Any:
         "name": "projection",
     }
     if outputs == "scores":
-        # The mean over the poses leaves little of a few channels.
+        # More channels first, as the mean over the poses discards much of them.
         x = _convolution(network, x, 4 * network.filters, "features", 1, size=1)
         x = layers.GroupProjection("mean", **options)(x)
         return ends.logits(x, network.classes)

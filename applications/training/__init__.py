@@ -3,9 +3,9 @@
 A `recipe.Recipe` states a protocol, and `recipes` has one for each registered
 network. `options` combines a recipe with what a user asks for, and `run` does
 the steps of a training run, on the devices of `distribution`. `optimizers`,
-`losses` and `callbacks` are what Keras lacks, and `reporting` says what came
-out. Networks and datasets are used here by their names alone: no layer, model
-or file format is defined here.
+`losses` and `callbacks` have what Keras lacks, and `reporting` reports the
+results. Networks and datasets are used here only by name: no layer, model or
+file format is defined here.
 """
 
 from keras_equiattn._files import write_json

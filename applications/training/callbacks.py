@@ -1,9 +1,8 @@
 """Keras callbacks of a training run that survives being killed.
 
 They act at the end of an epoch in the order log, plateau, backup, checkpoints.
-What a kill leaves behind between two of them is set right when the run
-resumes: the log is cut to the epochs of the backup, the checkpoints are written
-again.
+If the run is killed between two of them, resuming repairs its files: the log is
+cut to the epochs of the backup, and the checkpoints are written again.
 """
 
 import csv
@@ -39,8 +38,8 @@ class EpochBackup(keras.callbacks.Callback):
 
     Args:
         directory: Folder of the backups.
-        files: Files that go back with the run, such as the network of the best
-            epoch before: a backup has copies, which take their places again.
+        files: Files that are restored with the state, such as the network of
+            the best epoch so far: each backup has copies of them.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class EpochBackup(keras.callbacks.Callback):
 
 
 def _checksums(folder: pathlib.Path) -> dict[str, str]:
-    """The SHA-256 of each file in a folder but that of the checksums."""
+    """The SHA-256 of each file in a folder except that of the checksums."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != CHECKSUMS:
@@ -172,7 +171,7 @@ def set_random_states(
 
 
 def seed_variables(model: keras.Model) -> list[Any]:
-    """States of random generators: neither weights, nor metrics, nor saved."""
+    """States of random generators, which Keras does not save with a model."""
     others = {id(v) for v in model.weights + model.metrics_variables}
     return [v for v in model.non_trainable_variables if id(v) not in others]
 
@@ -256,7 +255,8 @@ class StepLog(keras.callbacks.Callback):
 
     Args:
         path: The file.
-        every: Number of steps of a row. What is left of an epoch makes none.
+        every: Number of steps of a row. Steps at the end of an epoch that do
+            not fill a row are not logged.
         completed: Epochs of the run that is resumed. Later rows are removed.
 
     Attributes:
@@ -279,7 +279,7 @@ class StepLog(keras.callbacks.Callback):
         _write_rows(self.path, self.rows)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Metrics start anew."""
+        """Starts the sums anew, as Keras does with its metrics."""
         self._epoch = epoch
         self._before = {}
 
@@ -323,7 +323,7 @@ def read_log(path: pathlib.Path) -> list[Row]:
 
 
 def _write_rows(path: pathlib.Path, rows: list[Row]) -> None:
-    """Writes a file that is complete at any time."""
+    """Replaces a file at once, so that it is always complete."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", newline="") as file:
         if rows:
@@ -334,11 +334,11 @@ def _write_rows(path: pathlib.Path, rows: list[Row]) -> None:
 
 
 class Plateau(keras.callbacks.ReduceLROnPlateau):
-    """Lowers the learning rate when the validation accuracy stays.
+    """Lowers the learning rate when the validation accuracy stops improving.
 
     It is lowered after `patience + 1` epochs in a row that were not better by
-    1e-4 than the best one before, as in PyTorch. All of it follows from the
-    log, so that a resumed run goes on as if it had not stopped.
+    1e-4 than the best one before, as in PyTorch. Its state is rebuilt from the
+    log, so that a resumed run continues as if it had not stopped.
 
     Args:
         log: The run's log, which comes before in the list of callbacks.
@@ -361,7 +361,7 @@ class Plateau(keras.callbacks.ReduceLROnPlateau):
         self.learning_rate = learning_rate
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Sees the completed epochs once more."""
+        """Replays the completed epochs of the log."""
         super().on_train_begin(logs)
         self.model.optimizer.learning_rate = self.learning_rate
         for row in self.log.rows:

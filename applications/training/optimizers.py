@@ -1,11 +1,11 @@
 """Optimisers of recipes, most with coupled weight decay, and a step schedule.
 
-Keras' own `weight_decay` is decoupled: it shrinks the variables beside the
-update, as AdamW does. The papers reproduced here decay as PyTorch's Adam and
-SGD do: `decay * variable` is *added to the gradient* of every trainable
+Keras' own `weight_decay` is decoupled: it shrinks the variables separately from
+the update, as AdamW does. The papers reproduced here decay as PyTorch's Adam
+and SGD do: `decay * variable` is *added to the gradient* of every trainable
 variable, gains and offsets of normalisation layers included, so that it also
-passes through momentum and Adam's moments. Transformers are trained with
-AdamW, which is `DecoupledAdam`.
+passes through momentum and Adam's moments. Transformers are trained with AdamW,
+which is `DecoupledAdam`.
 """
 
 import fnmatch
@@ -175,7 +175,7 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         learning_rate: Rate after the warm-up and before the first milestone.
-        milestones: Steps from which the rate is lower, increasing.
+        milestones: Increasing numbers of steps after which the rate is lower.
         factor: The factor by which the rate is multiplied at each milestone.
         warmup_steps: Steps over which the rate rises linearly; step `s`
             of them takes `(s + 1) / warmup_steps` of the rate.

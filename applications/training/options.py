@@ -26,7 +26,7 @@ from keras_equiattn.applications.training.recipe import Recipe
 
 DTYPE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
-# The options that make a run, beside its recipe; a resumed run has the same.
+# Options that define a run besides its recipe, and are fixed when it resumes.
 _FIXED = (
     "model",
     "seed",
@@ -38,12 +38,12 @@ _FIXED = (
 
 
 class OptionsError(ValueError):
-    """An option that cannot be, told before any data is loaded."""
+    """An option that is not accepted, reported before data is loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """Trains a network; what is left out is taken from its recipe.
+    """Trains a network; options that are not given come from its recipe.
 
     Args:
         model: Name of the network.
@@ -58,28 +58,28 @@ class TrainOptions:
         use_kernel_factors: Whether kernels learn with the factors that the
             recipe gives them.
         milestones: Completed epochs at which the learning rate drops, to a
-            tenth unless the recipe says otherwise. In place of a plateau or
-            a cosine.
+            tenth unless the recipe says otherwise. They replace a plateau or a
+            cosine.
         plateau_patience: Epochs that may pass without a better validation
             accuracy before the learning rate drops, to half unless the recipe
-            says otherwise. In place of milestones; refused where the recipe
-            has a warm-up or a cosine.
+            says otherwise. It replaces milestones, and is refused where the
+            recipe has a warm-up or a cosine.
         padding: Zero padding for random crops, 0 for none.
         flip: Whether images are mirrored at random.
         turn: Whether images are turned by random multiples of 90 degrees.
-        resized_crop: Whether images are random crops of several sizes; of a
-            folder of images, in place of padding.
+        resized_crop: Whether images are random crops of several sizes. This
+            needs a folder of images, and replaces padding.
         label_smoothing: How much of the target the other classes share.
         validation_size: Training examples that are held out.
         seed: Seed of the initial weights, the order of the data and dropout.
         train_on_all: Train on the validation examples too. There are no
             validation metrics and no best epoch then.
-        test: Evaluate on the test set at the end. Choices between settings
-            are made without.
-        evaluation_size: Validate and test on the first so many examples
-            alone, a multiple of the batch size, where all take too long.
-        log_steps: Also log the mean of every so many steps, in `steps.csv`,
-            and draw it.
+        test: Evaluate on the test set at the end. Choose between settings with
+            `--no-test`.
+        evaluation_size: Validate and test on this many examples only, a
+            multiple of the batch size, where a whole split takes too long.
+        log_steps: Also log means over this many steps, in `steps.csv`, and draw
+            them.
         dtype_policy: Keras' dtype policy.
         weights: Weights to start from, as the network takes them.
         distribute: Train on all devices, and with other processes where there
@@ -137,7 +137,7 @@ def resolve(options: TrainOptions) -> Recipe:
     """Checks the options and fills them in: the protocol of this run.
 
     Raises:
-        OptionsError: If an option cannot be; no data is loaded before.
+        OptionsError: If an option is not accepted; no data is loaded before.
     """
     given: dict[str, Any] = {
         field.name: getattr(options, field.name)
@@ -154,7 +154,7 @@ def resolve(options: TrainOptions) -> Recipe:
             )
         recipe = recipes.get_recipe(options.model)
         if options.dataset not in (None, recipe.dataset):
-            # The number held out of the recipe's dataset says nothing here.
+            # The recipe's validation size is meant for its own dataset.
             given.setdefault("validation_size", None)
         if not options.use_kernel_factors:
             given["kernel_factors"] = ()
@@ -201,7 +201,7 @@ def evaluation_steps(
 
 
 def check_out(options: TrainOptions, recipe: Recipe) -> None:
-    """Checks that the folder of the run is free, or to be resumed.
+    """Checks that the folder is free, or holds the run to resume.
 
     Raises:
         OptionsError: If the folder holds a run already, or one with other
@@ -220,7 +220,7 @@ def check_out(options: TrainOptions, recipe: Recipe) -> None:
             "or choose another --out."
         )
     try:
-        # A run of an earlier version had the defaults of what came later.
+        # A run of an earlier version had the defaults of later options.
         started = _defaults() | dict(json.loads(text))
     except (TypeError, ValueError):
         raise OptionsError(
@@ -253,10 +253,11 @@ def _can_grow(before: Any, epochs: int, recipe: Recipe) -> bool:
 def is_complete(options: TrainOptions, recipe: Recipe) -> bool:
     """Whether the run has all its epochs, and was reported.
 
-    The results of a run that gets more epochs are set aside.
+    A run that gets more epochs is not complete.
 
     Raises:
-        OptionsError: If the results are damaged.
+        OptionsError: If the results are damaged, or there is no backup from
+            which the run could get more epochs.
     """
     path = options.out / "results.json"
     if not path.exists():
@@ -279,12 +280,12 @@ def is_complete(options: TrainOptions, recipe: Recipe) -> bool:
 
 
 def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
-    """How many epochs a run goes on after.
+    """The number of epochs after which a run is resumed.
 
-    Says so where a damaged backup is left out.
+    Prints a line if a damaged backup is skipped.
 
     Raises:
-        OptionsError: If all backups are damaged, or the log: to start anew
+        OptionsError: If all backups or the log are damaged: starting anew
             would delete what the run has logged.
     """
     completed = backup.completed
@@ -316,12 +317,11 @@ def completed_epochs(options: TrainOptions, backup: EpochBackup) -> int:
 def claimed_out(options: TrainOptions) -> Iterator[None]:
     """Makes the folder of the run, and keeps other runs out of it.
 
-    Folders that it made and that are still empty go away again if the block
-    fails.
+    If the block fails, folders that were made and are still empty are removed.
 
     Raises:
-        OptionsError: If there can be no such folder, nothing can be written
-            to it, or another process trains in it.
+        OptionsError: If the folder cannot be made, nothing can be written to
+            it, or another process trains in it.
     """
     folders = (options.out, *options.out.parents)
     made: list[pathlib.Path] = []
@@ -336,7 +336,7 @@ def claimed_out(options: TrainOptions) -> Iterator[None]:
             stack.enter_context(_locked(options.out))
         except BlockingIOError:
             raise OptionsError(
-                f"Another process trains in {options.out}: wait for its end, "
+                f"Another process trains in {options.out}: wait until it ends, "
                 "or choose another --out."
             ) from None
         except OSError as error:
@@ -358,10 +358,10 @@ def _remove_empty(folders: list[pathlib.Path]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Holds the lock of a folder, which the end of the process gives back.
+    """Holds the lock of a folder, at most until the process ends.
 
-    Windows and some network file systems have no such locks: nothing is held
-    there.
+    Windows and some network file systems have no such locks; there the folder
+    is not locked.
 
     Raises:
         BlockingIOError: If another process holds it.
@@ -388,11 +388,11 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 def folder_of_process(
     options: TrainOptions, index: int, completed: int
 ) -> Iterator[TrainOptions]:
-    """The options with the folder that a process keeps its files in.
+    """The options with the folder in which a process keeps its files.
 
-    The first process has that of the run. The others have a copy of what it
-    goes on with, which is deleted in the end: all do the same work, as some
-    backends need all processes where one saves a network.
+    The first process uses the folder of the run. The others use a temporary
+    copy of its log and backup, since all processes do the same work: on some
+    backends all must take part when one saves a network.
 
     Raises:
         OptionsError: If another process does not see the folder of the run.
@@ -410,16 +410,17 @@ def folder_of_process(
         if EpochBackup(out / "backup").completed != completed:
             raise OptionsError(
                 f"Process {index} does not see the {completed} epochs that "
-                f"the first process goes on after in {options.out}: --out must "
+                f"the first process has completed in {options.out}: --out must "
                 "be a folder that all processes share."
             )
         yield dataclasses.replace(options, out=out, verbose=0)
 
 
 def open_out(options: TrainOptions, recipe: Recipe) -> None:
-    """Writes down in the folder of the run what it is.
+    """Writes the settings of the run to its folder.
 
-    The results of a run that gets more epochs stay, under another name.
+    The earlier results of a run that gets more epochs are kept under another
+    name.
     """
     path = options.out / "results.json"
     if path.exists():

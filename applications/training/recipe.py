@@ -16,8 +16,8 @@ class Recipe:
     """A training protocol.
 
     Args:
-        source: Paper and section, or the authors' code, that states it; or
-            that it is recalled from there, and not verified.
+        source: Paper and section, or the authors' code, that states it; or a
+            note that it is recalled from memory, and not verified.
         dataset: Name of the dataset.
         epochs: Number of epochs.
         batch_size: Examples per update.
@@ -43,20 +43,20 @@ class Recipe:
         warmup_epochs: Epochs over which the learning rate rises linearly.
         cosine: Whether the learning rate falls to zero as half a cosine, from
             the warm-up to the end. The warm-up then starts at
-            `warmup_start`. In place of milestones.
+            `warmup_start`. It replaces milestones.
         warmup_start: Fraction of the learning rate at which the warm-up
             before a cosine begins.
         plateau_patience: How many epochs in a row may pass without a better
             validation accuracy. One more multiplies the learning rate by
-            `plateau_factor`, as in PyTorch. None leaves it alone; milestones,
-            warm-up and cosine cannot be combined with a number.
+            `plateau_factor`, as in PyTorch. None leaves the rate alone;
+            milestones, warm-up and cosine cannot be combined with a number.
         plateau_factor: See `plateau_patience`.
         padding: Pixels of zero padding from which a crop of the original
             size is drawn at random; 0 draws none.
         flip: Whether images are mirrored at random.
         turn: Whether images are turned by random multiples of 90 degrees.
-        resized_crop: Whether images are random crops of several sizes,
-            resized, of a folder of images only; in place of `padding`.
+        resized_crop: Whether images are random crops of several sizes that are
+            resized. This needs a folder of images, and replaces `padding`.
         label_smoothing: How much of the target the other classes share; the
             loss on validation and test images has it too.
         validation_size: Training examples that are held out; None takes the

@@ -1,8 +1,8 @@
 """How the papers train their networks: a recipe for each of them.
 
 Most recipes are published. Where the `source` of a recipe says so, it is
-recalled, and not verified. What the command line of `examples/train.py` leaves
-open is taken from here.
+recalled from memory, and not verified. Options that are not given on the
+command line of `examples/train.py` are taken from here.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ _ROTMNIST = Recipe(
 
 # On p4 the authors multiply sums over the group by pi / 2. Batch normalisation
 # cancels the factor where it follows. Their attention on responses sees sums
-# without it. Their other networks have such factors too; nobody has measured
-# here what they are worth, and their recipes leave them out.
+# without it. Their other networks have such factors too; their effect has not
+# been measured here, and the recipes leave them out.
 _ROTMNIST_P4 = dataclasses.replace(
     _ROTMNIST,
     kernel_factors=(
@@ -219,7 +219,7 @@ _ACMIX_PVT = dataclasses.replace(
 )
 _ACMIX_SWIN_CIFAR10 = dataclasses.replace(
     _ACMIX_SWIN,
-    source="ours, after that for ImageNet; no paper has this network",
+    source="ours, based on that for ImageNet; no paper has this network",
     dataset="cifar10",
     epochs=200,
     batch_size=128,
@@ -242,7 +242,7 @@ _VIT = dataclasses.replace(
 )
 _VIT_SMALL = dataclasses.replace(
     _ACMIX_SWIN_CIFAR10,
-    source="ours, after that for ImageNet; no paper has this network",
+    source="ours, based on that for ImageNet; no paper has this network",
     label_smoothing=0.0,
 )
 

@@ -125,7 +125,7 @@ def model_line(model: keras.Model) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """A number of `results.json`, which holds null for one not finite."""
+    """A number of `results.json`, which has null for a non-finite one."""
     return "not finite" if value is None else format(value, form)
 
 
@@ -214,7 +214,7 @@ def plot_curves(
         if f"{prefix}loss" not in of[0]:
             continue
         epochs = [row["epoch"] for row in of]
-        marker = "o" if len(of) == 1 else None  # a line of one point is none
+        marker = "o" if len(of) == 1 else None  # a single point shows no line
         values = [row[f"{prefix}loss"] for row in of]
         loss.plot(epochs, values, label=label, marker=marker)
         rates = [100 * (1 - row[f"{prefix}accuracy"]) for row in of]

@@ -38,8 +38,8 @@ Summary: TypeAlias = dict[str, float | None]
 class Data:
     """The splits of a run, as `fit` and `evaluate` take them.
 
-    One device tests the network, by batches of `test_batch_size`; the others
-    may be of several devices.
+    One device tests the network, in batches of `test_batch_size`; the other
+    splits may be divided among several devices.
     """
 
     info: datasets.DatasetInfo
@@ -61,7 +61,7 @@ class Data:
 
     @contextlib.contextmanager
     def own_errors(self) -> Iterator[None]:
-        """Raises the errors of files in place of those that tf.data makes."""
+        """Raises original errors of files in place of the errors of tf.data."""
         try:
             yield
         except OSError:
@@ -82,9 +82,9 @@ def load_data(
 ) -> Data:
     """Opens the splits: by `tf.data`, or as PyDatasets for .npz files.
 
-    Without TensorFlow the PyDatasets serve the datasets by name too, and
-    several workers of TensorFlow take `tf.data` alone. The network is trained
-    and validated with the shard; the test set is whole.
+    Where TensorFlow is not installed, all datasets are PyDatasets; if
+    TensorFlow trains on several devices, all are `tf.data`. The network is
+    trained and validated on the shard, and tested on the whole test set.
 
     Raises:
         OptionsError: If the dataset is not prepared, has too few examples, or
@@ -145,7 +145,7 @@ def _has_tensorflow() -> bool:
 
 
 def build_model(options: TrainOptions, recipe: Recipe) -> keras.Model:
-    """The network for the dataset, its seed set before.
+    """Sets the seed, and builds the network for the dataset.
 
     Raises:
         OptionsError: If the network cannot take the dataset or the weights.
@@ -191,7 +191,7 @@ def _group_of_poses(model: keras.Model) -> groups.Group:
 def equivariance(model: keras.Model, data: Data) -> dict[str, Any]:
     """How much the output depends on the pose of images of the dataset.
 
-    All elements of the group are tried that map the pixel grid onto itself. A
+    All elements of the group that map the pixel grid onto itself are tried. A
     network without symmetry is measured under quarter turns.
 
     Returns:
@@ -228,7 +228,7 @@ def evaluate_test(
     data: Data,
     options: TrainOptions,
 ) -> Summary | None:
-    """Metrics on the test set; None where it is left alone."""
+    """Metrics on the test set; None if it is not used."""
     if data.test is None:
         return None
     steps = evaluation_steps(options, data.test_batch_size, data.test)
@@ -256,8 +256,8 @@ def accuracy_of_poses(
 
     Returns:
         The group, the number of images, and an accuracy for each of
-        `group.grid_elements`; None where the test set is left alone, or images
-        are not square.
+        `group.grid_elements`; None if the test set is not used, or images are
+        not square.
     """
     height, width, _ = data.info.shape
     if data.test is None or height != width:

@@ -1,8 +1,9 @@
 """Loads weights that the papers' own code has trained into our models.
 
-The public functions stand here. `reading` reads files and assigns arrays; one
-file for each authors' code says where our variables come from. Nothing here
-may build a network: `applications` says which converter fills which one.
+The public functions are in this file. `reading` reads files and assigns arrays;
+one file for each authors' code says where our variables come from. Nothing here
+may build a network: `applications` says which converter belongs to which
+network.
 """
 
 import os
@@ -52,11 +53,11 @@ def att_gconvs(
 ) -> keras.Model:
     """Loads weights of Romero et al. 2020 into a model, in place.
 
-    For the networks of "Attentive Group Equivariant Convolutional Networks",
-    trained with the authors' PyTorch code. The model must have the same
-    architecture: group, widths, attention. It then computes the same function,
-    to rounding. The exception is `attention="full"` or `"channel"` on p4m:
-    theirs is not equivariant there, ours is.
+    It is for the networks of "Attentive Group Equivariant Convolutional
+    Networks", trained with the authors' PyTorch code. The model must have the
+    same architecture: group, widths, attention. It then computes the same
+    function, to rounding. The exception is `attention="full"` or `"channel"` on
+    p4m: theirs is not equivariant there, ours is.
 
     Images must be scaled as in their training: pass `normalization` to the
     network. The authors' networks for rotated MNIST were trained on digits
@@ -83,7 +84,7 @@ def att_gconvs(
         ValueError: for a model or file of another kind, and for weights that
             are missing, not used, or of another shape. The model is then as
             it was.
-        ImportError: a PyTorch file without PyTorch.
+        ImportError: for a PyTorch file if PyTorch is not installed.
 
     Example:
         >>> import numpy as np
@@ -112,7 +113,7 @@ def g_selfatt(
 ) -> keras.Model:
     """Loads weights of Romero and Cordonnier 2021 into a `GSANet`, in place.
 
-    For the networks of "Group Equivariant Stand-Alone Self-Attention for
+    It is for the networks of "Group Equivariant Stand-Alone Self-Attention for
     Vision", trained with the authors' PyTorch code. The model must have the
     same architecture, with `epsilon=G_SELFATT_EPSILON`, which is 1e-12, also
     with `norm="batch"`: the encoding of positions has it, too.
@@ -120,24 +121,25 @@ def g_selfatt(
     On z2 the model computes the same function, to rounding. On other groups
     it does not: their attention on the group takes the embedding of relative
     elements where it is not equivariant, ours at `g^-1 m`, see
-    `GroupSelfAttention2D`. It computes what their code does with that index
-    put right.
+    `GroupSelfAttention2D`. It computes what their code would compute with that
+    index corrected.
 
     Images must be scaled as in their training: pass `normalization` to the
     network, for rotated MNIST `G_SELFATT_ROT_MNIST`, which is `(0.1307,
     0.3081)`. Like those of attentive group convolution, the authors' networks
-    for rotated MNIST are trained on digits with rows and columns exchanged: so
-    the original file holds them.
-    Layers find their weights by name, as `GSANet` names them.
+    for rotated MNIST are trained on digits with rows and columns exchanged, as
+    in the original file. Layers find their weights by name, as `GSANet` names
+    them.
 
-    The `state_dict()` of their network also says where every element sees the
-    neighbours of a pixel and which elements it sees (`row_indices`,
-    `col_indices`, `g_indices`, and `group.` for the group itself). These must
-    be those of the group and the window of `model`. Where they are left out, as
-    an `.npz` file may do, group and window are checked by shapes alone: p4 and
-    p2m, or windows of two sizes, cannot be told apart. Crops show only where
-    attention is to whole maps. An `activation_function` other than their
-    "Swish", which is SiLU, cannot be seen at all.
+    The `state_dict()` of their network also stores at which positions every
+    element sees the neighbours of a pixel, and which elements it sees
+    (`row_indices`, `col_indices`, `g_indices`, and `group.` for the group
+    itself). These must be those of the group and the window of `model`. Where
+    they are left out, as an `.npz` file may do, group and window are checked by
+    shapes alone: p4 and p2m, or windows of two sizes, cannot be told apart.
+    Other `crops` are noticed only where layers attend to whole maps, and an
+    `activation_function` other than their "Swish", which is SiLU, is never
+    noticed.
 
     Args:
         model: a `GSANet`.
@@ -150,7 +152,7 @@ def g_selfatt(
         ValueError: for a model or file of another kind, for weights that are
             missing, not used, or of another shape, and for those of another
             group or window. The model is then as it was.
-        ImportError: a PyTorch file without PyTorch.
+        ImportError: for a PyTorch file if PyTorch is not installed.
 
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977) and
@@ -177,7 +179,7 @@ def acmix(
 ) -> keras.Model:
     """Loads weights of Pan et al. 2022 into an `ACmixSwin`, in place.
 
-    For the Swin transformers of "On the Integration of Self-Attention and
+    It is for the Swin transformers of "On the Integration of Self-Attention and
     Convolution", trained with the authors' PyTorch code, and with
     `mixer="attention"` for those of Swin itself. The model must have the same
     architecture: depths, patches, windows, classes. It then computes the same
@@ -185,8 +187,8 @@ def acmix(
 
     Images must be scaled as in their training: pass `normalization` to the
     network, `((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))` for ImageNet.
-    Layers find their weights by name, as `ACmixSwinTiny` names them. The size
-    of images may be another one if windows stay the same.
+    Layers find their weights by name, as `ACmixSwinTiny` names them. The images
+    may have another size if the windows stay the same.
 
     Args:
         model: an `ACmixSwinTiny` or `ACmixSwinSmall`; without the top, the
@@ -200,7 +202,7 @@ def acmix(
         ValueError: for a model or file of another kind, and for weights that
             are missing, not used, or of another shape. The model is then as
             it was.
-        ImportError: a PyTorch file without PyTorch.
+        ImportError: for a PyTorch file if PyTorch is not installed.
 
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556) and the
@@ -222,12 +224,13 @@ def octic_vits(
 ) -> keras.Model:
     """Loads weights of Nordström et al. 2025 into an `OcticViT`, in place.
 
-    For the networks of "Octic Vision Transformers", hybrid and invariant, as
-    the authors' PyTorch code saves them after a training as DeiT III or DINOv2.
-    The model must have the same architecture, for which `OcticViT` has a table;
-    those of DINOv2 have no classifier. It then computes the same function, to
-    rounding. A file does not tell the number of heads: theirs have 16.
-    Positions are those of one size of images. Register tokens are refused.
+    It is for the networks of "Octic Vision Transformers", hybrid and invariant,
+    as the authors' PyTorch code saves them after a training as DeiT III or
+    DINOv2. The model must have the same architecture, for which `OcticViT` has
+    a table; those of DINOv2 have no classifier. It then computes the same
+    function, to rounding. A file does not tell the number of heads: theirs have
+    16. A file holds positions for one size of images. Register tokens are
+    refused.
 
     Images must be scaled as in their training: pass `normalization` to the
     network, `((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))` for ImageNet.
@@ -245,7 +248,7 @@ def octic_vits(
         ValueError: for a model or file of another kind, and for weights that
             are missing, not used, or of another shape. The model is then as
             it was.
-        ImportError: a PyTorch file without PyTorch.
+        ImportError: for a PyTorch file if PyTorch is not installed.
 
     References:
         - [Nordström et al., 2025](https://arxiv.org/abs/2505.15441) and the

@@ -115,10 +115,10 @@ def acmix_buffers(
     """The names of arrays that may be there beside the weights of the model.
 
     These are the mask of shifted windows, which depends on the size of images,
-    the places of offsets, and the classifier where the model has none.
+    the indices of relative positions, and the classifier if the model has none.
 
     Raises:
-        ValueError: if the places are those of another window.
+        ValueError: if the indices are those of another window.
     """
     found = []
     for layer in model.layers:

@@ -162,7 +162,7 @@ def _module(layer: Any) -> str:
 
 
 def state_kind(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """In words of what kind of network the weights are, if of any."""
+    """The kind of network that the weights fit, in words; None if unknown."""
     ranks = {key: array.ndim for key, array in arrays.items()}
     if max(ranks.values(), default=0) < 4:  # no convolution
         return None
@@ -188,7 +188,7 @@ def state_kind(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def model_kind(model: keras.Model) -> str:
-    """In words of what kind a model is."""
+    """The kind of network that a model is, in words."""
     group, attention = "z2", None
     for layer in model.layers:
         if isinstance(layer, layers.InputAttention):

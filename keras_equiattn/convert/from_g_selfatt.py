@@ -19,7 +19,8 @@ from keras_equiattn.ops.papers.position_encoding import window_offsets
 # The number that they add to variances.
 EPSILON = 1e-12
 
-# Positions seen in two groups differ by more, rounded ones by less.
+# Positions seen in different groups differ by more than this, and rounding
+# errors are smaller.
 TOLERANCE = 1e-2
 
 # The names that the authors of group self-attention give the layers of a block.
@@ -35,9 +36,9 @@ _BLOCK = {
 }
 
 # For each variable the name in their module, their axes and ours: output (o)
-# and input (i) channels, group elements (h), heads (n), of which they have the
-# channels (k) side by side, hidden units (m) and the coordinate (c) of the
-# encodings; without the axes of size one at the end of theirs.
+# and input (i) channels, group elements (h), heads (n) and their channels (k),
+# which share an axis in their code, hidden units (m) and the coordinate (c) of
+# the encodings. The axes of size one at the end of their shapes are left out.
 _ATTENTION: dict[str, tuple[str, Sequence[str], str]] = {
     **{
         f"{name}_{part}": value
@@ -129,7 +130,7 @@ def check_buffers(
     buffers: Mapping[str, np.ndarray],
     arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Raises if there are some, and not those of the model."""
+    """Raises if the arrays hold buffers that differ from those of the model."""
     for key, expected in buffers.items():
         array = arrays.get(key, expected)
         differs = ""
@@ -158,7 +159,8 @@ def _buffers(layer: Any) -> dict[str, np.ndarray]:
     rows, columns = np.einsum("vij,...j->iv...", group.matrices, offsets)
     found = {"row_indices": rows, "col_indices": columns}
     if isinstance(layer, layers.GroupSelfAttention2D):
-        # Seen by other elements than the identity it is what is put right.
+        # For other elements than the identity, theirs is the index that we
+        # correct.
         indices = np.full(3 * (group.order,), np.nan)
         indices[0] = _buffers_of_group(group)["group._relative_positions"]
         found["g_indices"] = indices
@@ -241,7 +243,7 @@ def _variables(layer: Any) -> dict[str, tuple[str, Sequence[str], str]]:
 
 
 def _ones(layer: Any, name: str) -> int:
-    """Axes of size one at the end of their kernels of 1 x 1 convolutions."""
+    """The number of axes of size one at the end of their 1 x 1 kernels."""
     if name.startswith(("row", "column")):
         return 2
     lifting = isinstance(layer, layers.LiftingSelfAttention2D)

@@ -140,12 +140,12 @@ def octic_arrays(
     Queries, keys and values become three maps, and the four maps of signs one.
     The kernel of patches and the positions become functions of pixels, which
     the group acts on. An `OcticViT` has no use for the token of masked patches
-    and the heads of DINOv2, for the parts of a class token that are zero, and
-    without its top for the classifier: these are left out.
+    and the heads of DINOv2, for the parts of a class token that are zero or,
+    without its top, for the classifier: these are left out.
 
     Raises:
         ValueError: if the class token depends on the pose, if there are
-            register tokens, or if a part is missing of what becomes one array.
+            register tokens, or if one of the parts that are joined is missing.
     """
     found = {
         _renamed(name): array
@@ -161,8 +161,8 @@ def octic_arrays(
         found,
         [f"{_LIFT}.conv_{name}.weight" for name in _KERNELS],
         f"{_LIFT}.kernel",
-        # In an orthonormal basis, signs are divided by the root of the order,
-        # and entries of 2 x 2 matrices by that of half of it.
+        # In an orthonormal basis, signs are divided by sqrt(order), and entries
+        # of 2 x 2 matrices by sqrt(order / 2).
         lambda parts: _of_identity(parts, 1 / np.sqrt(8), 1 / np.sqrt(4)),
     )
     _merge(
@@ -184,7 +184,7 @@ def octic_arrays(
         names = [f"{first}{sign}{last}" for sign in SIGNS]
         _merge(found, names, f"{first}{_SIGNS}{last}", np.stack)
     for name in [name for name in found if ".qkv." in name]:
-        # Maps of signs are on top of each other.
+        # Maps of signs are stacked along a first axis.
         array, axis = found[name], int(_SIGNS in name)
         if array.ndim > axis and array.shape[axis] % 3 == 0:
             del found[name]
@@ -247,7 +247,7 @@ def _module(name: str) -> str | None:
 
 
 def _renamed(name: str) -> str:
-    """The name without what DINOv2 and DeiT III have in different ways."""
+    """The name without the differences between DINOv2 and DeiT III."""
     name = name.removeprefix("backbone.")
     # LayerScale is a module in DINOv2, and a parameter in DeiT III.
     name = re.sub(r"\.(?:gamma_|ls)([12])\.alpha", r".scale\1.alpha", name)
@@ -262,7 +262,7 @@ def _merge(
     merged: str,
     merge: Callable[[list[np.ndarray]], np.ndarray],
 ) -> None:
-    """Puts one array in place of several, unless there is none of them."""
+    """Puts one array in place of several, unless all of them are missing."""
     missing = [name for name in names if name not in arrays]
     if len(missing) == len(names):
         return
@@ -279,13 +279,13 @@ def _merge(
 def _of_identity(
     parts: Sequence[np.ndarray], signs: float, vectors: float
 ) -> np.ndarray:
-    """The function of pixels that the identity of the group has.
+    """The kernel of the identity of the group, as a function of pixels.
 
     Their arrays are quarters `(..., n, n)` of six functions `(..., 2 n, 2 n)`,
     one for each sign and two for the first components of vectors. A function
-    with a sign is its quarter, turned and mirrored, with changes of sign. One
-    of a first component has the same values above and below the middle, and
-    opposite ones on both sides of it; turned, it is that of the second one.
+    with a sign is its quarter, turned and mirrored, with changes of sign. That
+    of a first component is even from top to bottom and odd from left to right;
+    turned by 90 degrees, it is that of the second component.
     """
     total: Any = 0
     for part, turned, mirrored in zip(

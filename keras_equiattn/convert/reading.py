@@ -40,8 +40,8 @@ class Part:
         ours: the letters of our axes. Our variable may have a group axis of
             size one in addition.
         elements: our group elements in their numbering.
-        factor: a factor that their code has and ours has not; the array is
-            multiplied by it.
+        factor: a factor that their code has and ours does not have; the array
+            is multiplied by it.
     """
 
     variable: Any
@@ -153,7 +153,7 @@ def _read_file(path: Path) -> Any:
             ) from None
     try:
         if suffix != ".npz":
-            # The options of a training script, which may stand beside.
+            # A checkpoint may also hold the options of a training script.
             options = [argparse.Namespace, pathlib.PosixPath]
             with torch.serialization.safe_globals(options):
                 return torch.load(path, map_location="cpu", weights_only=True)
@@ -169,8 +169,8 @@ def _read_file(path: Path) -> Any:
         zipfile.BadZipFile,
     ) as error:
         raise ValueError(
-            f"{path} is not a file of arrays by name. Of a PyTorch model save "
-            "its `state_dict()`: other Python objects are not loaded."
+            f"{path} is not a file of arrays by name. For a PyTorch model, "
+            "save its `state_dict()`: other Python objects are not loaded."
         ) from error
 
 
@@ -204,7 +204,7 @@ def check(
         return
     message = f"`state` does not fit '{model.name}'"
     if looks not in (None, kind):
-        message += f": it looks {looks}, the model is {kind}"
+        message += f": it seems to be {looks}, and the model is {kind}"
     for title, found in (
         ("Missing", missing),
         ("Not used by the model", unused),
@@ -216,9 +216,9 @@ def check(
 
 
 def assign(parts: Mapping[str, Part], arrays: Mapping[str, np.ndarray]) -> None:
-    """Converts all before it changes anything."""
+    """Assigns all variables, after every array has been converted."""
     values = [
-        # One copy of a large network is enough.
+        # Rounded at once: a copy in double precision would be twice as large.
         part.convert(arrays[key]).astype(
             "float64" if part.variable.dtype == "float64" else "float32"
         )
@@ -241,7 +241,7 @@ def label(layer: Any) -> str:
 
 
 def unexpected(layer: Any, variable: Any, network: str) -> ValueError:
-    """The error of a layer that has a variable which its name does not have."""
+    """The error for a variable that no layer of this name should have."""
     return ValueError(
         f"{label(layer)} has '{variable.name}', which no layer of this name "
         f"has in `{network}`."

@@ -1,11 +1,11 @@
-"""Networks on their way out: plain ones, for other programs and machines.
+"""Deployment of networks: plain ones, for other programs and machines.
 
-`network` walks through the graph, `rewriting` is what the rewritings of layers
-work with, `convolutions`, `pixels`, `values` and `attention` hold them, and
+`network` walks through the graph, `rewriting` has the tools for rewriting a
+layer, `convolutions`, `pixels`, `values` and `attention` rewrite layers, and
 `folding` makes normalization a part of convolutions. `formats` writes networks
 as files of other programs, and `runtimes` runs such files. `quantization` makes
 networks that compute with the whole numbers of `integers`, `exactness` knows
-what is exact without them, and `integer_onnx` writes their integers;
+which calls are exact without them, and `integer_onnx` writes their integers;
 `certification` measures how exact a file is. Nothing here is needed to train.
 """
 

@@ -22,7 +22,8 @@ from keras_equiattn.deployment.runtimes import RUNTIMES
 from keras_equiattn.ops.group.action import group_action
 from keras_equiattn.testing import equivariance_error
 
-# How much an image has to change, of its largest value, to count as moved.
+# An image counts as moved if it changes by more than this share of its largest
+# value.
 MOVED = 1e-3
 
 
@@ -99,9 +100,9 @@ def certificate(
 ) -> Certificate:
     """Runs exported networks in their own runtimes, on images in all poses.
 
-    Each file is opened by `load_exported`: no layer of Keras computes. For
-    every element of the group, the result for the moved images is compared with
-    the moved result.
+    Each file is opened by `load_exported`, so that no Keras layer takes part.
+    For every element of the group, the result for the moved images is compared
+    with the moved result.
 
     Args:
         path: a file that `export` has written, or several, to compare formats.
@@ -162,7 +163,7 @@ def _checked_paths(paths: Any) -> list[str]:
 def _checked_images(
     images: Any, group: groups.Group, elements: Sequence[int]
 ) -> np.ndarray:
-    """The images, if an error in any pose would be seen on them."""
+    """The images, after a check that they would reveal an error in any pose."""
     try:
         images = np.asarray(images) + np.float32(0)
     except (TypeError, ValueError):
@@ -198,7 +199,7 @@ def _checked_images(
             raise ValueError(
                 "`images` must look different in every pose, or nothing is "
                 "tested. Received: images of the shape "
-                f"{images.shape} that do not change where they are "
+                f"{images.shape} that do not change under the element "
                 f"{_name(group, element)}"
             )
     return images

@@ -199,7 +199,7 @@ def _depthwise(layer: Any, x: Any, to: PlainRewriting, bias: Any) -> FeatureMap:
     if bias is not None:
         each = np.reshape(ops.convert_to_numpy(bias), (channels, 1, multiplier))
         weights.append(np.repeat(each, order, axis=1).ravel())
-    # The elements of one channel come to lie beside each other, and back.
+    # The elements of one channel are moved next to each other, and back later.
     places: Any = np.arange(order * channels).reshape(order, channels)
     image = ops.take(x.image, places.T.ravel().tolist(), axis=-1)
     y = to.apply(new, image, weights=weights)

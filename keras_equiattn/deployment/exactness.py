@@ -75,7 +75,7 @@ KEEPING_CHANNELS = (
     keras.layers.UpSampling2D,
     keras.layers.ZeroPadding2D,
 )
-# Operations of `keras.ops` of the same kind, by the names of their classes.
+# Exact operations of `keras.ops`, by the names of their classes.
 EXACT_OPERATIONS = frozenset(
     """
     Abs Absolute Add Amax Amin BroadcastTo Cast Ceil Clip Concatenate Copy
@@ -88,8 +88,8 @@ EXACT_OPERATIONS = frozenset(
     Threshold Tile Transpose TrueDivide Where ZerosLike
     """.split()  # noqa: SIM905
 )
-# Functions of one value that are no arithmetic: of `keras.ops`, by the names of
-# their classes, and of `keras.activations`.
+# Functions of one value that are more than arithmetic: those of `keras.ops`, by
+# the names of their classes, and those of `keras.activations`.
 CURVED_OPERATIONS = frozenset(
     """
     Arccos Arccosh Arcsin Arcsinh Arctan Arctanh Cbrt Celu Cos Cosh Elu Erf
@@ -106,7 +106,8 @@ CURVED_ACTIVATIONS = frozenset(
 # Functions of `keras.activations` that look at several values.
 NOT_POINTWISE = ("glu", "log_softmax", "softmax", "sparse_softmax", "sparsemax")
 # Operations that pick entries: exact if they leave the axes of places and of
-# group elements alone. Sums of what they pick would be in another order.
+# group elements alone. Otherwise the sums of what they pick would be in another
+# order.
 PICKING = frozenset({"GetItem", "Slice", "Split", "Take", "TakeAlongAxis"})
 
 
@@ -121,7 +122,7 @@ def becomes_whole(node: Any) -> bool:
             is_exact_activation(activation) or is_curved_activation(activation)
         )
     if type(operation) is keras.layers.UpSampling2D:
-        # The weights of the four terms are fractions with these denominators.
+        # The denominators of the weights of the four terms are powers of two.
         return operation.interpolation == "bilinear" and all(
             size & (size - 1) == 0 for size in operation.size
         )
@@ -178,14 +179,14 @@ def is_pointwise(activation: Any) -> bool:
 
 
 def is_curved_activation(activation: Any) -> bool:
-    """Whether an activation is a function of one value, but no arithmetic."""
+    """Whether an activation is a function of one value that is tabulated."""
     return _name_in_keras(activation) in CURVED_ACTIVATIONS
 
 
 def is_exact_activation(activation: Any) -> bool:
     """Whether an activation is known to give the same bits in every pose."""
     name = _name_in_keras(activation)
-    # They have a sigmoid and a logarithm within.
+    # `glu` contains a sigmoid, and `log_softmax` a logarithm.
     return name not in ("", "glu", "log_softmax", *CURVED_ACTIVATIONS)
 
 

@@ -19,8 +19,8 @@ class FeatureMap:
         order: the number of group elements.
         image: the folded form.
         map: the form with five axes, `(batch, height, width, order, channels)`.
-        reshape: makes a tensor of other axes, without that of the batch, from a
-            tensor, their sizes and the end of a name.
+        reshape: reshapes a tensor; it takes the tensor, the sizes of the new
+            axes without that of the batch, and the suffix of a name.
 
     One of `image` and `map` is given.
     """
@@ -45,7 +45,7 @@ class FeatureMap:
 
     @property
     def channels(self) -> int:
-        """How many there are for each group element."""
+        """The number of channels for each group element."""
         if self._map is not None:
             return int(self._map.shape[-1])
         return int(self._image.shape[-1]) // self.order
@@ -68,7 +68,7 @@ class FeatureMap:
         if _is_known(x.shape[1:3]):
             shape = (*x.shape[1:3], self.order * x.shape[-1])
             return self._reshape(x, shape, "folded")
-        # `Reshape` finds out one size, not two.
+        # `Reshape` infers one unknown size, not two.
         parts = keras.ops.unstack(x, num=self.order, axis=3)
         return keras.ops.concatenate(parts, axis=-1)
 

@@ -96,7 +96,7 @@ def factor_and_offset(normalization: Any) -> tuple[np.ndarray, np.ndarray]:
     """The factor and the offset of a batch normalization for each channel."""
     mean = ops.convert_to_numpy(normalization.moving_mean)
     variance = ops.convert_to_numpy(normalization.moving_variance)
-    # In double precision: as exact for each of several equal variances.
+    # In double precision, so that equal variances have equal factors.
     factor = 1 / np.sqrt(variance.astype("float64") + normalization.epsilon)
     if normalization.gamma is not None:
         factor *= ops.convert_to_numpy(normalization.gamma)

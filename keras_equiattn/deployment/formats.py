@@ -1,7 +1,7 @@
 """Networks as files for other programs.
 
 Each format is written by the one backend that does it best. If Keras runs
-another one, a process of its own loads the network there.
+another backend, a separate process loads the network there.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def export(
         The symmetry of the model.
 
     Raises:
-        TypeError: for what is no path.
+        TypeError: if `path` is not a path.
         ValueError: for a model without a graph or with another dtype, an
             unknown format, a suffix that is not that of the format, an image
             whose size is not known, unless TensorFlow traces it, and layers
@@ -151,7 +151,7 @@ def format_of(path: str, format: str | None = None) -> str:
         )
     wanted = FORMATS[format].suffix
     others = {f.suffix for f in FORMATS.values()} - {wanted}
-    # The name of a folder may have a point in it.
+    # The name of a folder may have a dot in it.
     if suffix in others or (wanted and suffix != wanted):
         raise ValueError(
             f"A path in the format '{format}' must have "
@@ -181,7 +181,7 @@ def _check_place(path: str, format: str) -> None:
 
 
 def _check_packages(format: str) -> None:
-    """Raises if something is not installed that writes the format."""
+    """Raises if a package that writes the format is not installed."""
     packages = FORMATS[format].packages
     missing = [p for p in packages if importlib.util.find_spec(p) is None]
     if missing:
@@ -196,8 +196,8 @@ def _check_sizes(model: keras.Model, format: str) -> None:
     for x in model.inputs:
         if None in x.shape[1:]:
             raise ValueError(
-                f"The format '{format}' needs inputs of known size; all but "
-                "the size of the batch. Build the model with that size, and "
+                f"The format '{format}' needs inputs of a known size, except "
+                "for that of the batch. Build the model with a known size, and "
                 f"load its weights. Received: '{x.name}' of shape {x.shape}"
             )
 
@@ -366,9 +366,9 @@ def _traced(model: keras.Model) -> Any:
 
 
 def _without_idle_squeezes(program: Any) -> None:
-    """Removes what squeezes an axis of several entries, and so does nothing.
+    """Removes squeezes of an axis with several entries, which do nothing.
 
-    Keras' `take` does that. ONNX refuses it.
+    Keras' `take` makes such squeezes, and ONNX refuses them.
     """
     import torch
 

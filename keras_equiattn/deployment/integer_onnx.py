@@ -1,4 +1,4 @@
-"""Convolutions of whole numbers in ONNX files as those of integers.
+"""Turns convolutions of whole numbers in ONNX files into integer ones.
 
 `quantize` makes networks whose sums are of whole numbers in float32. Where a
 convolution of levels gives nothing but levels, ONNX has an operator that takes
@@ -78,9 +78,9 @@ class _Convolution(NamedTuple):
 class _Rewriting:
     """Goes through a graph once, in its order.
 
-    Levels get a twin of integers. Nodes that take floats take them as before,
-    or those that the integers become. Nodes whose results nothing takes in the
-    end are left out.
+    Levels get a twin, a tensor of integers. Nodes that take floats take them as
+    before, or take the integers converted back to floats. Nodes whose results
+    are not used in the end are left out.
 
     Attributes:
         nodes: the nodes of the new graph.
@@ -127,7 +127,7 @@ class _Rewriting:
             self._add("QuantizeLinear", inputs, name)
         else:
             self._convolve(convolution, twin)
-            # Who takes floats gets those of the same levels.
+            # Nodes that take floats get the same levels, converted back.
             self.nodes.remove(clip)
             one = self._constants(f"{name}_levels", np.array(1, "float32"))
             inputs = [name, *one, constants[1]]
@@ -135,14 +135,14 @@ class _Rewriting:
         self._twins[clip.output[0]] = twin
 
     def _convolution(self, division: Any) -> _Convolution | None:
-        """The convolution of levels that alone gives what is divided, if any.
+        """The convolution of levels before a division, if only that uses it.
 
         The nodes between them are those of an `IntegerConv2D` after its sums.
         """
         last, moves = division, []
         while source := self._before(last, *MOVES, "Relu", alone=True):
             last = source
-            # Levels without a sign end at zero.
+            # Unsigned levels are clipped at zero anyway.
             if source.op_type != "Relu":
                 moves.append(source)
         scaling = self._before(last, "Mul", alone=True)
@@ -200,8 +200,10 @@ class _Rewriting:
         return None if alone and self._uses[node.input[0]] > 1 else source
 
     def _value(self, name: str) -> np.ndarray | None:
-        """The value of a constant, which the converter may have left to cast
-        and to transpose; None for anything else."""
+        """The value of a constant; None for anything else.
+
+        The converter may have left a cast or a transposition after it.
+        """
         from onnx import helper
         from onnx import numpy_helper
 
@@ -233,7 +235,7 @@ class _Rewriting:
         output: str,
         attributes: Any = (),
     ) -> None:
-        """Adds a node of some kind: an operator, or that of another node."""
+        """Adds a node with this operator, or with that of another node."""
         from onnx import helper
 
         if not isinstance(kind, str):

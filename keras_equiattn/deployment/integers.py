@@ -1,10 +1,10 @@
 """Layers that compute with small whole numbers, which floats hold exactly.
 
 A sum of floats depends on the order of its terms, and a turned image has
-another order: hence equivariance to rounding. A sum of whole numbers below 2^24
-does not. These layers get levels, whole numbers of 8 bits, and have weights of
-8 bits; every sum of their products is exact in float32, on every backend and in
-every file that `export` writes.
+another order, so layers are equivariant only to rounding. A sum of whole
+numbers below 2^24 does not depend on that order. These layers take levels,
+whole numbers of 8 bits, and have weights of 8 bits; every sum of their products
+is exact in float32, on every backend and in every file that `export` writes.
 """
 
 from typing import Any
@@ -79,7 +79,7 @@ class Levels(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class Table(keras.layers.Layer):
-    """A function of levels, by its values.
+    """A function of levels, stored as a table of its values.
 
     Args:
         least: the least level.
@@ -177,7 +177,7 @@ class IntegerLayer(keras.layers.Layer):
     def __init__(self, layer: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.layer = dict(layer)
-        # It holds no weights: only what they are used for.
+        # It is never built, and only says how the weights are used.
         self._plain = self.kind.from_config(self.layer)
         self.activation = self._plain.activation
 
@@ -209,7 +209,7 @@ class IntegerLayer(keras.layers.Layer):
         raise NotImplementedError(f"{type(self).__name__}.kernel_shape")
 
     def product(self, levels: Tensor, kernel: Tensor) -> Tensor:
-        """The sums of products, of whole numbers."""
+        """The sums of products of whole numbers."""
         raise NotImplementedError(f"{type(self).__name__}.product")
 
     def call(self, inputs: Tensor) -> Tensor:

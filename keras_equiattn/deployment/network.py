@@ -47,8 +47,8 @@ def plain(
 
     Returns:
         A functional model with the same inputs, and with outputs that are equal
-        to rounding. Layers have the names of those that they stand for, and
-        dtype policies as well.
+        to rounding. Layers keep the names and the dtype policies of those that
+        they replace.
 
     Symmetry:
         The symmetry of the model.

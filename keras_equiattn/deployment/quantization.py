@@ -31,8 +31,8 @@ from keras_equiattn.graphs import Rewriting
 from keras_equiattn.graphs import with_calls
 
 BATCH = 32
-# The bits of the levels that functions are tabulated for: no sum is made of
-# them.
+# The bits of the levels of tabulated functions. They may be more than 8, since
+# these levels are not summed.
 TABLE_BITS = 10
 
 
@@ -74,7 +74,7 @@ def quantize(
             them: an array, or a list or a dictionary of several. A hundred are
             enough.
             They say how large activations get; larger activations are later
-            cut. Pass the images of some batches of a dataset.
+            clipped. Pass the images of some batches of a dataset.
         weight_bits: bits of a weight, 2 to 8. With 7, processors without
             instructions for dot products of 8 bits, which saturate at 16 bits,
             compute exactly as well.
@@ -173,7 +173,7 @@ class _Quantization(Rewriting):
         return keras.layers.Rescaling(layer.step, name=name)(y)
 
     def table(self, x: Any) -> Any:
-        """The function of levels in place of the function."""
+        """A table of the function at the levels of its input, in its place."""
         layer = self._levels(TABLE_BITS)
         least, most = layer.limits
         name = self._new_name("table")
@@ -258,7 +258,7 @@ def _plain(model: keras.Model, name: str | None) -> keras.Model:
 
 
 def _with_known_functions(network: keras.Model) -> keras.Model:
-    """The network with what is computed alike in every pose.
+    """The network, rewritten to compute alike in every pose where it can.
 
     Activations that become tables are layers of their own, and batch
     normalizations that could not be folded multiply and add constants.

@@ -1,4 +1,4 @@
-"""The tools for rewriting a layer, and the register of rewritings."""
+"""The tools for rewriting a layer, and the registry of rewritings."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -156,7 +156,7 @@ class PlainRewriting(Rewriting):
         Args:
             x: a tensor.
             kernel: `(channels, units)`.
-            activation: the name of what is applied to it.
+            activation: the name of the activation of the result, or None.
         """
         layer = keras.layers.Dense(
             kernel.shape[-1],

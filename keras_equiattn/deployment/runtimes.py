@@ -10,7 +10,7 @@ import numpy as np
 from keras_equiattn import _checks
 from keras_equiattn.deployment.formats import format_of
 
-# From arrays, in the order of the inputs, to those of the outputs.
+# It takes arrays in the order of the inputs, and returns those of the outputs.
 Network = Callable[..., list[np.ndarray]]
 
 
@@ -19,7 +19,7 @@ class Opened(NamedTuple):
 
     Attributes:
         inputs: how many it takes.
-        run: from so many arrays to those of the outputs.
+        run: takes that many arrays, and returns those of the outputs.
     """
 
     inputs: int
@@ -51,7 +51,7 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
     Returns:
         A function from NumPy arrays, one for each input, to a list of NumPy
         arrays, one for each output, in the order of `model.inputs` and
-        `model.outputs`. It takes arrays in float64 in float32.
+        `model.outputs`. It converts arrays in float64 to float32.
 
     Raises:
         FileNotFoundError: if nothing is there.
@@ -71,7 +71,7 @@ def load_exported(path: str | os.PathLike[str]) -> Network:
     except Exception as error:
         # Each runtime has errors of its own.
         raise ValueError(
-            f"The file at path={path!r} is no network in the format "
+            f"The file at path={path!r} is not a network in the format "
             f"'{format}', or is damaged: {_first_line(error)}"
         ) from error
 

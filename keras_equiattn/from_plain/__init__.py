@@ -1,10 +1,9 @@
-"""Conversion of a plain Keras network to an equivariant one of its topology.
+"""Converts a plain Keras network to an equivariant one of the same topology.
 
-`network` walks through the graph, `conversion` is what converters of layers
-work with, `convolutions`, `pixels` and `values` have the converters for the
-layers of Keras, and `summary` says what became of each layer. New operators do
-not belong here: a converter only chooses layers of `keras_equiattn.layers` or
-of Keras.
+`network` walks through the graph, `conversion` has the tools of a converter,
+`convolutions`, `pixels` and `values` have the converters for the layers of
+Keras, and `summary` says what became of each layer. New operators do not belong
+here: a converter only chooses layers of `keras_equiattn.layers` or of Keras.
 """
 
 # These modules register the converters.

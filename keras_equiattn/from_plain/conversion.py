@@ -1,4 +1,4 @@
-"""The tools of a converter of a layer, and the register of converters."""
+"""The tools for converting a layer, and the registry of converters."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from keras_equiattn.layers.projection import GroupProjection
 Converter = Callable[..., keras.KerasTensor]
 
 # The mean over the poses goes before the last layer if it has one of these
-# activations: what is averaged are then the logits.
+# activations, so that the logits are averaged.
 OF_LOGITS = ("linear", "log_sigmoid", "log_softmax", "sigmoid", "softmax")
 
 _converters: dict[type | str, Converter] = {}
@@ -41,7 +41,7 @@ def register_conversion(
     `Conversion`.
 
     Args:
-        *classes: the classes of layers. Subclasses are not converted along,
+        *classes: the classes of layers. Their subclasses are not converted,
             because they may compute something else. A class that is not
             exported may be given by its name.
 
@@ -96,14 +96,14 @@ class Conversion(Rewriting):
 
     Attributes:
         group: the group of the new network.
-        inflate: whether the new network computes the plain one on every pose,
-            with the weights that it has.
+        inflate: whether the new network applies the plain one to every pose,
+            with the weights of the plain one.
         keep: whether strides that are not exact stay.
         input_shapes: the shapes of the inputs in the plain network.
         output_shape: the shape of the output in the plain network.
         is_last: whether nothing after the layer has weights or several inputs.
-            The mean over the poses then is the same before the layer, if the
-            layer is linear, and cheaper.
+            If the layer is linear, the mean over the poses can then be taken
+            before it with the same result, which is cheaper.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Conversion(Rewriting):
         return self.apply(type(layer).from_config(config), *inputs)
 
     def recorded(self, function: Any, y: keras.KerasTensor) -> Any:
-        """Keeps the row of a function of `keras.ops`; returns `y`.
+        """Records a function of `keras.ops` for the summary, and returns `y`.
 
         Args:
             function: the function that was called.
@@ -225,7 +225,7 @@ class Conversion(Rewriting):
         return y
 
     def unchanged(self, inputs: Sequence[Any]) -> list[Any]:
-        """Calls what the plain network calls, as it is.
+        """Calls the layer or operation of the plain network without changes.
 
         Args:
             inputs: the tensors without pixels that it is called with.
@@ -311,7 +311,7 @@ class Conversion(Rewriting):
         kwargs: dict[str, Any],
         weights: Sequence[Any] | None,
     ) -> Any:
-        """Calls a layer, or that of an earlier call, and keeps its row."""
+        """Calls a layer, or that of an earlier call, and records it."""
         layer, is_new = self.shared(layer)
         y = layer(*args, **kwargs)
         if is_new:
@@ -330,8 +330,8 @@ class Conversion(Rewriting):
     ) -> None:
         """Sets the weights of a new layer of an inflated network.
 
-        Normalisations that were adapted to data keep what they know of it in
-        any case.
+        Normalisations that were adapted to data keep its statistics in any
+        case.
         """
         adapted = isinstance(layer, keras.layers.Normalization)
         if not layer.weights or not (self.inflate or adapted):

@@ -168,7 +168,7 @@ def transposed(layer: Any, x: Any, to: Conversion) -> Any:
             to.note("It stays, and is not exactly equivariant.")
             config["exact"] = False
         else:
-            # One row and column more fit the strides.
+            # One more row and one more column fit the strides.
             larger = tuple(k + 1 for k in layer.kernel_size)
             if to.inflate or layer.padding != "same":
                 to.refuse(str(error))
@@ -192,7 +192,7 @@ def strided(
         to: the conversion.
         made: returns the layer with other options.
         weights: the weights of the layer, see `Conversion.apply`.
-        config: the options that the layer has by itself.
+        config: the options of the layer that `made` returns.
 
     Returns:
         The output, of the size that the plain layer has.
@@ -224,13 +224,13 @@ def strided(
 
 
 def linear_at_the_end(layer: Any, to: Conversion) -> bool:
-    """Whether a layer with one pixel sees the mean over the poses instead."""
+    """Whether a layer of 1 x 1 pixels takes the mean over the poses instead."""
     name = getattr(layer.activation, "__name__", "linear")
     return to.is_last and name in OF_LOGITS
 
 
 def told(layer: Any) -> dict[str, Any]:
-    """The configuration that the equivariant convolution has as well."""
+    """The options that the equivariant convolution has as well."""
     config = {RENAMED.get(k, k): v for k, v in layer.get_config().items()}
     return {name: config[name] for name in OF_CONVOLUTIONS if name in config}
 
@@ -261,7 +261,7 @@ def at_identity(kernel: np.ndarray, to: Conversion, axis: int) -> np.ndarray:
 
     Args:
         kernel: a kernel of the plain layer.
-        to: has the group.
+        to: the conversion, which has the group.
         axis: where the axis of the group is put.
     """
     rest = [np.zeros_like(kernel)] * (to.group.order - 1)

@@ -61,7 +61,7 @@ def equivariant(
     inflate: bool = False,
     name: str | None = None,
 ) -> keras.Model:
-    """Makes the equivariant network of the same topology of a plain network.
+    """Makes an equivariant network with the topology of a plain one.
 
     Every layer is replaced by its counterpart: the first convolution lifts the
     image to the group, the others are group convolutions, pooling, padding and
@@ -80,7 +80,7 @@ def equivariant(
 
     Args:
         model: a functional or Sequential Keras model that is built, channels
-            last. Models in it are converted along. It is not changed.
+            last. Nested models are converted as well. It is not changed.
         group: a group or its name.
         width: the quantity that the new network has in common with the plain
             one. "parameters": its channels are divided by the square root of
@@ -225,17 +225,18 @@ class _Graph:
         return all(self._last[number] for number in call.outputs)
 
     def merged_width(self, call: _Call, values: dict[int, Any]) -> int | None:
-        """The channels that a layer must have for a tensor that it meets.
+        """The channels that a layer needs to match a tensor it is merged with.
 
-        The channels of several tensors in a row may be rounded otherwise than
-        the channels of the layer to whose output they are added.
+        The channels of concatenated tensors are rounded one by one, and may
+        differ from those of the layer to whose output they are added.
 
         Args:
             call: the call of a layer that chooses its channels.
-            values: the tensors of the new network, as far as there are some.
+            values: the tensors of the new network that are known already.
 
         Returns:
-            The number of channels; None if the output meets none of `values`.
+            The number of channels; None if the output is merged with none of
+            `values`.
         """
         channels = self.shapes[call.outputs[0]][-1]
         number, users = call.outputs[0], self._users.get(call.outputs[0], [])
@@ -464,13 +465,13 @@ def _row(
 
 
 def _check_model(model: Any) -> None:
-    """Raises for what has no graph, or whose inputs are no images."""
+    """Raises for a model without a graph, or without an image as input."""
     require_graph(model)
     ranks = [len(x.shape) for x in model.inputs]
     if 4 not in ranks or max(ranks) > 4:
         raise ValueError(
             "`model` must take an image, `(batch, height, width, channels)`, "
-            "and beside it nothing of more axes. Received: inputs of the "
+            "and no other input with more axes. Received: inputs of the "
             f"shapes {[tuple(x.shape) for x in model.inputs]}"
         )
 
@@ -485,6 +486,6 @@ def _check_inflation(group: groups.Group, width: str) -> None:
     if not group.acts_on_grid:
         raise ValueError(
             f"Group '{group.name}' does not act on the grid: its filters are "
-            "interpolated, so that the plain ones do not survive. Take a group "
-            "of quarter turns, such as 'p4'."
+            "interpolated, so that the plain ones cannot be kept. Choose a "
+            "group of quarter turns, such as 'p4'."
         )

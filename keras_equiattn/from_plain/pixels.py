@@ -1,4 +1,4 @@
-"""How layers are converted that move, add or take away pixels."""
+"""How layers that move, add or remove pixels are converted."""
 
 import itertools
 from typing import Any
@@ -38,7 +38,7 @@ def pooling(layer: Any, x: Any, to: Conversion) -> Any:
 
 
 def padded_pooling(layer: Any, x: Any, to: Conversion) -> Any:
-    """Pooling by Keras, which pads; on feature maps for each pose alone."""
+    """Pooling by Keras, which can pad; feature maps are pooled pose by pose."""
     if len(x.shape) == 4:
         return to.like(layer, x)
     kind: Any = keras.layers.AveragePooling3D
@@ -90,7 +90,7 @@ def zero_padding(layer: Any, x: Any, to: Conversion) -> Any:
         elif to.inflate:
             to.refuse(
                 f"it does not pad all sides alike (padding={sides}). Many "
-                "networks pad an odd size the same at all sides, so another "
+                "networks pad all sides alike if the size is odd, so another "
                 "size of the input may help."
             )
         else:
@@ -115,7 +115,7 @@ def cropping(layer: Any, x: Any, to: Conversion) -> Any:
         if not to.keep:
             to.refuse(
                 "it does not crop all sides alike "
-                f"(cropping={sides}). Take away the same number at all of them."
+                f"(cropping={sides}). Remove the same number at all of them."
             )
         to.note("It stays, and is not exactly equivariant.")
     if len(x.shape) == 4:
@@ -127,12 +127,12 @@ def cropping(layer: Any, x: Any, to: Conversion) -> Any:
 def falls_onto_itself(
     sides: tuple[tuple[int, ...], ...], to: Conversion
 ) -> bool:
-    """Whether the group leaves rows and columns at the sides as they are.
+    """Whether the group maps the rows and columns at the sides onto themselves.
 
     Args:
         sides: how many there are at the top and the bottom, and at the left and
             the right.
-        to: has the group.
+        to: the conversion, which has the group.
     """
     if to.group.name == "z2":
         return True
@@ -148,7 +148,7 @@ def falls_onto_itself(
     keras.layers.Flatten, keras.layers.Permute, keras.layers.Reshape
 )
 def reshaping(layer: Any, x: Any, to: Conversion) -> Any:
-    """Numbers without pixels may take another shape, and nothing else."""
+    """Only numbers without pixels may be reshaped."""
     (plain,) = to.input_shapes
     pixels = [tuple(plain[1:]), tuple(to.output_shape[1:])]
     lists = [[n for n in shape if n != 1] for shape in pixels]

@@ -1,4 +1,4 @@
-"""Strides that fall onto themselves when an image is turned."""
+"""Strides whose positions are kept when an image is turned."""
 
 from typing import Any
 from typing import NoReturn
@@ -23,7 +23,7 @@ def exactness(
     """The argument `exact` of a layer.
 
     Args:
-        to: the conversion; takes the note if strides stay that are not exact.
+        to: the conversion; receives a note if inexact strides stay.
         size: height and width of the input.
         window: the size of the windows.
         strides: the distance of the windows.
@@ -37,7 +37,8 @@ def exactness(
     """
     options = (window, strides, dilation, padding)
     if is_exact(to.group, size, *options):
-        # Padding that became the same at all sides may have made it larger.
+        # Padding that became the same at all sides may have enlarged the
+        # output.
         plain = to.output_shape[1:-1]
         return plain in ((), _outputs(size, *options))
     if None in size and not to.keep:
@@ -72,8 +73,8 @@ def fitting_window(
 ) -> tuple[int, int] | None:
     """The pooling windows that are exact and give the size of the plain layer.
 
-    There is one such window along each axis: it has as many pixels as are left
-    where the last one begins.
+    There is one such window along each axis: it has as many pixels as there are
+    from the start of the last window to the border.
 
     Args:
         to: the conversion, which knows the size.
@@ -102,13 +103,13 @@ def refuse_strides(
     dilation: Any,
     padding: str,
 ) -> NoReturn:
-    """Raises what the exactness of the layers says of these windows."""
+    """Refuses a layer whose windows are not exact, and says why."""
     unequal = window[0] != window[1] or strides[0] != strides[1]
     if to.group.quarter_turns and unequal:
         to.refuse(
             "quarter turns need square windows and equal strides "
             f"(the windows have {window} pixels, the strides are {strides}). "
-            "Take such ones, or a group without quarter turns, such as 'p2m'."
+            "Use those, or a group without quarter turns, such as 'p2m'."
         )
     message = ""
     try:

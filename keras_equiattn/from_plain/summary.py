@@ -17,8 +17,8 @@ class ConvertedLayer:
             layer cannot be converted.
         parameters: how many parameters the layer had, and has now.
         multiply_adds: how many multiplications and additions the layer took
-            for one image, and takes now. They count products with kernels;
-            None where the size of the image is unknown.
+            for one image, and takes now. Only products with kernels count; None
+            where the size of the image is unknown.
         note: how the new layer differs from the plain one, beyond the symmetry.
         problem: why the layer cannot be converted, and what to do.
     """
@@ -159,7 +159,7 @@ def multiply_adds(
 
 
 def _nothing(layer: ConvertedLayer) -> str:
-    """The note in the table for a layer that no layer takes the place of."""
+    """The note in the table for a layer that is not replaced."""
     return "(refused)" if layer.problem else "(not needed)"
 
 

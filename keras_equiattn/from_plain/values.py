@@ -1,4 +1,4 @@
-"""How layers are converted that act on values, or along the channels, alone.
+"""How layers that act on single values or along the channels are converted.
 
 A converter is asked only where one of the tensors has pixels: feature maps on
 the group have rank 5, images that were not lifted yet have rank 4.
@@ -39,7 +39,8 @@ def pointwise(layer: Any, x: Any, to: Conversion) -> Any:
 )
 def merging(layer: Any, *inputs: Any, to: Conversion) -> Any:
     inputs = of_one_rank(inputs, to)
-    # One channel goes with any number, but only where the plain layer has one.
+    # One channel is broadcast to any number, but only where the plain layer has
+    # one.
     channels = {
         x.shape[-1]
         for x, plain in zip(inputs, to.input_shapes, strict=True)
@@ -225,14 +226,14 @@ def operation(function: Any, *inputs: Any, to: Conversion) -> Any:
             value, keras.KerasTensor
         ):
             to.refuse(
-                f"it takes a constant of the shape {tuple(value.shape)}. Take "
+                f"it takes a constant of the shape {tuple(value.shape)}. Use "
                 "a number, or a layer that has the constant."
             )
     return to.recorded(function, function(*args, **kwargs))
 
 
 def of_channels(layer: Any, to: Conversion) -> None:
-    """Refuses what acts along other axes than the channels alone."""
+    """Refuses a layer that acts along any axis other than the channels."""
     axis = getattr(layer, "axis", -1)
     axes = [axis] if isinstance(axis, int) else list(axis)
     rank = len(to.output_shape)

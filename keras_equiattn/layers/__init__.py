@@ -1,8 +1,9 @@
 """The public layers: they own weights and configuration, and call `ops`.
 
-Mathematics does not belong here: it stands in the functions of
-`keras_equiattn.ops`, which know no layers. Networks do not belong here either,
-and no layer may know one: they are in `keras_equiattn.applications`.
+Mathematics does not belong here: it is in the functions of
+`keras_equiattn.ops`, which do not depend on layers. Networks do not belong here
+either, and no layer may depend on one: they are in
+`keras_equiattn.applications`.
 """
 
 from keras_equiattn.layers.acmix.grid import ACmix2D

@@ -307,8 +307,8 @@ class GroupConv2D(BaseGroupConv2D):
         filters: number of filters; the output has `order * filters` values
             per pixel.
         kernel_size: rows and columns of the filters, an integer or a pair.
-            Groups with quarter turns need square filters. With one pixel and
-            many channels, JAX and PyTorch compute by blocks, see
+            Groups with quarter turns need square filters. With filters of one
+            pixel and many channels, JAX and PyTorch compute by blocks, see
             `ops.group_conv`. These have no derivative in forward mode, such as
             `jax.jvp`, unless `config.disable_recompute` was called.
         strides: an integer or a pair.
@@ -384,7 +384,7 @@ class GroupConv2D(BaseGroupConv2D):
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class GroupConv2DTranspose(BaseGroupConv2D):
-    """Transposed group convolution: every pixel paints filters, further apart.
+    """Transposed group convolution: every pixel adds multiples of the filters.
 
     `y(x, h) = sum_j sum_d f(x', j) K(h^-1 d, h^-1 j) + b` over all pixels `x'`
     and offsets `d` with `strides * x' + d = x`. It makes feature maps larger,
@@ -395,10 +395,10 @@ class GroupConv2DTranspose(BaseGroupConv2D):
             per pixel.
         kernel_size: rows and columns of the filters, an integer or a pair.
             Groups with quarter turns need square filters.
-        strides: how many pixels of the output lie between what two neighbours
-            of the input paint, an integer or a pair.
-        padding: "valid" keeps all that is painted; "same" crops it to
-            `strides` times the size of the input.
+        strides: the distance in the output between the filters that two
+            neighbouring pixels of the input add, an integer or a pair.
+        padding: "valid" keeps the whole output; "same" crops it to `strides`
+            times the size of the input.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         dilation_rate: must be 1.
@@ -477,8 +477,8 @@ class GroupConv2DTranspose(BaseGroupConv2D):
                 "`dilation_rate` must be 1: not all backends dilate transposed "
                 f"convolutions. Received: dilation_rate={self.dilation_rate}"
             )
-        # The layer turns with its image if the convolution does of which it is
-        # the transpose. That is the same for every size of the input.
+        # The layer is equivariant if the convolution that it transposes is.
+        # That is the same for every size of the input.
         twice = self._painted((2, 2))
         if self.exact and not is_exact(self.group, twice, **self._window):
             rule = "no smaller than the strides"
@@ -507,7 +507,7 @@ class GroupConv2DTranspose(BaseGroupConv2D):
         return self._painted(size)
 
     def _painted(self, size: Shape) -> Shape:
-        """Height and width of what is painted, None where it is unknown."""
+        """Height and width of the output, None where they are unknown."""
         more = [
             max(k - s, 0) if self.padding == "valid" else 0
             for k, s in zip(self.kernel_size, self.strides, strict=True)

@@ -24,9 +24,9 @@ class GroupDense(GroupLayer):
     filters of one pixel, and the counterpart of `Dense` on images.
 
     In the basis of the irreducible representations the map falls into blocks,
-    which multiply less: 2.67 times on p4, 4.57 times on p8, 5.33 times on p4m
-    and 9.14 times on p8m. To go there and back takes additions, whose time
-    counts where there are few channels.
+    which take fewer multiplications: by a factor of 2.67 on p4, 4.57 on p8,
+    5.33 on p4m and 9.14 on p8m. Changing to this basis and back takes
+    additions, whose time matters where there are few channels.
 
     Args:
         filters: number of filters; the output has `order * filters` values
@@ -38,8 +38,8 @@ class GroupDense(GroupLayer):
         activation: applied to the output; None is the identity.
         input_activation: applied to the input first, value by value: "elu",
             "gelu", "leaky_relu", "relu", "sigmoid", "silu" or "tanh"; None is
-            the identity. In blocks it takes less memory than a layer before
-            this one, see `ops.group_linear`.
+            the identity. In blocks it takes less memory than a separate layer,
+            see `ops.group_linear`.
         use_bias: whether to add a bias, one value per filter.
         kernel_initializer: the initializer of the kernel; one that scales with
             the fan-in sees `order * channels`.

@@ -13,8 +13,8 @@ from keras_equiattn.ops._types import Tensor
 class GroupDropout(keras.layers.Dropout):
     """Drops values of a feature map in all poses at once.
 
-    Keras' `Dropout` drops each pose by itself, so that the poses that are left
-    of a pixel say more about the draw than about the image.
+    Keras' `Dropout` drops each pose by itself, so that the remaining poses of a
+    pixel say more about the draw than about the image.
 
     Args:
         rate: the share of values that is dropped, at least 0 and below 1.
@@ -37,7 +37,7 @@ class GroupDropout(keras.layers.Dropout):
     Symmetry:
         Equivariant to the bit in inference. In training the same values are
         dropped in all poses, so a permutation of the poses alone permutes
-        those of the output; pixels are drawn one by one.
+        those of the output; different pixels are drawn independently.
 
     Example:
         >>> x = keras.ops.ones((2, 8, 8, 4, 10))

@@ -25,7 +25,7 @@ from keras_equiattn.ops.papers.position_encoding import window_offsets
 class BaseGroupSelfAttention2D(WindowLayer):
     """The base of `LiftingSelfAttention2D` and `GroupSelfAttention2D`.
 
-    Subclasses say how many channels of the queries meet positions.
+    Subclasses say how many channels of the queries are for positions.
     """
 
     # The least channels of a key: `_encoded` gives one to rows and one to
@@ -92,7 +92,7 @@ class BaseGroupSelfAttention2D(WindowLayer):
 
     @property
     def _encoded(self) -> int:
-        """Channels of the queries that meet the encoding of a row."""
+        """The number of channels of the queries that are for the row."""
         raise NotImplementedError(f"{type(self).__name__}._encoded")
 
     @property
@@ -275,9 +275,9 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         y(i, v) = sum_o softmax_o(S(v, i, o)) V(i + o)
 
     followed by a linear map of all heads. `e` is a `RelativePositionEncoding`:
-    half of the channels of a head (rounded down) meet the row of the offset, as
-    many its column. All that differs between the group elements is how they see
-    positions.
+    half of the channels of a head (rounded down) encode the row of the offset,
+    and as many encode its column. All that differs between the group elements
+    is how they see positions.
 
     Args:
         filters: channels of the output.
@@ -291,8 +291,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         attention_dropout: rate at which weights are dropped in training:
             those of an offset, for all output elements together. It is rounded
             to a multiple of 1 / 65536. Which ones are dropped depends on the
-            seed, the batch size, the backend, the compiler and the device. Both
-            passes drop the same.
+            seed, the batch size, the backend, the compiler and the device. The
+            forward and the backward pass drop the same ones.
         epsilon: the epsilon of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
@@ -342,9 +342,9 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         degrees and the mirrors that go with them; turns in between are
         approximate. On smooth images, turned by 45 degrees, new layers on
         p8 with windows of 3, 5 and 7 pixels were off by 0.020 of their largest
-        output or less, the mean of three, and by 0.558 with squares and the
-        scale of the paper. The sharper attention becomes in training, the
-        larger the error.
+        output or less, on average over three draws of the weights, and by 0.558
+        with square windows and the scale of the paper. The sharper attention
+        becomes in training, the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (channels, heads,
@@ -367,10 +367,10 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
     References:
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
           section 5. As in the authors' code the scores in squares are divided
-          by the root of the channels of the input, not of a head. They have
-          squares on every group. Their group axis is ours
-          with every element inverted, and their dropout is of each `(v, i, o)`
-          by itself.
+          by the root of the channels of the input, not of a head. They use
+          square windows on every group. Their group axis is ours with every
+          element inverted, and their dropout draws each `(v, i, o)`
+          independently.
     """
 
     takes = "image"
@@ -394,8 +394,8 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
 
     followed by a linear map of all heads. The softmax is over offsets and key
     elements together. `e` is a `RelativePositionEncoding`, `E` an embedding of
-    the relative element; a third of the channels of a head (rounded down) meets
-    the row, a third the column, the rest the embedding.
+    the relative element; a third of the channels of a head (rounded down) is
+    for the row, a third for the column and the rest for the embedding.
 
     Args:
         filters: channels of the output.
@@ -410,7 +410,8 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
             those of a query element, key element and offset, for all output
             elements together. It is rounded to a multiple of 1 / 65536. Which
             ones are dropped depends on the seed, the batch size, the backend,
-            the compiler and the device. Both passes drop the same.
+            the compiler and the device. The forward and the backward pass drop
+            the same ones.
         epsilon: the epsilon of the encoding, see `RelativePositionEncoding`.
         recompute: the backward pass computes attention anew, in blocks. False
             computes and keeps the weights of all elements at once, can be
@@ -463,9 +464,9 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         degrees and the mirrors that go with them; turns in between are
         approximate. On smooth feature maps, turned by 45 degrees, new layers on
         p8 with windows of 3, 5 and 7 pixels were off by 0.006 of their largest
-        output or less, the mean of three, and by 0.317 with squares and the
-        scale of the paper. The sharper attention becomes in training, the
-        larger the error.
+        output or less, on average over three draws of the weights, and by 0.317
+        with square windows and the scale of the paper. The sharper attention
+        becomes in training, the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (channels, heads,
@@ -490,10 +491,10 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         - [Romero and Cordonnier, 2021](https://arxiv.org/abs/2010.00977),
           section 5. The authors' code takes the embedding at an element that
           depends on `v` and is not equivariant; with `g^-1 m` it is. Their
-          group axis and embedding are ours with every element inverted, their
-          dropout is of each `(v, g, m, i, o)` by itself. As there the scores
-          in squares are divided by the root of the channels of the input. They
-          have squares on every group.
+          group axis and embedding are ours with every element inverted, and
+          their dropout draws each `(v, g, m, i, o)` independently. As in their
+          code, the scores in squares are divided by the root of the channels of
+          the input. They use square windows on every group.
     """
 
     takes = "group"

@@ -1,4 +1,4 @@
-"""Multi-head self-attention over all pixels, as transformers have it."""
+"""Multi-head self-attention over all pixels, as in transformers."""
 
 import math
 from typing import Any
@@ -30,19 +30,19 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         y(x, p) = sum_z softmax_z(s(x, z)) v(z, p)
 
     followed by a linear map on the group. The scale is one over the root of the
-    values of a head, of which there are `order` times its channels. It is the
-    attention of vision transformers with the poses among the channels. Scores
-    do not depend on how the image is turned, as the sum is over all poses, and
-    the group acts on the relative positions.
+    number of values of a head, `order` times its channels. It is the attention
+    of vision transformers with the poses among the channels. Scores do not
+    depend on how the image is turned, as the sum is over all poses, and the
+    group acts on the relative positions.
 
     Args:
         num_heads: number of heads, contiguous blocks of the channels.
         group: a group or its name, see `keras_equiattn.groups.get`.
         basis: how the linear maps are computed, which changes the results by
             rounding alone: "regular" as one matrix, "irreps" in the blocks of
-            the irreducible representations, which multiply less. None chooses
-            what takes less time, see `ops.group_linear`.
-        use_positions: whether scores know relative positions.
+            the irreducible representations, which take fewer multiplications.
+            None chooses what takes less time, see `ops.group_linear`.
+        use_positions: whether scores depend on relative positions.
         kernel_initializer: the initializer of the linear maps; one that scales
             with the fan-in sees `order * channels`.
         bias_initializer: the initializer of their biases.
@@ -59,8 +59,9 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
 
     Memory:
         Scores take `heads` times the square of the number of pixels for each
-        image. With positions, the embeddings of all pairs of pixels take as
-        many times the values of a pixel, for all images together.
+        image. With positions, the embeddings of all pairs of pixels take the
+        square of the number of pixels times the values of a pixel, once for all
+        images.
 
     Call arguments:
         inputs: feature maps on the group.
@@ -108,7 +109,7 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
           relative positions as in [Shaw et al.,
           2018](https://arxiv.org/abs/1803.02155)
         - [Nordström et al., 2025](https://arxiv.org/abs/2505.15441) have scores
-          that add up the poses, and positions of their own
+          that add up the poses, and another encoding of positions
     """
 
     takes = "group"

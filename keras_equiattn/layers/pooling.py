@@ -24,9 +24,9 @@ from keras_equiattn.ops.numerics import mean
 class SpatialPooling2D(GroupLayer):
     """Maximum or mean over windows in space, for every group element alone.
 
-    `y(x, h) = max_d f(s x + d, h)`, or a mean. Keras' own pooling layers do
-    the same but say nothing on sizes where it is not equivariant: there rows
-    and columns are left over at one side.
+    `y(x, h) = max_d f(s x + d, h)`, or a mean. Keras' own pooling layers do the
+    same, but also accept sizes on which rows and columns remain at one side, so
+    that pooling is not equivariant.
 
     Args:
         pool_size: an integer or a pair.
@@ -141,8 +141,9 @@ class SpatialPooling2D(GroupLayer):
 class GlobalSpatialPooling2D(GroupLayer):
     """Maximum or mean over all pixels, for every group element alone.
 
-    `y(h) = max_x f(x, h)`, or the mean. The poses stay apart, so that layers
-    after it can tell them; `GlobalAveragePooling3D` of Keras merges them too.
+    `y(h) = max_x f(x, h)`, or the mean. The poses stay separate, so that later
+    layers can tell them apart; `GlobalAveragePooling3D` of Keras merges them
+    too.
 
     Args:
         mode: "mean" or "max"; "avg" and "average" are the mean too.
@@ -198,7 +199,8 @@ class GlobalSpatialPooling2D(GroupLayer):
         self.built = True
 
     def call_channels_last(self, x: Tensor) -> Tensor:
-        # Some backends refuse the maximum of no images. The mean has its shape.
+        # Some backends refuse the maximum of an empty batch. The mean has the
+        # same shape.
         is_max = self.mode == "max" and x.shape[0] != 0
         y = ops.max(x, (1, 2)) if is_max else mean(x, (1, 2))
         return y[:, None, None]

@@ -124,7 +124,7 @@ class RelativePositionEncoding(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         _check_shape(inputs.shape)
-        # Matrices of the group in the type of integers would be rounded.
+        # With integers, the matrices of the group would be rounded.
         offsets = ops.cast(inputs, self.compute_dtype)
         offsets = seen_offsets(offsets, self.group)
         encodings = []

@@ -127,7 +127,7 @@ class GroupProjection(GroupLayer):
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class GroupToVector2D(GroupLayer):
-    """Makes vectors of feature maps, which turn with the image.
+    """Turns feature maps into vectors, which turn with the image.
 
     `v(x) = sum_h R(h) (f_1(x, h), f_2(x, h))`: the poses vote for a direction.
     `R(h)` is the matrix of `h` on `(row, column)`, and `f_1` and `f_2` are two
@@ -190,7 +190,7 @@ class GroupToVector2D(GroupLayer):
 
     @property
     def frequency(self) -> int:
-        """How often the angle of a rotation is taken, see `ops`."""
+        """The multiple of the angle of an element by which a vector turns."""
         return 1 if self.signed else 2
 
     def call_channels_last(self, x: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class GroupToVector2D(GroupLayer):
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class GroupToAngle2D(GroupToVector2D):
-    """Makes angles of feature maps: the directions of `GroupToVector2D`.
+    """Turns feature maps into angles: the directions of `GroupToVector2D`.
 
     Args:
         signed: True for the direction of a vector; False for that of an axis,

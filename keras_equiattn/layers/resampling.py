@@ -26,7 +26,7 @@ class SpatialUpSampling2D(GroupLayer):
         size: rows and columns that a pixel becomes, an integer or a pair.
         interpolation: "nearest" repeats the value of the pixel; "bilinear"
             mixes it with its neighbours. Beyond the border the outermost pixels
-            go on.
+            are repeated.
         group: the group under which the layer is equivariant, also on images.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
@@ -100,15 +100,15 @@ class SpatialUpSampling2D(GroupLayer):
 class SpatialPadding2D(GroupLayer):
     """Adds rows and columns, the same number at opposite sides.
 
-    Keras' `ZeroPadding2D` also adds them at one side alone, which no mirror and
-    no turn leaves as it is.
+    Keras' `ZeroPadding2D` can also add them at one side alone, which is not
+    equivariant under mirrors and turns.
 
     Args:
         padding: how many rows are added above and below, and columns at the
             left and at the right, an integer or a pair.
-        mode: "zeros"; "reflect": the image goes on as its mirror image, in
-            which the outermost pixels come up once; "wrap": it goes on as it
-            begins at the opposite side.
+        mode: "zeros"; "reflect": the image continues as its mirror image,
+            without repeating the outermost pixels; "wrap": it continues with
+            the pixels of the opposite side.
         group: the group under which the layer is equivariant, also on images.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
@@ -132,7 +132,7 @@ class SpatialPadding2D(GroupLayer):
     Raises:
         ValueError: for bad arguments, such as a padding that is not the same
             along both axes although the group holds quarter turns; for images
-            with fewer pixels than "reflect" and "wrap" have to show.
+            that are too small for "reflect" or "wrap".
 
     Example:
         >>> x = keras.ops.ones((2, 12, 12, 4, 10))

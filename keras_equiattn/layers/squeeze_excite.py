@@ -37,7 +37,7 @@ class SqueezeExcite(AttentionLayer):
         inputs: images or feature maps on the group.
         return_attention_maps: also return the attention as applied, as a
             dict: "channel" `(batch, channels)` holds `s`.
-        query: changes nothing, `s` is the same at every position.
+        query: changes nothing, since `s` is the same at every position.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)` or `(batch,

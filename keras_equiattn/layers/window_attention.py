@@ -29,8 +29,8 @@ from keras_equiattn.ops.windows.api import window_attention
 class BaseWindowAttention2D(WindowLayer, FilterLayer):
     """The base of the three layers of this module; see there.
 
-    Subclasses create their weights in `build_maps` and say in `attend` what
-    attends to what.
+    Subclasses create their weights in `build_maps`, and return queries, keys,
+    values and affine maps in `attended`.
     """
 
     takes = "group"
@@ -225,7 +225,8 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         bias_initializer: the initializer of their biases.
         window_initializer: the initializer of the embeddings; None is the
             standard normal distribution.
-        kernel_regularizer, window_regularizer: regularizers of the two kinds.
+        kernel_regularizer, window_regularizer: regularizers of the kernels of
+            the linear maps, and of the embeddings.
         filter_basis: the basis of the embeddings: "pixel" has one for each row
             and one for each column of the window, which are interpolated for
             turns by less than 90 degrees; "steerable" has coefficients of
@@ -266,9 +267,9 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
-        0.014 of their largest output or less, the mean of three, and by
-        0.075 with filters of pixels and squares. The sharper attention
-        becomes in training, the larger the error.
+        0.014 of their largest output or less, on average over three draws of
+        the weights, and by 0.075 with pixel filters and square windows. The
+        sharper attention becomes in training, the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -347,8 +348,9 @@ class BaseAffineSelfConv2D(BaseWindowAttention2D):
     def _initial_spread(self) -> float:
         if self.filter_basis == "pixel":
             return 1.0
-        # Each neighbour adds up all elements. With scores of more than about
-        # one attention jumps from pixel to pixel, and turns with the grid.
+        # Each neighbour adds up all elements. With scores above about one,
+        # attention jumps from pixel to pixel, which no turn between the quarter
+        # turns preserves.
         return 0.5 / math.sqrt(self.group.order)
 
     def _add_affine(self, name: str = "") -> None:
@@ -413,7 +415,8 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
             standard normal distribution for the basis "pixel", and for
             "steerable" the normal distribution with the standard deviation `1 /
             (2 sqrt(order))`, with which scores start below about one.
-        kernel_regularizer, window_regularizer: regularizers of the two kinds.
+        kernel_regularizer, window_regularizer: regularizers of the kernels of
+            the linear maps, and of the affine maps.
         filter_basis: the basis of `psi` and `beta`: "pixel" has a number for
             each offset, which is interpolated for turns by less than 90
             degrees; "steerable" has coefficients of filters that turn by any
@@ -453,10 +456,10 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
-        0.025 of their largest output or less, the mean of three, and by
-        0.437 with filters of pixels, squares and the initial weights of
-        the paper. The sharper attention becomes in training, the larger the
-        error.
+        0.025 of their largest output or less, on average over three draws of
+        the weights, and by 0.437 with pixel filters, square windows and the
+        initial weights of the paper. The sharper attention becomes in training,
+        the larger the error.
 
     Variables:
         `input_kernel (order, channels, filters)`, `input_bias (filters,)`;
@@ -536,7 +539,8 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             standard normal distribution for the basis "pixel", and for
             "steerable" the normal distribution with the standard deviation `1 /
             (2 sqrt(order))`, with which scores start below about one.
-        kernel_regularizer, window_regularizer: regularizers of the two kinds.
+        kernel_regularizer, window_regularizer: regularizers of the kernels of
+            the linear maps, and of the affine maps.
         filter_basis: the basis of `psi` and `beta` of keys and values: "pixel"
             has a number for each offset, which is interpolated for turns by
             less than 90 degrees; "steerable" has coefficients of filters that
@@ -577,10 +581,10 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
-        0.076 of their largest output or less, the mean of three, and by
-        0.983 with filters of pixels, squares and the initial weights of
-        the paper. The sharper attention becomes in training, the larger the
-        error.
+        0.076 of their largest output or less, on average over three draws of
+        the weights, and by 0.983 with pixel filters, square windows and the
+        initial weights of the paper. The sharper attention becomes in training,
+        the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -588,8 +592,9 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         `query_psi (order, filters)`, `query_beta (filters,)`; `key_psi`,
         `value_psi (order, rows, columns, filters)`, `key_beta`, `value_beta
         (rows, columns, filters)`; `output_kernel (order, filters, filters)`.
-        With steerable filters `count` stands in place of rows and columns, that
-        of `ops.steerable_basis(group, rows, multiplied=True)`.
+        With steerable filters, one axis of `count` takes the place of rows and
+        columns, with the `count` of `ops.steerable_basis(group, rows,
+        multiplied=True)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
@@ -607,8 +612,8 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         - [Diaconu and Worrall, 2019](https://arxiv.org/abs/1911.07704),
           eqs. 8 to 11, on a group eqs. 17 to 20. `beta` is added once, not
           once for every group element (as in the proof of their eq. 24). The
-          paper says that scores are normalised by 1 / d: here d are the
-          channels of a head. It says nothing of the border.
+          paper says that scores are normalised by 1 / d: here d is the number
+          of channels of a head. It says nothing about the border.
     """
 
     def build_maps(self, channels: int) -> None:

@@ -3,10 +3,10 @@
 There are three exceptions. `backend` alone imports TensorFlow, JAX or PyTorch,
 for what `keras.ops` lacks or is slow at. `windows.views` and `windows.tiles`
 are forms that run under PyTorch only, since they need its views with strides.
-And two functions of `numerics` call PyTorch's own sum and softmax.
+And one function of `numerics` calls PyTorch's own sum.
 
-Nothing here may own weights, and no module knows a layer but `backend.dynamo`,
-which hides layers from PyTorch's compiler.
+Nothing here may own weights. Only `backend.dynamo`, which hides layers from
+PyTorch's compiler, knows what a layer is.
 
 Some words mean the same in all of these modules:
 
@@ -22,7 +22,7 @@ Some words mean the same in all of these modules:
     block        what one step of a loop computes: some heads and rows of
                  attention, or some images of a batch; in `group.block_linear`,
                  the matrix of one irreducible representation
-    written out  a sum that has its terms in the program, not in a loop
+    written out  unrolled: the program has each term of a sum, and no loop
     recomputed   computed again in the backward pass instead of being kept
 
 `queries`, `keys`, `values` and `weights` are those of attention. Each system

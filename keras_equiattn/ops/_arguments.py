@@ -1,4 +1,4 @@
-"""Checks of what public operations are called with, by their annotations."""
+"""Checks the arguments of public operations against their annotations."""
 
 import functools
 import inspect
@@ -26,11 +26,12 @@ AT_LEAST_ONE |= {"query_order", "key_order", "neighbours"}
 def checked(**parts: str) -> Callable[[Function], Function]:
     """A decorator that refuses arguments that do not fit the annotations.
 
-    Tensors need the rank of their shape, and axes of one name the same size in
-    all of them, as far as sizes are known; `order` is that of `group`, and
-    `*order` stands for one axis or none. `Float` asks for floating point
-    numbers. Integers that are annotated as such must be positive, pairs of
-    them too. All else is left to the operation.
+    Tensors must have the rank of their annotated shape, and axes of one name
+    must have the same size in all tensors, as far as sizes are known. `order`
+    is the order of `group`, and `*order` stands for one axis or none. `Float`
+    asks for floating point numbers. What is annotated as an integer or a pair
+    of integers must be positive, and flags must be booleans. The operation
+    checks all else.
 
     Args:
         **parts: the shapes of the items of an argument that is a tuple:
@@ -122,7 +123,7 @@ def _ignore(_: Any) -> None:
 
 
 def _check_group(group: Any, sizes: _Sizes) -> None:
-    """Refuses what is no group, and notes its order."""
+    """Raises unless this is a group, and notes its order."""
     sizes["order"] = (groups.get(group).order,), "group"
 
 
@@ -169,13 +170,14 @@ def _check_tensor(
         return
     dtype = getattr(value, "dtype", None)
     if not hasattr(value, "shape") or (floats and not _is_float(dtype)):
+        kind = "a tensor of floating point numbers" if floats else "a tensor"
         raise TypeError(
-            f"`{name}` must be a tensor of floating point numbers. Received: "
+            f"`{name}` must be {kind}. Received: "
             + (f"{name}.dtype={dtype}" if dtype else f"{name}={value!r}")
         )
     try:
         shape = tuple(value.shape)
-    except ValueError:  # TensorFlow knows nothing of it before run time
+    except ValueError:  # TensorFlow may not know the rank yet
         return
     most = len(axes)
     least = most - sum(axis.startswith("*") for axis in axes)
@@ -196,7 +198,7 @@ def _check_tensor(
                 f"`{name}` must have a size of at least one along {key} of "
                 f"({_written(axes)}). Received: {name}.shape={shape}"
             )
-        # Either all tensors have the axis or none, and then of one size.
+        # All tensors have the axis, with one size, or none of them has it.
         keys = [key] if here else []
         for known in [axis, *keys] if optional_axis else keys:
             size = (int(key),) if key.isdigit() else here
@@ -210,7 +212,7 @@ def _check_tensor(
 
 
 def _reason(key: str, expected: Shape, source: str, name: str) -> str:
-    """Why an axis must have a size."""
+    """The reason why an axis must have its size, for a message."""
     if source == name:
         return ""
     if not expected:

@@ -48,9 +48,9 @@ def dense_attention(
     query, keys, values = (
         _by_head(x, num_heads) for x in (query, keys, values)
     )
-    # Sums of products in half precision are in float32, and then rounded. With
-    # scores in float32 a step in bfloat16 would move 1.5 times as many bytes
-    # (`WindowACmix2D` and `SpatialReductionACmix2D` under PyTorch).
+    # In half precision, products are summed in float32 and the sums rounded.
+    # With scores kept in float32, a step in bfloat16 would move 1.5 times as
+    # many bytes (`WindowACmix2D` and `SpatialReductionACmix2D` under PyTorch).
     scores = ops.einsum("...pnc,...qnc->...npq", query, keys)
     if bias is not None:
         # Some backends refuse the maximum of an empty tensor.

@@ -38,7 +38,7 @@ def is_exact(
     dilation: Pair = 1,
     padding: str = "valid",
 ) -> bool:
-    """Whether a windowed operation commutes with the group, to rounding.
+    """Whether a windowed operation commutes with a group, up to rounding.
 
     Along an axis of size `n`, with a window that covers `k` pixels and stride
     `s`, the windows fall onto themselves under reversal of the axis if and
@@ -48,16 +48,17 @@ def is_exact(
     - "same": `t = (ceil(n / s) - 1) s + k - n`, the padding, is even and not
       negative.
 
-    `"z2"` asks for nothing, `"z2m"` for this along the width, all others along
-    both axes. Groups with quarter turns also exchange the axes: window,
-    strides and dilation must be equal along them. For groups that do not act
-    on the grid ("p8", "p12", ...) the answer is about their subgroup that
-    does: between its elements every operation is approximate.
+    `"z2"` does not need this, `"z2m"` needs it along the width, and all other
+    groups need it along both axes. Groups with quarter turns also exchange the
+    axes: window, strides and dilation must be equal along them. For groups
+    that do not act on the grid ("p8", "p12", ...) the answer is about the
+    subgroup that does: under all other elements operations are approximate.
 
     Args:
         group: a group or its name.
         size: height and width of the input, or one integer for both. None is
-            a size known only at run time: exact only if every size would be.
+            a size known only at run time, for which the operation is exact only
+            if it is exact for every size.
         window: kernel or pool size, an integer or a pair.
         strides: an integer or a pair.
         dilation: dilation rate of the window, an integer or a pair.
@@ -83,7 +84,7 @@ def require_exact(
     padding: str = "valid",
     allow_unknown: bool = False,
 ) -> None:
-    """Raises `ValueError` unless `is_exact`; the message says what would be.
+    """Raises `ValueError` unless `is_exact`, and says what would be exact.
 
     Args:
         name: the name of the operation in the message.
@@ -173,25 +174,25 @@ def _advice(
     )[:4]
     if sizes:
         parts.append(
-            f"With these strides such sizes are exact: {_list(sizes)}."
+            f"With these strides, the nearest exact sizes are: {_list(sizes)}."
         )
     if height.size is None or width.size is None:
         parts.append("A size known only at run time is exact with strides 1.")
         if not allow_unknown:
             parts.append(
-                'With `exact="call"` such a size is checked when the layer '
-                "is called with it."
+                'With `exact="call"` the size is checked when the layer is '
+                "called."
             )
     else:
         size = (height.size, width.size)
-        # No window fits in twice with strides beyond the image.
+        # Strides larger than the image leave room for one window alone.
         most = min(max(strides), *size) + 1
         steps = [s for s in range(1, most + 1) if exact(size, s)]
         if steps:
             parts.append(
-                f"On this size such strides are exact: {_list(steps)}."
+                f"On this size, the exact strides are: {_list(steps)}."
             )
-    if height.window % 2:  # a pooling window of 2 has sizes of its own
+    if height.window % 2:  # even windows would need other sizes
         parts.append(
             "Strides 1 followed by `SpatialPooling2D(2)` are exact on even "
             "sizes."

@@ -23,8 +23,8 @@ from keras_equiattn.ops.numerics import MASKED
 BORDERS = ("zeros", "mask", "reflect")
 WINDOW_SHAPES = ("square", "disc")
 # The width of the edge of a disc, in pixels. With a width of one the error of
-# `AffineSelfConv2D` under 45 degrees grows, and with a wider edge the disc
-# shrinks, see `benchmarks/angles.py`.
+# `AffineSelfConv2D` in turns by 45 degrees grows, and with a wider edge the
+# disc shrinks, see `benchmarks/angles.py`.
 DISC_EDGE = 2.0
 
 
@@ -53,8 +53,8 @@ def same_padding(
 ) -> int:
     """How many pixels padding "same" adds along one axis, before and after.
 
-    Negative where windows have gaps between them and the last one ends before
-    the image does; then nothing is added.
+    The number is negative where windows have gaps between them and the last
+    one ends before the image does; nothing is added then.
 
     Args:
         size: the size of the image along the axis; only needed for strides
@@ -86,7 +86,7 @@ class FilterWindow:
     Attributes:
         size: rows and columns of the filter.
         strides: from one output position to the next.
-        dilation_rate: distance of adjacent entries of the filter.
+        dilation_rate: distance between adjacent entries of the filter.
     """
 
     size: tuple[int, int]
@@ -190,24 +190,25 @@ class Window:
 
     Attributes:
         size: rows and columns, odd.
-        strides: the distances of the queries; query `i` sits on the pixel
+        strides: the distances between queries; query `i` sits on the pixel
             `strides * i`.
-        dilation_rate: distance of adjacent neighbours.
+        dilation_rate: distance between adjacent neighbours.
         border: how neighbours outside of the image count. "zeros": keys and
             values are zero there (before a bias); "mask": the softmax leaves
-            them out; "reflect": beyond the border lies the mirror image,
-            without its border line twice.
+            them out; "reflect": the image continues as its mirror image, which
+            does not repeat the outermost pixels.
         shape: "square": all neighbours count alike; "disc": the softmax weighs
             them by their distance from the centre. With `n` rows, the weight is
-            one up to `n / 2 - 2` pixels (before dilation), falls as a squared
-            cosine, and is zero from `n / 2` pixels on.
+            one up to `max(n / 2 - 2, 0)` pixels (before dilation), falls as a
+            squared cosine, and is zero from `n / 2` pixels on.
 
-    The corners of a square leave it in a turn by 45 degrees. A disc covers the
-    same part of the image after a turn by any angle. Its edge is smooth, since
-    a pixel is either seen or not. An error remains because pixels lie on a
-    grid: it is small where attention and images are smooth. The effective
-    number of neighbours in a disc, the square of the sum of its weights over
-    the sum of their squares, is about 3, 11 and 25 for 3, 5 and 7 rows.
+    A square that turns by 45 degrees covers other pixels with its corners. A
+    disc covers the same part of the image after a turn by any angle. Its edge
+    is smooth, since a sharp edge could only see a whole pixel or none of it.
+    An error remains because pixels lie on a grid: it is small where attention
+    and images are smooth. The effective number of neighbours in a disc, the
+    square of the sum of its weights over the sum of their squares, is about 3,
+    11 and 25 for 3, 5 and 7 rows.
     """
 
     size: tuple[int, int]

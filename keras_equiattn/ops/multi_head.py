@@ -34,17 +34,17 @@ def multi_head_attention(
 
     With scores `s(x, z) = sum_p <q(x, p), k(z, p) + e(p, z - x)>` for each head
     and `w(x, z)` their softmax over the pixels `z`: `y(x, p) = sum_z w(x, z)
-    v(z, p)`. A group that moves the elements of all arguments leaves the sum
-    over them as it is, so the scores follow the pixels alone.
+    v(z, p)`. A score is a sum over the group elements. It stays the same when
+    a group permutes them in all arguments, so scores only follow the pixels.
 
     Args:
         query: the queries, times the scale of the scores.
         key: the keys.
         value: the values.
         embedding: the embedding of relative positions, which is added to the
-            keys. The relative position is zero at the middle of odd rows and
-            columns, of which there are at least `2 height - 1` and `2 width -
-            1`. None adds nothing.
+            keys. It has an odd number of rows, at least `2 height - 1`, and of
+            columns, at least `2 width - 1`; the relative position zero is at
+            their middle. None adds nothing.
 
     Returns:
         The result, and the weights from each pixel to all pixels, which are
@@ -80,15 +80,16 @@ def multi_head_attention_on_group(
 ]:
     """`multi_head_attention` between linear maps of a feature map.
 
-    Scores are sums over the elements of products, and so they are sums over
-    waves of length one. In the basis of the irreducible representations nothing
-    goes back to elements before the last linear map.
+    A score is a sum of products over the group elements, and so also a sum of
+    products over waves of unit norm. In the basis of the irreducible
+    representations nothing is transformed back before the last linear map.
 
     Args:
         x: the feature map.
         inner: kernel and bias of the linear map to queries, keys and values,
-            beside each other. The queries are times the scale of the scores.
-        outer: those of the linear map of the result.
+            which lie beside each other. The scale of the scores is part of the
+            map to the queries.
+        outer: kernel and bias of the linear map of the result.
         embedding: the embedding of relative positions, or None.
         num_heads: number of heads.
         group: the group.
@@ -165,7 +166,7 @@ def _by_pixel(
     layout: Sequence[tuple[int, int]],
     size: tuple[int | Tensor, int | Tensor],
 ) -> list[Float[Tensor, "batch height width _ _"]]:
-    """One feature map, or its sums, in place of what each head has.
+    """Joins the values of all heads to a feature map, or to its sums.
 
     Args:
         x: the values of each head.
@@ -220,8 +221,8 @@ def _position_scores(
     sizes = zip((rows, columns), size, strict=True)
     if any(n % 2 == 0 or n < 2 * seen - 1 for n, seen in sizes):
         raise ValueError(
-            "`embedding` must have odd rows and columns, at least twice those "
-            f"of the queries less one. Received: embedding.shape="
+            "`embedding` must have odd numbers of rows and columns, at least "
+            f"`2 n - 1` for `n` of the queries. Received: embedding.shape="
             f"{tuple(embedding.shape)} for {size[0]} x {size[1]} pixels"
         )
     flat = ops.reshape(embedding, (order, rows * columns, heads, -1))

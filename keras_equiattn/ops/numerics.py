@@ -64,7 +64,7 @@ def mean(
 ) -> Float[Tensor, "..."]:
     """The mean, summed in float32 for half precision, in float64 for float64.
 
-    It is not `ops.mean`, which under PyTorch takes float64 through float32.
+    This is not `ops.mean`, which rounds float64 to float32 under PyTorch.
 
     Args:
         x: any tensor.
@@ -120,7 +120,8 @@ def sum_in_full_precision(
     """The sum over some axes, in float32 for half precision."""
     if keras.backend.backend() == "torch" and ops.is_tensor(x):
         # PyTorch does this without a copy of `x` in float32; compilers do the
-        # same with a cast. An empty tensor tells PyTorch's name of the dtype.
+        # same with a cast. An empty tensor turns the name of the dtype into
+        # PyTorch's dtype.
         dtype = ops.zeros((0,), dtype_of_sums(x)).dtype
         return x.sum(axes, dtype=dtype)
     return ops.sum(in_full_precision(x), axis=axes)

@@ -1,4 +1,4 @@
-"""Any model as a black box, made equivariant by a group acting around it.
+"""Makes any model equivariant as a black box, by a group that acts around it.
 
 `OrbitAverage` shows the model every pose of an image, `Canonicalization` one
 that it chooses; `base` has what they share, and `symmetrize` makes a model of

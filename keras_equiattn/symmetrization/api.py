@@ -1,4 +1,4 @@
-"""A model around any model, which is equivariant."""
+"""Wraps any model in an equivariant one."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def symmetrize(
     data_format: str | None = None,
     name: str | None = None,
 ) -> keras.Model:
-    """Makes a model exactly equivariant, by all poses or by one for each image.
+    """Makes a model exactly equivariant, by a mean over poses or a chosen pose.
 
     With an average over the orbit, `F(x) = 1 / order * sum_h L_h f(L_h^-1 x)`:
     the model sees the image in every pose, its outputs are turned back, and
@@ -45,8 +45,8 @@ def symmetrize(
     Args:
         model: a Keras model or layer, or a function of a tensor, that returns
             a tensor. A function cannot be saved.
-        group: a group that acts on the grid (z2m, p2, p4 or their kind with
-            mirrors), or its name.
+        group: a group that acts on the grid (z2m, p2, p2m, p4 or p4m), or its
+            name.
         output: the kind of outputs of the model. "invariant": numbers for the
             image, which do not turn; "image": an image that turns with the
             input, such as scores of each pixel; "vector": fields of vectors,
@@ -63,10 +63,10 @@ def symmetrize(
             convolutions that sees the image at no more than 24 x 24 pixels. For
             images with three channels it takes at most 4 million multiply-adds
             for p4 and 14 million for p4m, and has 5,800 and 11,000 weights.
-        prior: for "canonical" alone, how much the loss counts in training that
-            training images are not left as they are. Above zero, `fit` on
-            upright images teaches the canonicalizer which way is up. Zero is
-            for training images that come in all poses.
+        prior: for "canonical" alone, the weight in training of a loss that is
+            large where training images are not left as they are. Above zero,
+            `fit` on upright images teaches the canonicalizer which way is up.
+            Zero is for training images that come in all poses.
         input_shape: height, width and channels in the order of `data_format`.
             Needed where the model does not say it.
         batch_poses: how many poses the model sees at a time, as one batch. None
@@ -84,8 +84,8 @@ def symmetrize(
     Symmetry:
         The output is invariant, or turns with the input, to rounding, for every
         element of the group and every size that the model takes. With
-        "canonical" that holds wherever the choice of the pose is clear, and at
-        symmetric images: `Canonicalization` has the proof.
+        "canonical" this holds for all images whose pose is chosen clearly, and
+        for symmetric images: `Canonicalization` has the proof.
 
     Raises:
         ValueError: for bad arguments, and for images that are not square if

@@ -90,8 +90,8 @@ class Symmetrized(keras.layers.Layer):
     def metrics(self) -> list[Any]:
         """The metrics of this layer, without those of compiled models in it.
 
-        They have the names of those of the model around the layer, and would
-        take their place in what `fit` reports.
+        Those have the same names as the metrics of the model around the layer,
+        and would replace them in what `fit` reports.
         """
         hidden = {
             id(metric)

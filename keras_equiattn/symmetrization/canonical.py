@@ -27,14 +27,14 @@ class Canonicalization(Symmetrized):
 
     `F(x) = L_c f(L_c^-1 x)` with `c = argmax_h s(x)_h`: a canonicalizer `s`
     gives each pose `h` a score, the pose `c` with the highest score is undone,
-    the model `f` sees the image that is left, and its output is turned to where
-    the image was. The model is called once.
+    the model `f` sees the resulting image, and its output is turned back by
+    `c`. The model is called once.
 
     **Why it is equivariant.** The canonicalizer is equivariant: for a turned
-    image the scores stand at other poses, `s(L_g x)_h = s(x)_(g^-1 h)`. So the
-    choice turns along, `c(L_g x) = g c(x)`, and the model sees the same image:
-    `L_(gc)^-1 L_g x = L_c^-1 x`. Turns move pixels and compute nothing, so the
-    model sees it to the bit.
+    image the scores are permuted, `s(L_g x)_h = s(x)_(g^-1 h)`. So the choice
+    turns with the image, `c(L_g x) = g c(x)`, and the model sees the same
+    image: `L_(gc)^-1 L_g x = L_c^-1 x`. Turns only move pixels, so the model
+    sees it bit for bit.
 
     **Ties.** An image that looks the same after the turns `S`, its stabiliser,
     has the same score at all poses `S c`, and rounding chooses one of them. All
@@ -44,19 +44,19 @@ class Canonicalization(Symmetrized):
     all poses that lead to the same image, to the bit, and returns the mean of
     the output turned back by each of them:
     `F(x) = 1 / |S| sum_(s in S) L_(sc) f(L_c^-1 x)`. That is equivariant at
-    symmetric images too, and as symmetric as they are. What is left are equal
-    scores of poses that lead to different images. They form a thin set, but
-    near it rounding decides, as it must: no choice of a pose is continuous
-    everywhere.
+    symmetric images too, and as symmetric as they are. The only other ties are
+    equal scores of poses that lead to different images. Such images are rare,
+    but near them rounding decides. This cannot be avoided: no choice of a pose
+    is continuous everywhere.
 
-    **Training.** A choice has no gradient. Going back, the layer takes the
-    softmax `p` of the scores in place of the choice (the straight-through
-    estimate). The canonicalizer then learns from the loss how the output
-    changes where a pose gets more weight. `prior` adds
-    `-prior * mean(log p(x)_0)` to the loss in training: the cross entropy with
-    the pose 0, in which images stay as they are. It teaches the canonicalizer
-    which way is up in the training images, so that a model that was trained
-    upright sees upright images ever after.
+    **Training.** A choice has no gradient. In the backward pass, the layer
+    takes the softmax `p` of the scores in place of the choice (the
+    straight-through estimate). The canonicalizer then learns from the loss how
+    the output changes where a pose gets more weight. `prior` adds `-prior *
+    mean(log p(x)_0)` to the loss in training: the cross entropy with the pose
+    0, in which images stay as they are. It teaches the canonicalizer which way
+    is up in the training images, so that a model that was trained on upright
+    images always sees upright images.
 
     Args:
         model: the model that is applied to the chosen pose.
@@ -143,7 +143,7 @@ class Canonicalization(Symmetrized):
         if training and self.prior:
             self.add_loss(-self.prior * mean(logs[:, 0], 0))
         soft = ops.exp(logs)
-        # Exactly zero, but for the gradient.
+        # Exactly zero: only its gradient matters.
         gradient = soft - ops.stop_gradient(soft)
         chosen = _one_of(ops.argmax(scores, axis=-1), self.group.order)
         order = range(self.group.order)
@@ -220,7 +220,7 @@ class Canonicalization(Symmetrized):
         return super().from_config({**config, "canonicalizer": given})
 
     def _check_scores(self, shape: Shape) -> None:
-        """Raises where the canonicalizer returns anything else."""
+        """Raises unless the canonicalizer returns a score for each pose."""
         if tuple(shape)[1:] != (self.group.order,):
             raise ValueError(
                 "`canonicalizer` must return a score for each pose, (batch, "
@@ -258,8 +258,8 @@ def _weighted(
 ) -> Float[Tensor, "..."]:
     """The sum of tensors, each with a weight for each image.
 
-    No product of matrices, which some devices round more coarsely: weights of
-    zero and one give one of the tensors to the bit.
+    It is not a product of matrices, which some devices round more coarsely:
+    weights of zero and one give one of the tensors to the bit.
     """
     rest = (1,) * (len(tensors[0].shape) - 1)
     weights = ops.cast(weights, tensors[0].dtype)
@@ -281,15 +281,15 @@ def _ties(
     poses: Sequence[Float[Tensor, "batch _ _ _"]],
     chosen: Float[Tensor, "batch order"],
 ) -> Float[Tensor, "batch order"]:
-    """Equal weights for all poses that lead to the same image, and sum to one.
+    """Equal weights, of sum one, for all poses that lead to the same image.
 
     Args:
         poses: the image that each pose leads to.
         chosen: one at the pose that was chosen, zero elsewhere.
     """
     image = _weighted(poses, chosen)
-    # One axis after the other: older Keras takes several wrongly under PyTorch.
+    # One axis at a time: older Keras reduces several wrongly under PyTorch.
     same = [_all_pixels(pose == image) for pose in poses]
     weights = ops.cast(ops.stack(same, axis=-1), chosen.dtype)
-    weights = ops.maximum(weights, chosen)  # values that are not finite
+    weights = ops.maximum(weights, chosen)  # NaN equals nothing
     return weights / ops.sum(weights, axis=-1, keepdims=True)

@@ -29,7 +29,7 @@ def inside(
     whole image, such as a mean over all pixels, count for nothing.
 
     Args:
-        model: whose graph holds the first site.
+        model: the model whose graph holds the first site.
         chain: a site of the model; if that is a nested model a site in it
             comes next, and so on.
         size: height and width of the image.
@@ -37,8 +37,7 @@ def inside(
             or those of its effective map.
 
     Raises:
-        ValueError: for operations on the way of which it is not known what
-            they see.
+        ValueError: if it is not known what an operation on the way sees.
     """
     x = np.ones(size[0], bool), np.ones(size[1], bool)
     for site in chain:
@@ -49,7 +48,7 @@ def inside(
 
 
 def _trace(model: Any, start: Inside) -> dict[int, Inside | None]:
-    """The positions inside of each tensor; None without rows and columns.
+    """The inside positions of tensors; None for those without rows and columns.
 
     The keys are the identities of the tensors.
     """
@@ -68,7 +67,7 @@ def _trace(model: Any, start: Inside) -> dict[int, Inside | None]:
 
 
 def _known(tensors: list[Any], found: dict[int, Inside | None]) -> list[Inside]:
-    """The positions inside of those tensors that have rows and columns."""
+    """The inside positions of those tensors that have rows and columns."""
     values = (found[id(tensor)] for tensor in tensors)
     return [value for value in values if value is not None]
 
@@ -82,7 +81,7 @@ def _merged(operation: Any, values: list[Inside]) -> Inside:
 
 
 def _after(operation: Any, x: Inside) -> Inside:
-    """The positions inside of the output of an operation."""
+    """The inside positions of the output of an operation."""
     if has_graph(operation):
         found = _trace(operation, x)
         return _merged(operation, _known(operation.outputs, found))
@@ -111,8 +110,8 @@ def _after(operation: Any, x: Inside) -> Inside:
 
 
 def _of_map(operation: Any, x: Inside) -> Inside:
-    """The positions inside of the effective map of a layer with this input."""
-    if isinstance(operation, BaseAttentiveConv2D):  # it is of the responses
+    """The inside positions of the effective map of a layer with this input."""
+    if isinstance(operation, BaseAttentiveConv2D):  # the map of responses
         x = _slid(operation, x)
     size = getattr(operation, "attention_kernel_size", 1)
     if getattr(operation, "attention", "channel") == "channel":
@@ -122,7 +121,7 @@ def _of_map(operation: Any, x: Inside) -> Inside:
 
 
 def _slid(operation: Any, x: Inside) -> Inside:
-    """The positions inside after an operation with a window, or with none."""
+    """The inside positions after an operation with a window, or with none."""
     size = getattr(operation, "kernel_size", None)
     size = size or getattr(operation, "pool_size", None)
     if size is None:
@@ -150,7 +149,7 @@ def _slid(operation: Any, x: Inside) -> Inside:
 def _around(
     n: np.ndarray, window: int, stride: int, dilation: int
 ) -> np.ndarray:
-    """The positions inside of windows centred on each `stride`-th position."""
+    """The inside positions for windows centred on each `stride`-th position."""
     reach = window // 2 * dilation
     padded = np.pad(n, reach)
     return np.array(
@@ -172,6 +171,6 @@ def _each_axis(
 
 def _unknown(operation: Any) -> str:
     return (
-        f"What '{operation.name}' sees of the image is not known, and so not "
+        f"It is not known what '{operation.name}' sees of the image, and so "
         'which positions see beyond its border: pass `border="keep"`.'
     )

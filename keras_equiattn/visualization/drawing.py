@@ -16,7 +16,7 @@ MARK = "tab:orange"
 
 
 def matplotlib_parts() -> tuple[Any, Any]:
-    """Its `Figure`, which needs no pyplot and no window, and `Normalize`."""
+    """Matplotlib's `Normalize`, and its `Figure`, which needs no pyplot."""
     try:
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def draw_image(panel: Any, pixels: np.ndarray) -> None:
 
 
 def frame(panel: Any, pixels: np.ndarray) -> None:
-    """Shows the image's frame, however far a map reaches."""
+    """Limits the view to the image, however far a map reaches."""
     height, width = pixels.shape[:2]
     panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     panel.set(xticks=[], yticks=[])
@@ -109,8 +109,8 @@ class Place:
         """The pixel of the layer that covers this one of the image.
 
         Raises:
-            ValueError: for a pixel outside of the image, or of what the map of
-                the layer covers of it.
+            ValueError: for a pixel outside of the image, or outside of the part
+                of it that the map of the layer covers.
         """
         try:
             place = [_checks.integer(n, "pixel", 0) for n in pixel]
@@ -135,8 +135,8 @@ class Place:
             first = max(math.floor(start), 0)
             last = min(math.ceil(start + count * pitch), size[axis]) - 1
             covered.append((first, last))
-            # At the border of a map that leaves over an odd number of pixels
-            # half of a pixel is covered.
+            # If a map leaves out an odd number of pixels, half of a pixel is
+            # covered at its border.
             n = int((place[axis] + 0.5 - start) // pitch)
             n = min(max(n, 0), count - 1)
             window = layer.window

@@ -22,8 +22,8 @@ def evidence(
 
     The score of the class, less the mean score of all classes, is
     differentiated with respect to the output of a layer. The product of output
-    and gradient says by how much it would grow if this value were scaled up,
-    to first order. It is added up over channels and poses.
+    and gradient says how much this difference would grow, to first order, if
+    that value were scaled up. It is added up over channels and poses.
 
     Args:
         model: see `attention_maps`; its last axis is over classes.

@@ -18,7 +18,7 @@ def limits(low: float, high: float) -> tuple[float, float, str]:
     text = f"attention {low:.4g} to {high:.4g}"
     if high - low < UNIFORM:
         text += ", uniform"
-        # On a range of their own rounding errors would look like attention.
+        # On a scale of their own, rounding errors would look like attention.
         low, high = (low + high - UNIFORM) / 2, (low + high + UNIFORM) / 2
     return low, high, text
 
@@ -75,7 +75,7 @@ class Field:
 
 
 def _instead(*maps: Maps) -> str:
-    """The hint at the function that draws windows, if the maps are of them."""
+    """A hint at the function that draws windows, if the maps are of windows."""
     if not any({"window", "image"} & set(found) for found in maps):
         return ""
     return " `plot_window_attention` draws what a pixel attends to."

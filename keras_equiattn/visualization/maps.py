@@ -23,7 +23,7 @@ from keras_equiattn.visualization.sites import Maps
 
 Limits = tuple[float, float]
 
-# About as many positions with arrows along the shorter side.
+# The approximate number of positions with arrows along the shorter side.
 ARROWS = 5
 # The colours of the arrows of rotations and of mirrored elements.
 COLORS = ("tab:orange", "deepskyblue")
@@ -119,15 +119,14 @@ def plot_attention_maps(
 
     There is a row for each element `g` that acts on the image. It shows the
     image, arrows that stand for all group elements `h` of the map at once, and
-    the map for each `h`. That the maps turn with the image shows: the panel
-    `(g, g h)` is the panel `(identity, h)` acted on by `g`.
+    the map for each `h`. The picture shows that the maps turn with the image:
+    the panel `(g, g h)` is the panel `(identity, h)` acted on by `g`.
 
     Maps of several channels are averaged over them. A map smaller than the
-    image lies centred on it, a pixel of the map as wide as the strides on the
-    way make it. All panels share one colour scale, from the least to the
-    largest value shown; the title says which values those are, and says
-    "uniform" where they differ by less than 1e-3: the layer then weighs all
-    pixels and poses alike.
+    image is centred on it, and its pixels are as wide as the strides before it.
+    All panels share one colour scale, from the least to the largest value
+    shown; the title says which values those are, and says "uniform" where they
+    differ by less than 1e-3: the layer then weighs all pixels and poses alike.
 
     Args:
         model: see `attention_maps`.
@@ -140,11 +139,12 @@ def plot_attention_maps(
         group_element: the one `h` to show; None shows all.
         elements: indices of the `g` to act with; None means all that map the
             pixel grid, and the shape of the image, onto themselves.
-        arrows: whether to draw the arrows: at a coarse grid of positions one
-            for each `h`, in the direction into which `h` turns "up", its length
-            from zero for the least value to half the spacing for the largest.
-            The arrows of mirrored elements are tilted away, the other way
-            round. None draws them where the group holds rotations.
+        arrows: whether to draw the arrows: at each position of a coarse grid
+            one for each `h`, in the direction into which `h` turns "up". Its
+            length goes from zero for the least value to half the spacing for
+            the largest. In groups with mirrors the arrows are tilted to one
+            side, those of mirrored elements to the other. None draws them where
+            the group holds rotations.
         colormap: matplotlib's name of the colours.
         opacity: the opacity of the map over the image; 1 hides the image.
         size: the size of one panel, in inches.

@@ -69,8 +69,7 @@ def attention_overlays(
     Raises:
         ValueError: see `attention_maps`; for classes that the model does not
             have; if no position is left because every one sees beyond the
-            border; if an operation is in the way of which it is not known what
-            it sees.
+            border; if it is not known what an operation before the layer sees.
 
     Example:
         >>> from keras_equiattn.applications import RotMNISTCNN
@@ -100,8 +99,8 @@ def plot_overlays(
     The overlay lies on the image in shades of grey. All overlays share one
     scale of colours. Attention covers the image with the given opacity.
     Evidence for a class is red, evidence against it blue, and the image shows
-    where there is little of either. A frame goes round what `border="mask"`
-    leaves.
+    where there is little of either. A frame surrounds the positions that
+    `border="mask"` keeps.
 
     Args:
         model: see `attention_overlays`.
@@ -119,8 +118,8 @@ def plot_overlays(
 
     Raises:
         ImportError: without matplotlib.
-        ValueError: see `attention_overlays`; for another number of titles than
-            of images.
+        ValueError: see `attention_overlays`; if there are not as many titles as
+            images.
 
     Example:
         >>> from keras_equiattn.applications import RotMNISTCNN
@@ -338,8 +337,9 @@ def _spread(
 def _interpolation(size: int, pitch: float, kept: np.ndarray) -> np.ndarray:
     """`(size, count)`: the share of each position of a map in each pixel.
 
-    A pixel takes from the two kept positions around its centre. Beyond the
-    centre of the last one it takes that alone, and beyond its edge it is NaN.
+    A pixel is interpolated between the two kept positions around its centre.
+    Beyond the centre of the last one it takes the value of that one, and beyond
+    its edge it is NaN.
     """
     count = len(kept)
     shares = np.full((size, count), np.nan)

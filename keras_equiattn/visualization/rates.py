@@ -56,8 +56,8 @@ def plot_path_rates(
 ) -> Any:
     """Draws the learned rates of the layers of ACmix, first to last.
 
-    The picture shows absolute values: the sign of a path is that of its last
-    weights.
+    The picture shows absolute values, since the last weights of a path can
+    absorb the sign of its rate.
 
     Args:
         model: see `path_rates`.

@@ -25,9 +25,9 @@ class Site:
         operation: the layer or the model.
         tensors: its symbolic inputs.
         outputs: its symbolic outputs.
-        keywords: names of the last inputs, which are not given by place.
+        keywords: names of the last inputs, which are passed by keyword.
         pitches: rows and columns of the image per pixel, before and after.
-        inner: sites by name, of a model.
+        inner: the sites within a model, by name; empty for a layer.
     """
 
     operation: Any
@@ -190,13 +190,15 @@ def _sites(
 
 
 def _after(operation: Any, pitch: Pitch) -> Pitch:
-    """The pitch behind an operation: strides widen it."""
-    strides = getattr(operation, "strides", None)
-    strides = strides or getattr(operation, "pool_size", None) or 1
-    strides = np.atleast_1d(strides).astype(float)
-    if "Transpose" in type(operation).__name__:
-        strides = 1 / strides
-    return pitch[0] * float(strides[0]), pitch[1] * float(strides[:2][-1])
+    """The pitch after an operation: strides widen it, upsampling narrows it."""
+    name = type(operation).__name__
+    upsampling = "UpSampling" in name
+    steps = getattr(operation, "size" if upsampling else "strides", None)
+    steps = steps or getattr(operation, "pool_size", None) or 1
+    steps = np.atleast_1d(steps).astype(float)
+    if upsampling or "Transpose" in name:
+        steps = 1 / steps
+    return pitch[0] * float(steps[0]), pitch[1] * float(steps[:2][-1])
 
 
 def _attends(operation: Any) -> bool:

@@ -24,7 +24,7 @@ def pixel_attention(
     Args:
         model: see `attention_maps`.
         image: `(height, width, channels)`, for a model that takes images;
-            with channels first if the layer has it so.
+            with channels first if that is the data format of the layer.
         pixel: `(row, column)` in the image. After pooling it is the one of the
             smaller map that covers it. Crops, and convolutions without
             padding, leave a map that covers the middle of the image alone.
@@ -34,12 +34,12 @@ def pixel_attention(
     Returns:
         `(order, heads, key_order, rows, columns)`: weights of every group
         element and head, for the group elements of the input (`key_order` is
-        one where they have none to choose from) and the places in the window
-        or in the image.
+        one where the layer does not tell them apart) and the places in the
+        window or in the image.
 
     Symmetry:
-        The turned pixel of a turned image attends to the same, turned: windows
-        are acted on like feature maps, group elements are permuted.
+        The turned pixel of a turned image attends to the same pixels, turned:
+        windows are acted on like feature maps, group elements are permuted.
 
     Raises:
         ValueError: see `plot_window_attention`.
@@ -75,7 +75,7 @@ def plot_window_attention(
     for each head. It shows the window of the pixel, drawn where its neighbours
     lie in the image, in the colours of their weights. They add up to one, in
     `GroupSelfAttention2D` to the order of the group, in
-    `SpatialReductionACmix2D` with tokens to one less what these get; in
+    `SpatialReductionACmix2D` with tokens to one minus the weights of these; in
     `PatchwiseACmix2D` they are of any sign and size. The pixel itself has a
     frame. After pooling it is the one of the smaller map that covers the given
     pixel, and the window is larger. Where pixels attend to the whole image,
@@ -84,7 +84,7 @@ def plot_window_attention(
     Args:
         model: see `attention_maps`.
         image: `(height, width, channels)`, for a model that takes images;
-            with channels first if the layer has it so.
+            with channels first if that is the data format of the layer.
         pixel: `(row, column)` in the image, where the map of the layer covers
             it, see `pixel_attention`.
         layer: name of a layer whose pixels attend to windows or to the whole
@@ -92,7 +92,8 @@ def plot_window_attention(
         elements: group elements `h` to show; None means all.
         key_element: the group element of the input whose weights are shown,
             for layers that weigh each of them; None adds them up.
-        zoom: shows the surroundings of the window; False the whole image.
+        zoom: True shows the surroundings of the window, and False shows the
+            whole image.
         colormap: matplotlib's name of the colours of the weights.
         opacity: the opacity of the weights over the image, from 0 to 1.
         size: the size of a panel, in inches.

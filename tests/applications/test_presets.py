@@ -281,7 +281,14 @@ def test_folders_do_not_hide_shipped_presets(tmp_path, monkeypatch):
         presets.from_preset(f"./{name}")
 
 
-@pytest.mark.parametrize("preset", ["", None, 3])
-def test_presets_that_cannot_be(preset):
-    with pytest.raises(ValueError, match="preset"):
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("", "Unknown preset ''. The presets are: rotmnist_p16cnn"),
+        (None, "`preset` must be a name.*None"),
+        (3, "`preset` must be a name.*3"),
+    ],
+)
+def test_presets_that_cannot_be(preset, message):
+    with pytest.raises(ValueError, match=message):
         presets.from_preset(preset)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
         ),
         ("acmix_pvt_tin?", ["acmix_pvt_tiny"]),
         ("rotmnist_p[48]cnn", ["rotmnist_p4cnn", "rotmnist_p8cnn"]),
-        # All of a name is meant, not a part of it.
+        # A pattern must match the whole name.
         ("rotmnist", []),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the benchmark compares is what it says."""
+"""The benchmark compares what it says it compares."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_forms_differ_in_cost_alone(part, acmix, monkeypatch):
 def test_stages_are_all_of_the_layer(counts):
     found = counts.stages([64])["stages"]["64 channels"]
     parameters = found["parameters"]
-    # The paper's 3 in out and, in all, the number of the authors' code.
+    # The paper's 3 * in * out, and in total the count of the authors' code.
     assert parameters["projection"] == 3 * (64 * 64 + 64)
     assert parameters["projection"] + parameters["aggregation"] == 17_822
     second = found["aggregation"]
@@ -63,14 +63,14 @@ def test_stages_are_all_of_the_layer(counts):
 @pytest.mark.parametrize(
     ("network", "mixer", "expected"),
     [
-        # What the code of Swin, with ACmix and without, counts, with norms.
+        # As Swin's own code counts, with and without ACmix, norms included.
         ("ACmixSwinTiny", "acmix", 4.649),
         ("ACmixSwinTiny", "attention", 4.494),
         # Counted from the authors' code, with position terms.
         ("ACmixResNet26", "acmix", 2.217),
         pytest.param("ACmixResNet38", "acmix", 2.859, marks=pytest.mark.sweep),
         pytest.param("ACmixResNet50", "acmix", 3.502, marks=pytest.mark.sweep),
-        # What papers round to one digit.
+        # Rounded to one decimal place in the papers.
         ("ACmixSAN10", "acmix", 1.9),
         ("ACmixPVTTiny", "acmix", 2.0),
         pytest.param("ACmixPVTTiny", "attention", 1.9, marks=pytest.mark.sweep),

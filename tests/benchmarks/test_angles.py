@@ -55,7 +55,7 @@ def test_turns_on_the_grid_leave_no_error(angles):
 
 
 def test_filters_of_one_pixel_are_as_good_as_the_turned_input(angles):
-    """There is nothing to turn but the group."""
+    """A filter of one pixel has nothing to turn but its group axis."""
     row = angles.measure("GroupConv2D", "p8", "pixel", 1, "smooth", 2)
     assert row["errors"][1] < 5 * row["identity"] < 1e-2
 

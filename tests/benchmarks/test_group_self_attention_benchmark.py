@@ -1,4 +1,4 @@
-"""What the benchmark compares is what it says."""
+"""The benchmark compares what it says it compares."""
 
 from pathlib import Path
 

@@ -76,7 +76,7 @@ def test_a_network_that_sees_turns(benchmark):
 
 
 def test_layers_turn_with_the_image(benchmark):
-    """Steerable filters do, and poses that are weighted do not."""
+    """Steerable filters do, and unequal weights of the poses do not."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((28, 28, 1))
     x = layers.LiftingConv2D(4, 7, group="p8", use_bias=False, name="turns")(

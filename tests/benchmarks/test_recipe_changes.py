@@ -80,7 +80,7 @@ def trained(optimizer, factor, names, layer, start):
 
 
 def test_steps_and_decay(benchmark):
-    """The factor outside is Adam on a kernel that is multiplied by it."""
+    """With the factor outside, Adam acts on the kernel without it."""
     rng = np.random.default_rng(1)
     start = [rng.normal(size=(3, 3)) for _ in range(2)]
     names = ("spatial_kernel", "kernel")

@@ -1,4 +1,4 @@
-"""Short runs turn images by quarter turns and keep what others have found."""
+"""Short runs turn images by quarter turns, and keep earlier results."""
 
 import json
 from pathlib import Path

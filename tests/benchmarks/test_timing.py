@@ -12,7 +12,7 @@ from layer_contract import as_array
 from keras_equiattn.testing import relative_difference
 
 pytestmark = pytest.mark.skipif(
-    keras.backend.backend() == "openvino", reason="it has no gradients"
+    keras.backend.backend() == "openvino", reason="OpenVINO has no gradients"
 )
 
 

@@ -66,8 +66,8 @@ def test_operators_count_operands_and_results():
 
     x = torch.zeros(16, 32)
     found = traffic._torch(Twice(), x)
-    # Of each operator the large tensors: exp 2, its product in the backward
-    # pass 3, the first sum 1; what has 16 numbers is 1/32 of x.
+    # Large tensors of each operator: 2 of exp, 3 of its product in the backward
+    # pass, 1 of the first sum; a tensor of 16 numbers is 1/32 of x.
     large = found["bytes"] / (x.numel() * 4)
     assert 6 <= large < 9
     assert found["kernels"] >= 5
@@ -117,7 +117,7 @@ def test_no_layer_moves_more_than_the_table_says(dtype):
         assert found["kernels"] <= file[name]["kernels"], name
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="XLA widens it on CPUs.")
+@pytest.mark.skipif(BACKEND != "torch", reason="XLA widens bfloat16 on CPUs.")
 @pytest.mark.parametrize(
     "make",
     [

@@ -44,11 +44,11 @@ def test_seeds_make_one_row(training_table, tmp_path, monkeypatch, capsys):
             resume=True,
             data_dir="x",
             use_kernel_factors=False,
-            # An option that the other run did not have yet, as it was then.
+            # An option that the other, older run lacks, at its default.
             distribute=False,
         ),
         write_run(tmp_path / "c.json", 5, 9.0, 5e-7, milestones=[80]),
-        # Neither is this run the first one with another seed.
+        # This run is not the first one with another seed, either.
         write_run(
             tmp_path / "d.json",
             2,

@@ -44,7 +44,7 @@ def test_every_value_is_timed_and_none_stays(tuning):
 
 
 def test_another_value_is_another_program(tuning):
-    """Its step does not run what another step has kept."""
+    """Its step does not run the program that another step has cached."""
     constant = tuning.Constant({"SIZE": 1}, "SIZE", "asc", (1, 2))
     kept = []
     for value in constant.values:

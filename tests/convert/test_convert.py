@@ -169,7 +169,7 @@ def test_trained_networks_agree_with_the_authors(folder, name, dtype):
 
 
 def check_invariant(model, group, images):
-    """Returns the logits."""
+    """Checks that turns do not change the logits, and returns them."""
     moved = [
         as_array(ops.group_action(images, group, g))
         for g in groups.get(group).grid_elements
@@ -240,7 +240,7 @@ def rot_mnist_names(convolution=("weight",)):
 
 
 def residual_names():
-    """Of the authors' code: they have published no trained ResNet."""
+    """Names in the authors' code: they published no trained ResNet."""
     blocks = [f"layers_nc{n}.{i}" for n in (32, 16, 8) for i in range(7)]
     convolutions = [f"{b}.c{n}" for b in blocks for n in (1, 2)]
     shortcuts = [f"layers_nc{n}.0.fiber_map" for n in (16, 8)]
@@ -361,11 +361,13 @@ def test_sources(tmp_path):
         model = small_model()
         assert convert.att_gconvs(model, source) is model
         check_loaded(model, state)
-    convert.att_gconvs(small_model(), half)
+    model = small_model()
+    convert.att_gconvs(model, half)
+    check_loaded(model, {k: v.float().numpy() for k, v in half.items()})
 
 
 def test_layers_by_the_names_of_the_authors():
-    """Networks of one's own, not in the naming of ours."""
+    """A user's network, whose layers are not named as ours."""
     model = sequential(layers.LiftingConv2D(2, 3, use_bias=False, name="stem"))
     convert.att_gconvs(model, {"stem.weight": np.ones((2, 1, 3, 3))})
     assert as_array(model.weights[0]).sum() == 18
@@ -409,7 +411,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded():
 def test_another_architecture_is_said(loaded, received):
     state = random_state(small_model(**loaded))
     model = small_model(group="p4m", attention="input")
-    message = f"looks {received}, the model is on p4m with attention='input'"
+    message = f"be {received}, and the model is on p4m with attention='input'"
     with pytest.raises(ValueError, match=message):
         convert.att_gconvs(model, state)
 

@@ -1,7 +1,7 @@
 """Weights of Swin transformers with ACmix, against the authors' numbers.
 
-Their checkpoints hold no more than blocks as those of the vectors, merged
-patches and dense layers.
+Their checkpoints hold only blocks like those of the vectors, patch merging and
+dense layers.
 """
 
 import keras
@@ -18,8 +18,8 @@ from keras_equiattn.convert.from_acmix import acmix_parts
 from keras_equiattn.ops.dense import relative_places
 from keras_equiattn.testing import relative_difference
 
-# Of whole blocks: Keras' dense layers and layer normalisations compute in
-# float32 on PyTorch all the same, and on TensorFlow its GELU rounds a constant.
+# For whole blocks: Keras' dense layers and layer normalisations compute in
+# float32 on PyTorch in any case, and on TensorFlow its GELU rounds a constant.
 LIMIT = {"tensorflow": 1e-8, "torch": 1e-6, "jax": 1e-5}[
     keras.backend.backend()
 ]
@@ -90,7 +90,7 @@ def test_blocks_of_the_authors(block):
 
 @pytest.mark.once
 def test_patches_merge_and_classifier():
-    """What no vector has: linear maps of patches, in the order of theirs."""
+    """What no vector covers: linear maps of patches, in their order."""
     model = ACmixSwinTiny(**OPTIONS)
     state = state_dict(model)
     convert.acmix(model, state)
@@ -142,7 +142,7 @@ def test_all_or_nothing():
     plain = state_dict(ACmixSwinTiny(mixer="attention", **OPTIONS))
     wider = {**state, "head.bias": np.zeros(7)}
     for wrong, message in (
-        (plain, "it looks without ACmix, the model is with ACmix. Missing"),
+        (plain, "without ACmix, and the model is with ACmix. Missing"),
         (wider, r"head.bias is \(7,\), must be \(5,\)"),
         ({**state, key: state[key].T}, f"{key} is not that of windows of"),
         ({**state, "odd": np.zeros(1)}, "Not used by the model: odd"),

@@ -1,8 +1,8 @@
 """Weights of group self-attention, against the authors' formula in NumPy.
 
-In their convention: channels first, a right action on the group axis. Their
-code as it is agrees with the formula on the groups of the vectors; others
-are seen through the formula.
+The formula follows their convention: channels first, and a right action on the
+group axis. Their code agrees with it on the groups of the vectors; on other
+groups our layers are compared with the formula alone.
 """
 
 import keras
@@ -35,7 +35,7 @@ def elements(group):
 
 
 def relative(group):
-    """`(g, m)`: which element `m g^-1` is."""
+    """The index of the element `m g^-1`, at `(g, m)`."""
     matrices = elements(group)
     products = np.einsum("mij,gkj->gmik", matrices, matrices)
     far = np.abs(products[:, :, None] - matrices).max((-1, -2))
@@ -104,7 +104,7 @@ def attention(w, x, group, window, heads):
 
 
 def norm(w, name, x):
-    """Of layers, or of batches where there are moving statistics."""
+    """Layer normalisation, or batch normalisation if `w` has statistics."""
     batch = f"{name}.running_mean" in w
     start = name if batch else f"{name}.layer_norm"
 
@@ -121,7 +121,7 @@ def norm(w, name, x):
 
 
 def buffers(group):
-    """What one of their modules holds beside weights, their index put right."""
+    """The buffers of one of their modules, with a corrected group index."""
     offsets = np.indices((WINDOW, WINDOW)) - WINDOW // 2
     seen = np.einsum("vij,jxy->ivxy", elements(group), offsets / (WINDOW // 2))
     order = len(elements(group))
@@ -140,7 +140,7 @@ def within(w, module):
 
 
 def network(w, x, group):
-    """Of one block without crops; what layers give, by our names."""
+    """The outputs of a network of one block without crops, by our names."""
 
     def attend(module, x):
         return attention(within(w, module), x, group, WINDOW, HEADS)

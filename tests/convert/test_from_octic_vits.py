@@ -12,7 +12,7 @@ from keras_equiattn import convert
 from keras_equiattn.applications import OcticViT
 from keras_equiattn.testing import relative_difference
 
-# What the vectors are of, and the arguments of ours.
+# The networks of the vectors, and our arguments for them.
 NETWORKS = {
     "deit_hybrid": {},
     "deit_invariant": {"head": "invariant"},
@@ -37,7 +37,7 @@ def network(name="deit_hybrid", **options):
 
 
 def vectors(name="deit_hybrid"):
-    """Weights by the authors' names, images, and what they make of these."""
+    """Weights by the authors' names, images, and the authors' outputs."""
     found = load_vectors(f"octic_{name}_24x24_w32_h2")
     state = {
         key.removeprefix("state."): value
@@ -98,9 +98,9 @@ def test_all_or_nothing():
     for wrong, message in (
         (
             invariant,
-            "it looks invariant with the power spectrum, the model is hybrid",
+            "invariant with the power spectrum, and the model is hybrid",
         ),
-        ({"patch_embed.proj.weight": np.ones(1)}, "it looks plain"),
+        ({"patch_embed.proj.weight": np.ones(1)}, "it seems to be plain"),
         ({**state, "register_tokens.0": np.ones(1)}, "no register tokens"),
         (
             {**state, "cls_token.4": np.ones((1, 1, 2, 8))},

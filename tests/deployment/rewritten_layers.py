@@ -1,4 +1,4 @@
-"""The layers that `plain` writes in those of Keras, by what is special."""
+"""Layers that `plain` rewrites as layers of Keras, by what each tests."""
 
 from keras_equiattn import layers
 from keras_equiattn.layers import GroupConv2D

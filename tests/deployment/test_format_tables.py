@@ -1,6 +1,6 @@
 """The tables of docs/guide/formats.md: what can be written, and what runs.
 
-`pytest --update-golden` writes the tables of the backend that runs anew, and
+`pytest --update-golden` rewrites the tables of the current backend, and
 `make formats` those of all backends, with the packages that only they need.
 """
 
@@ -72,7 +72,7 @@ BY_KERAS = {
     },
 }
 NOT_TRIED = "not tried"
-# What the page says that the tables were made with.
+# The packages whose versions the page states.
 VERSIONS = {
     "Keras": "keras",
     "TensorFlow": "tensorflow-cpu",
@@ -90,7 +90,7 @@ VERSIONS = {
 
 @pytest.fixture(autouse=True)
 def as_for_users(monkeypatch):
-    """Without the check of annotations, which tests alone have."""
+    """Switches off the checks of annotations, which only tests run."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -119,8 +119,8 @@ ROUNDING = re.compile(r"\b(0|\de-\d\d)\b")
 def compare(found, head, update):
     """Compares a table with that of the page, or puts it there.
 
-    Rounding errors differ from machine to machine, and may be zero: they are
-    all alike here.
+    Rounding errors differ from machine to machine, and may be zero: here they
+    compare as equal.
     """
     text = PAGE.read_text(encoding="utf-8")
     start = text.index(f"| {head} |")
@@ -167,7 +167,7 @@ def with_versions(text):
 @pytest.mark.slow
 @pytest.mark.every_backend
 @pytest.mark.timeout(2400)
-@pytest.mark.skipif(BACKEND != "torch", reason="the other formats pass through")
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's run covers them all")
 def test_export(tmp_path, request):
     """Every format, with batches of 1, 3 and 5, in its own runtime."""
     update = request.config.getoption("--update-golden")

@@ -209,7 +209,7 @@ def test_dictionaries(format, tmp_path):
 @pytest.mark.sweep
 @pytest.mark.parametrize("format", OWN)
 def test_dictionary_of_outputs(format, tmp_path):
-    """Their names have numbers that are not those of their places."""
+    """The numbers in their names do not follow the order of outputs."""
     x = keras.Input((5, 5, 1))
     heads = {
         name: keras.layers.Conv2D(2, 3)(x)
@@ -250,7 +250,7 @@ def test_damaged_file(format, tmp_path):
 @pytest.mark.slow
 @pytest.mark.every_backend
 def test_registered_function_of_a_module(tmp_path, monkeypatch):
-    """The process that writes the file imports where it is registered."""
+    """The process that writes the file imports the function's module."""
     if not OTHERS:
         pytest.skip("This backend writes every format by itself.")
     (tmp_path / "my_activations.py").write_text(
@@ -279,7 +279,7 @@ def test_batch_of_known_size(format, tmp_path):
     assert relative_difference(y, as_array(model(x))) < 1e-5
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="It has a size for batches.")
+@pytest.mark.skipif(BACKEND != "torch", reason="It uses torch.export.Dim.")
 def test_keras_exports_batches_of_any_size(tmp_path):
     """Narrow images lie side by side only where their number is known."""
     import torch
@@ -299,7 +299,7 @@ def small():
 
 @pytest.mark.sweep
 def test_network_trains_as_before(tmp_path):
-    """What is kept for a file is not what is kept for training."""
+    """Training does not reuse what was cached to write a file."""
     if not OWN:
         pytest.skip("No format is written by this backend.")
     model = build("sasa")

@@ -83,7 +83,7 @@ def change_by_last_bits(model):
 
 
 def with_statistics_of(model, x):
-    """Batch normalisations keep numbers from growing from layer to layer."""
+    """Sets the moving statistics to those of `x`, or numbers would grow."""
     normalizations = [
         layer for layer in model.layers if isinstance(layer, BatchNormalization)
     ]
@@ -112,7 +112,7 @@ def rewritten(model, **options):
         return plain(model, **options)
 
 
-# Those that look at the form of what they get.
+# Layers whose rewritten form depends on that of their input.
 SOME_LAYERS = [
     kind
     if kind in ("convolution", "depthwise", "input_attention", "maximum")
@@ -150,7 +150,7 @@ def test_directions(kind, signed):
     "first", [layers.CoAttentiveLiftingConv2D, LiftingConv2D]
 )
 def test_images_of_any_size(first):
-    """Two unknown sizes are more than `Reshape` finds out."""
+    """`Reshape` infers one unknown size, and here there are two."""
     inputs = keras.Input((None, None, 2))
     x = layers.InputAttention("p4")(inputs)
     x = layers.SqueezeExcite(1, group="p4")(x)
@@ -537,7 +537,7 @@ def test_registered_networks(name):
     assert set(re.findall(r"'(\w+)' \(", said)) == stay
     assert is_plain(network) == (not stay)
     if not stay:
-        # Deep networks make much of a little rounding.
+        # Deep networks amplify rounding errors.
         rtol = max(1e-5, 3 * change_by_last_bits(model))
         assert rtol < 1e-4
         assert_same(model, network, rtol=rtol)

@@ -1,4 +1,4 @@
-"""Networks whose sums are of whole numbers: exact in every pose."""
+"""Quantised networks sum whole numbers, and are exact in every pose."""
 
 import re
 import warnings
@@ -102,7 +102,7 @@ def test_every_pose_gives_the_same_bits(name, group):
 
 
 def test_floats_are_not_exact():
-    """What the other tests measure can be measured."""
+    """The other tests would see rounding errors."""
     model = with_weights(classifier("p4", 15))
     x = images((15, 15, 2), 32)
     with pytest.raises(AssertionError, match="Not equivariant"):
@@ -173,7 +173,7 @@ class TestIntegerWeights:
 
     @pytest.mark.parametrize("bias", [0.0, 1e3, -1e6])
     def test_no_sum_is_too_large(self, bias):
-        """Where 127 times the number of terms would be, or the bias."""
+        """Also where 127 times the number of terms, or the bias, would be."""
         rng = np.random.default_rng(0)
         kernel = rng.choice([-1.0, 1.0], size=(4000, 3))
         found = integer_weights(kernel, np.full(3, bias), 1, 0.01, 255, 8)
@@ -240,7 +240,7 @@ def lifted(x):
 
 
 class Blur(keras.layers.Layer):
-    """A layer that nobody knows."""
+    """A layer that `quantize` does not know."""
 
     def call(self, x):
         return x + keras.ops.roll(x, 1, axis=1)
@@ -252,7 +252,7 @@ def third(x):
 
 
 class MyConv2D(layers.GroupConv2D):
-    """The same as the one of the library, but who knows?"""
+    """Computes what its base does, which `quantize` cannot know."""
 
 
 INEXACT = {
@@ -464,7 +464,7 @@ class TestErrors:
     ["sigmoid", "tanh", "silu", "gelu", "softplus", "elu", "exponential"],
 )
 def test_functions_become_tables(function):
-    """A processor computes a sigmoid in two ways, and a table in one."""
+    """Processors compute a sigmoid in several ways, but a table in one."""
     inputs = keras.Input((7, 7, 3))
     x = layers.LiftingConv2D(3, 3, group="p4", activation=function)(inputs)
     model = with_weights(keras.Model(inputs, x))
@@ -501,7 +501,7 @@ class TestIntegersInONNX:
         model, small = quantized("classifier", "p4")
         export(small, path)
         operators = self.operators(path)
-        # The second gives the mean what it needs, in floats.
+        # The second one gives floats, which the mean needs.
         assert operators.count("QLinearConv") == 2
         assert operators.count("Conv") == 0
         x = images(model.input_shape[1:], 5)

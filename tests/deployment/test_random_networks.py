@@ -1,4 +1,4 @@
-"""Plain networks and those of 8 bits, of layers in an order nobody thought of.
+"""Plain networks and those of 8 bits, of layers in random order.
 
 `make fuzz` writes what came out to benchmarks/results.
 """
@@ -25,7 +25,7 @@ from keras_equiattn.testing import relative_difference
 
 pytestmark = MARKS
 SIDE = 9
-# These end the group axis, or need padding larger than what is left.
+# These end the group axis.
 LAST = ("group maximum", "group mean", "projection", "learned")
 BETWEEN = {
     **{kind: step for kind, step in LAYERS.items() if kind not in LAST},
@@ -47,7 +47,7 @@ def network(group, kinds):
     except ValueError:
         return None
     if len(x.shape) == 5 and x.shape[3] == 1:
-        # A mean over all poses is no feature map, but numbers that stay.
+        # A mean over all poses is no feature map, but invariant numbers.
         x = keras.layers.Flatten()(x)
     model = keras.Model(inputs, x)
     rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def network(group, kinds):
 
 
 def predicted(model, x):
-    """A turned image as it comes from a file: not as a view with strides."""
+    """Predicts from a contiguous copy, since a turned image may be a view."""
     return model.predict_on_batch(np.ascontiguousarray(as_array(x)))
 
 

@@ -62,7 +62,7 @@ def check(name, distribution):
         if name not in SUMS_IN_LOOPS:
             assert not any("while/body" in line for line in sums), (name, sums)
         counts.append(sum(map(count, sums)))
-    # Gradients are added up, and no images: a larger batch has as many.
+    # Only gradients are added up: a larger batch adds up as many numbers.
     assert counts[0] == counts[1] > 1, (name, counts)
     loss_alone, alone = jax.jit(step)(weights, x)
     loss_shared, together = compiled(values, shared)

@@ -24,13 +24,13 @@ OF_BATCH = "acmix_patchwise"
 
 
 def tensorflow_losses(name, count):
-    """Of the whole batch, which is shared among so many replicas."""
+    """Losses of the whole batch, which `count` replicas share."""
     import tensorflow as tf
 
     devices = tf.config.list_logical_devices("CPU")[:count]
     x = images(name)
-    # Not the default, collectives: on CPUs those end with a shape mismatch
-    # between the replicas for group self-attention (TensorFlow 2.21).
+    # The default, collectives, ends on CPUs with a shape mismatch between the
+    # replicas for group self-attention (TensorFlow 2.21).
     strategy = tf.distribute.MirroredStrategy(
         [d.name for d in devices],
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
@@ -53,7 +53,7 @@ def tensorflow_losses(name, count):
 
 
 def torch_losses(name, count, rank=0):
-    """Of the whole batch; with two processes each computes its half."""
+    """Losses of the whole batch; each of two processes computes half."""
     import torch
 
     class Model(torch.nn.Module):

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "attention_maps.py"
 def tiny_network(
     input_shape, classes, normalization, downsampling="exact", weights=None
 ):
-    """Attention behind one halving."""
+    """Attention after downsampling by two."""
     exact = downsampling == "exact"
     x = inputs = keras.Input(input_shape)
     x = LiftingConv2D(
@@ -130,7 +130,7 @@ def test_comparison_shows_what_changes(example, npz, weights):
 
 
 def test_rotation_error(example):
-    """Of maps that do not turn at all, against the definition."""
+    """The error of maps that do not turn agrees with its definition."""
     group = groups.get("p4")
     rng = np.random.default_rng(0)
     plane = rng.uniform(size=(2, 5, 5, 1)).astype("float32")

@@ -29,9 +29,9 @@ def test_student_is_invariant(distillation):
 
 @pytest.mark.once
 def test_students_of_a_teacher_come_near_to_it(distillation):
-    """Also to one whose classes are no digits, if labels count nothing."""
+    """Also to one that measures brightness, if labels have no weight."""
     images, labels = distillation.digits("train", 96)
-    # Bright pixels, rather than a digit.
+    # Brightness, rather than digits.
     x = inputs = keras.Input((28, 28, 1))
     x = keras.layers.GlobalAveragePooling2D()(x)
     x = keras.layers.Rescaling(60.0, -60 * images.mean())(x)
@@ -41,7 +41,7 @@ def test_students_of_a_teacher_come_near_to_it(distillation):
     wanted, learned = (
         keras.ops.convert_to_numpy(model(images)) for model in (teacher, found)
     )
-    # The softmax leaves the sum of the logits open.
+    # The softmax does not fix the sum of the logits.
     wanted, learned = (y[:, 0] - y[:, 1:].mean(-1) for y in (wanted, learned))
     assert np.corrcoef(wanted, learned)[0, 1] > 0.9
 

@@ -1,4 +1,4 @@
-"""The examples for networks that one has, and for every pixel, shortened."""
+"""The examples of inflation, segmentation and transformers, shortened."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ def module(monkeypatch, name):
 
 
 def made_up(split, count, data_dir):
-    """Images whose class is where they are bright."""
+    """Images whose class is the quadrant that is bright."""
     rng = np.random.default_rng(len(split))
     labels = rng.integers(4, size=min(count, 96))
     images = rng.normal(0, 0.3, (len(labels), 32, 32, 3))
@@ -81,7 +81,8 @@ def test_segmentation(example, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="the rate follows the time"
+    keras.backend.backend() == "jax",
+    reason="Keras does not see a rate that changes from step to step",
 )
 def test_transformers(example, tmp_path, monkeypatch):
     transformers = module(monkeypatch, "transformers")

@@ -89,7 +89,7 @@ def test_checkpoints_are_the_last_and_the_best_epoch(train, whole_run, npz):
 
 
 def test_steps_of_long_epochs(train, npz, tmp_path):
-    """Logged by themselves, beside evaluation on the first batch alone."""
+    """Steps have a log of their own; evaluation takes the first batch."""
     out = tmp_path / "run"
     more = ("--log-steps=2", "--evaluation-size=8")
     train.main(arguments(npz, out, *more, epochs=2))

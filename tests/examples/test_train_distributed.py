@@ -108,7 +108,7 @@ def assert_succeeded(done):
 
 
 def assert_tells_of_others(output):
-    """Whether a process says why it ends, in a line and no traceback."""
+    """The process says why it ends, in a line and without a traceback."""
     message = "train.py: error: another process of the run has ended ("
     assert message in output, output[-3000:]
     assert "Traceback" not in output, output[-3000:]

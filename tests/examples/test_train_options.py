@@ -1,4 +1,4 @@
-"""``examples/train.py`` refuses what cannot be, before it loads any data."""
+"""``examples/train.py`` refuses bad options before it loads any data."""
 
 import dataclasses
 import json
@@ -263,7 +263,7 @@ def test_plateau_needs_validation(train, npz, tmp_path, capsys, no_data):
 
 @pytest.mark.once
 def test_run_of_an_earlier_version_is_resumed(train, npz, tmp_path):
-    """It lacks what the recipes have learned since, and had the default."""
+    """Its record lacks fields that recipes gained later, with defaults."""
     options = training.TrainOptions("tiny", tmp_path, resume=True)
     recipe = training.resolve(options)
     training.open_out(options, recipe)

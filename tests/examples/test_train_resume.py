@@ -103,7 +103,7 @@ def test_kills_at_the_seams_lose_nothing(train, whole_run, npz, tmp_path):
 
 @pytest.mark.once
 def test_kill_does_not_forget_a_plateau(train, npz, tmp_path, monkeypatch):
-    """The accuracy stays from the second epoch on."""
+    """The accuracy stays the same from the second epoch on."""
     with_accuracies(monkeypatch, [0.1, 0.5, 0.5, 0.5])
     more = ("--plateau-patience=0", "--resume", "--no-test")
     whole, out = tmp_path / "whole", tmp_path / "run"
@@ -268,7 +268,7 @@ def test_every_file_of_a_backup_is_checked(train, npz, tmp_path, monkeypatch):
 def test_best_network_goes_back_with_the_backup(
     train, npz, tmp_path, monkeypatch
 ):
-    """The best epoch is lost with its backup, and is not as good again."""
+    """The best epoch is lost with its backup, and is worse when repeated."""
     accuracies = [0.5, 0.6, 0.9, 0.1]
     with_accuracies(monkeypatch, accuracies)
     two, out = tmp_path / "two", tmp_path / "run"
@@ -360,7 +360,7 @@ def test_cosine_has_its_number_of_epochs(train, npz, tmp_path, monkeypatch):
     ],
 )
 def test_full_disk(owner, name, train, whole_run, npz, tmp_path, monkeypatch):
-    """Stands in for the disk: the third write fails, and later ones work."""
+    """As on a full disk, the third write fails; later ones work."""
     out = tmp_path / "run"
     original = getattr(owner, name)
     calls = []

@@ -84,7 +84,7 @@ def tiny_network(
 
 @contextlib.contextmanager
 def tiny_registered():
-    """Makes the tiny network known, and the same without random numbers.
+    """Registers the tiny network, and the same without random numbers.
 
     The latter is trained by SGD: Adam divides the gradient of a bias before
     batch normalisation, which is zero but for rounding, by its own size.
@@ -109,7 +109,7 @@ def tiny_registered():
 
 
 def subprocess_command(arguments, setup="") -> list[str]:
-    """Command line of a process that runs the script, "tiny" known to it.
+    """Command line of a process that runs the script with "tiny" registered.
 
     It checks types as pytest does: the checker draws from Python's random
     numbers, on which the initial weights depend.

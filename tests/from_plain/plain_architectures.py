@@ -139,7 +139,7 @@ def siamese(size):
 
 
 def detector(size):
-    """Two outputs of every pixel from a pyramid of features."""
+    """Two outputs for every pixel, from a feature pyramid."""
     inputs = keras.Input((size, size, 3))
     fine = layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
     coarse = layers.Conv2D(16, 3, padding="same", activation="relu")(

@@ -1,4 +1,4 @@
-"""Plain networks of different shape, and what becomes of an image in them."""
+"""Plain networks of different topology, and their outputs in every pose."""
 
 import keras
 import numpy as np
@@ -151,7 +151,7 @@ def with_random_weights(model, seed=0):
         if "seed" in weight.name:
             continue
         if "kernel" in weight.name:
-            # Kernels of one channel each see no other.
+            # Depthwise kernels see one channel each.
             axes = -2 if weight.shape[-1] == 1 else -1
             fan_in = np.prod(weight.shape[:axes])
             weight.assign(rng.normal(size=weight.shape) * fan_in**-0.5)
@@ -191,7 +191,7 @@ def outputs_of(model, inputs):
 
 
 def in_every_pose(model, inputs, group):
-    """What a plain network says of each pose, with images turned back.
+    """Outputs of a plain network for each pose, with images turned back.
 
     The first axis is that of the group.
     """

@@ -59,7 +59,7 @@ def test_inflated_network_is_the_mean_over_poses(network, group):
     plain = with_random_weights(logits(network))
     inputs = images_for(plain)
     every = in_every_pose(plain, inputs, group)
-    # The plain network says something else of each pose.
+    # The plain network gives each pose another output.
     assert min(np.ptp(poses, axis=0).max() for poses in every) > 1e-2
     inflated = equivariant(plain, group, inflate=True)
     for found, poses in zip(outputs_of(inflated, inputs), every, strict=True):
@@ -104,7 +104,7 @@ def test_converted_network_is_equivariant(network, width):
     assert [x.shape for x in model.outputs] == [x.shape for x in plain.outputs]
     with_random_weights(model)
     inputs = images_for(plain)
-    # Probabilities of random weights are much alike.
+    # With random weights, probabilities hardly differ.
     assert worst_error(model, inputs, "p4m") < 2e-6
     for array in outputs_of(model, inputs):
         assert np.ptp(array, axis=0).max() > 2e-5
@@ -183,7 +183,7 @@ def test_outputs_keep_their_structure():
 
 def test_what_is_added_has_the_channels_of_what_it_is_added_to():
     inputs = image_input()
-    # Rounded to 3 channels each, not 5 together.
+    # Rounded to 2 channels each, so 4 and not 5 together.
     towers = [keras.layers.Conv2D(n, 3)(inputs) for n in (7, 7)]
     x = keras.layers.Concatenate()(towers)
     y = keras.layers.Conv2D(14, 3, padding="same", name="up")(x)
@@ -194,7 +194,7 @@ def test_what_is_added_has_the_channels_of_what_it_is_added_to():
     assert equivariant(ends, "p4m").get_layer("up").filters == 2 * round(
         7 / 8**0.5
     )
-    # The other way round nothing is known of the sum when it is needed.
+    # In the other order the width of the sum is needed before it is known.
     z = keras.layers.Conv2D(14, 3)(inputs)
     x = keras.layers.Concatenate()(towers)
     x = keras.layers.GlobalMaxPooling2D()(keras.layers.Add(name="sum")([z, x]))
@@ -206,7 +206,7 @@ def test_what_is_added_has_the_channels_of_what_it_is_added_to():
 
 @pytest.mark.parametrize(("count", "found"), [(12, "[4, 12]"), (2, "[1, 2]")])
 def test_rounded_channels_are_not_broadcast(count, found):
-    """Twelve channels become four, and two become one, unlike many of one."""
+    """Twelve channels become four, and two become one; single ones stay."""
     inputs = image_input()
     z = keras.layers.Conv2D(count, 3)(inputs)
     towers = [keras.layers.Conv2D(1, 3)(inputs) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What becomes of the architectures that people have; the table of the docs."""
+"""How common architectures convert: the table of the documentation."""
 
 import collections
 import pathlib
@@ -96,7 +96,7 @@ def test_inflated_applications_are_the_plain_ones_on_every_pose(name):
 
 
 def with_statistics_of(model, x):
-    """Batch normalisations see the images, so that no signal dies away."""
+    """Sets the moving statistics to those of `x`, or signals would fade."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0

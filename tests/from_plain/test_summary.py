@@ -302,7 +302,7 @@ def test_converters_of_ones_own():
 
 
 class Wider(Doubled):
-    """Takes no weights over."""
+    """A layer whose converter passes on no weights."""
 
 
 def test_converter_without_weights():

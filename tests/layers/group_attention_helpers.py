@@ -43,9 +43,9 @@ def case(layer, group, size, window, heads, rectangle=None, **options):
 
 
 def random_layer(layer, group="p4", window=3, channels=3, **arguments):
-    """Built, with every weight drawn anew, always the same numbers.
+    """A built layer, whose weights are always the same random numbers.
 
-    `seed` is of the layer, as all other arguments.
+    `seed` goes to the layer, as all other arguments do.
     """
     arguments = {
         **{"filters": 4, "key_dim": 5, "num_heads": 2, "dtype": DTYPE},

@@ -211,7 +211,7 @@ def test_strides_of_each_axis_leave_out_pixels(strides, border):
 @pytest.mark.parametrize("border", ["reflect", "mask"])
 @pytest.mark.parametrize("dilation", [(1, 3), (3, 2)])
 def test_dilation_of_each_axis_sees_every_other_pixel(dilation, border):
-    """Where the last pixel is one of them, they are an image of their own."""
+    """Those pixels, the last one included, are an image of their own."""
     options = {**RECTANGULAR, "border": border}
     layer = random_layer(dilation_rate=dilation, **options)
     near = with_weights_of(layer, **options)
@@ -226,7 +226,7 @@ def test_dilation_of_each_axis_sees_every_other_pixel(dilation, border):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("shape", ["square", "disc"])
 def test_positions_between_quarter_turns(shape):
-    """The linear map of positions knows every angle."""
+    """The linear map of positions is defined for every angle."""
     options = {"filters": 2, "num_heads": 1, "group": "p8m"}
     layer = random_layer(window_shape=shape, **options)
     alone = random_layer(paths="attention", window_shape=shape, **options)
@@ -250,7 +250,7 @@ def test_what_windows_and_shift_kernels_are_made_of(kind):
         assert made.window.shape == expected[1]
         config = made.get_config()
         del config["filter_basis"], config["window_shape"]
-        made = kind.from_config(config)  # before there was a choice
+        made = kind.from_config(config)  # as in older files
         assert (made.filter_basis, made.window_shape) == ("pixel", "square")
 
 
@@ -314,7 +314,7 @@ def test_coordinates_in_half_precision_are_not_rounded(policy):
     keras.backend.backend() != "jax", reason="the format is JAX's"
 )
 def test_compiled_code_can_be_kept_in_a_file():
-    """JAX refuses calls that other versions of it may not know."""
+    """JAX refuses to export calls that other versions may not support."""
     import jax.export
 
     layer = random_layer(filters=8, size=(5, 7))
@@ -398,7 +398,7 @@ def test_bad_arguments(arguments, message):
 
 @pytest.mark.once
 def test_strides_that_differ():
-    """Without quarter turns they may, and where it need not be exact."""
+    """They may differ without quarter turns, or with `exact=False`."""
     for options in ({"group": "z2m"}, {"group": "p4", "exact": False}):
         layer = ACmix2D(
             8, strides=(1, 2), data_format="channels_last", **options

@@ -58,7 +58,7 @@ def test_folded_layers_are_equal(options, tmp_path):
 
 
 def test_folding_leaves_the_layer_as_it_was():
-    """Also after predictions, which may give away the memory of weights."""
+    """Also after predictions, which may donate the buffers of weights."""
     layer = random_layer(filters=4, num_heads=2, dtype="float32")
     x = sample(layer, (3, 4)).astype("float32")
     plain, folded = (

@@ -33,7 +33,7 @@ def test_fit_in_half_precision():
     before = [as_array(v).copy() for v in model.trainable_variables]
     x = np.random.default_rng(0).normal(size=(8, 8, 8, 3)).astype("float32")
     model.fit(x, np.arange(8) % 3, batch_size=4, epochs=4, verbose=0)
-    # The scale, which starts high, is soon such that steps are taken.
+    # The loss scale starts high, and soon is low enough for steps.
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert as_array(model.optimizer.inner_optimizer.iterations) >= 4
     assert all(np.isfinite(value).all() for value in model.get_weights())

@@ -75,7 +75,7 @@ def test_vectors_with_gradients(name):
         variable.assign(ours(theirs, variable.shape))
     x = last(v["x"])
     assert relative_difference(as_array(layer(x)), last(v["y"])) < LIMIT
-    if name not in VECTORS:  # as it starts: without gradients
+    if name not in VECTORS:  # initial weights: no gradients
         return
     of_x, *found = gradients(layer, x, last(v["cotangent"]))
     assert relative_difference(of_x, last(v["g/x"])) < LIMIT

@@ -53,7 +53,7 @@ WEIGHTS = {
 
 
 def case(layer, group, size, heads, border, rectangle=None, **options):
-    """Filters of one channel per head, or two where positions are halved."""
+    """A case with few filters, or twice as many if positions are halved."""
     order = groups.get(group).order
     halves = 2 if layer is StandAloneSelfAttention2D else 1
     filters = 2 * halves if heads == 1 else heads * halves
@@ -112,7 +112,7 @@ class TestStandAloneSelfAttention2D(LayerContract):
 class TestEveryWindowAttention(LayerContract):
     """The same on all groups, borders, heads, even and odd sizes."""
 
-    # Of each class by itself, above.
+    # Tested above, for each class by itself.
     test_golden_weights = None
     test_config_holds_every_argument_with_its_value = None
 
@@ -170,7 +170,7 @@ def test_half_precision_by_hand_and_compiled(dtype):
     "group", ["p4", pytest.param("p4m", marks=pytest.mark.torch_first)]
 )
 def test_one_image_is_one_of_many(group):
-    """Values and gradients, compiled: JAX 0.10 has a form that is wrong."""
+    """Values and gradients, compiled: JAX 0.10 gets one form wrong."""
     layer = SimpleAffineSelfConv2D(16, 3, num_heads=2, group=group)
     shape = (2, 8, 6, groups.get(group).order, 4)
     layer.build(shape)
@@ -230,7 +230,7 @@ def test_what_windows_are_made_of(layer):
             assert found == ("pixel", "square", "square")
         else:
             assert found == ("steerable", "disc", "disc")
-    # Before there was a choice.
+    # Older files lack both entries.
     config = layer(8, 3, num_heads=2, group="p8").get_config()
     del config["filter_basis"], config["window_shape"]
     made = layer.from_config(config)
@@ -253,7 +253,7 @@ def test_weights_of_the_window_start_small_where_they_turn(layer, basis):
 
 @pytest.mark.torch_first
 def test_coefficients_of_the_window():
-    """Of the filters of the basis, for each element and channel by itself."""
+    """They weight the basis filters, for each element and channel."""
     layer = random_layer(AffineSelfConv2D, filters=4, num_heads=2, group="p8")
     basis = steerable_basis("p8", 3, multiplied=True)[0]
     w = weights_of(layer)

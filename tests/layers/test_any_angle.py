@@ -9,16 +9,16 @@ from scipy import ndimage
 from keras_equiattn import groups
 from keras_equiattn import layers
 
-# One backend tells: what depends on it is compared with the oracles.
+# One backend is enough: what depends on it is compared with the oracles.
 pytestmark = pytest.mark.torch_first
 
 SIZE = 33
 GROUP = groups.get("p8")
 OPTIONS = {"group": GROUP, "num_heads": 2}
-# What turns with the grid alone.
+# Options with which layers turn with the grid alone.
 SQUARES = {"window_shape": "square"}
 PIXELS = {"filter_basis": "pixel", **SQUARES}
-# What weights and scores start as on p8, whatever the window.
+# The initial weights and scales of p8, whatever the window.
 SMALL = {
     "window_initializer": keras.initializers.RandomNormal(stddev=0.5 / 8**0.5)
 }
@@ -69,6 +69,6 @@ def test_an_eighth_turn(name):
         made = layer(*sizes, **OPTIONS, **same, **options)
         found.append(error(made, x))
     assert found[0] < 0.1
-    # The grid of pixels is not forgotten, and what follows it is worse. By how
-    # much depends on the weights that a backend draws.
+    # The grid of pixels leaves an error, which is larger with the options of
+    # the grid. By how much depends on the weights that a backend draws.
     assert 1e-4 < found[0] < 0.7 * found[1]

@@ -63,7 +63,7 @@ def test_every_chunk_size_gives_the_same(attention):
 
 @pytest.mark.torch_first
 def test_gradients_where_compilers_skip_a_rounding():
-    """A product is put in one instruction with what takes the maximum off."""
+    """Compilers fuse a product and the subtraction of the maximum."""
     assert_chunks_agree(
         (None, "auto"),
         (2, 5, 5, 3),
@@ -77,7 +77,7 @@ def test_gradients_where_compilers_skip_a_rounding():
 @pytest.mark.slow
 @pytest.mark.every_backend
 @pytest.mark.skipif(
-    keras.backend.backend() != "torch", reason="Of Inductor, for PyTorch."
+    keras.backend.backend() != "torch", reason="Inductor is PyTorch's."
 )
 @pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
 def test_parts_that_inductor_compiles(attention, monkeypatch):
@@ -124,7 +124,7 @@ def test_input_channels_in_groups(monkeypatch):
 
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
-    reason="Its loops are told the dtypes of their outputs.",
+    reason="TensorFlow's loops are told the dtypes of their outputs.",
 )
 def test_input_channels_in_groups_in_float64(monkeypatch):
     monkeypatch.setattr(dispatch, "RESPONSES", {"cpu": 1})
@@ -182,7 +182,7 @@ def test_equal_responses_share_the_gradient_of_their_maximum():
 
 @pytest.mark.torch_first
 def test_equal_channels_and_the_gradient_of_their_maximum():
-    """Held, they share it; else the first has it all, as if it were larger."""
+    """They share it, but in chunks the first one has it all."""
 
     def gradient(chunk_size, larger=1.0):
         layer, _ = random_layer(
@@ -259,7 +259,7 @@ def test_second_derivatives_are_right_or_refused():
 
 
 def half(x):
-    """The numbers that bfloat16 has."""
+    """Numbers rounded to bfloat16, in float32."""
     return as_array(keras.ops.cast(keras.ops.cast(x, "bfloat16"), "float32"))
 
 
@@ -323,7 +323,7 @@ def test_half_precision_where_little_remains():
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() != "jax", reason="only XLA tells its memory"
+    keras.backend.backend() != "jax", reason="only XLA reports its memory"
 )
 def test_responses_are_not_held():
     """Temporaries of a training step, as the compiler counts them."""

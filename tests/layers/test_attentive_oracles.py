@@ -129,7 +129,7 @@ def test_attention_on_responses_agrees_with_oracle(
 @pytest.mark.parametrize("on_group", [True, False])
 def test_attention_on_inputs_in_float64(layer, arguments, oracle, on_group):
     if on_group and layer is not InputAttention:
-        pytest.skip("the layer says what it takes")
+        pytest.skip("the class determines the input")
     built, x = random_layer(
         layer, (2, 5, 5, 2), "p4m", "float64", on_group, **arguments
     )

@@ -20,7 +20,7 @@ from keras_equiattn.testing import assert_equivariant
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
 
-# Every argument away from its default, strides and dilation in turns.
+# Every argument away from its default, with strides or with dilation.
 ARGUMENTS = {
     "filters": 3,
     "kernel_size": (5, 5),
@@ -397,10 +397,10 @@ def test_built_at_an_exact_size_called_at_another():
         ({"group": "p5"}, "Unknown group 'p5'.*The groups are"),
         ({"kernel_size": (3, 5)}, r"square kernel.*\(3, 5\)"),
         ({"strides": 2, "dilation_rate": 2}, "cannot be combined"),
-        ({"activation": "no"}, "no"),
+        ({"activation": "no"}, "activation function identifier: no"),
         ({"use_bias": "no"}, "`use_bias` must be True or False.*'no'"),
         ({"exact": 1}, "`exact` must be True or False.*1"),
-        # Exact on no size: known before one is seen.
+        # Exact at no size, which is known before a size is.
         ({"kernel_size": 2, "padding": "same"}, "use an odd window"),
         ({"strides": (1, 2)}, "equal strides and dilation rates"),
         ({"dilation_rate": (1, 2)}, "equal strides and dilation rates"),

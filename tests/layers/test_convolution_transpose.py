@@ -20,7 +20,7 @@ from keras_equiattn.layers import GroupSeparableConv2D
 from keras_equiattn.testing import equivariance_error
 from keras_equiattn.testing import relative_difference
 
-# Every argument away from its default, strides and dilation in turns.
+# Every argument away from its default, with strides or with dilation.
 ARGUMENTS = {
     "kernel_size": (5, 5),
     "padding": "same",
@@ -72,7 +72,7 @@ class TestGroupConv2DTranspose(LayerContract):
             (6, 6),
             rectangle=(4, 3),
             reach=None,
-            no_shift="a shift of one pixel is one of two in the output",
+            no_shift="a shift of one pixel shifts the output by two",
         ),
         case(
             layer,
@@ -90,7 +90,7 @@ class TestGroupConv2DTranspose(LayerContract):
             (4, 3),
             (5, 8),
             reach=None,
-            no_shift="a shift of one pixel is one of two in the output",
+            no_shift="a shift of one pixel shifts the output by two",
         ),
         case(layer, "p8", {"kernel_size": 3}, (4, 4), (6, 6), reach=2),
     )
@@ -153,7 +153,7 @@ class TestGroupSeparableConv2D(LayerContract):
 
 
 def built(layer, x):
-    """With random weights, in the most precise dtype."""
+    """Builds the layer with random weights, and returns them."""
     layer.build(x.shape)
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=v.shape) for v in layer.weights]
@@ -162,7 +162,7 @@ def built(layer, x):
 
 
 def check(layer, x, linear):
-    """Against an oracle that is linear in the input and in the kernel.
+    """Compares with an oracle that is linear in the input and the kernel.
 
     Args:
         layer: not built.
@@ -254,7 +254,7 @@ def test_transposed_is_the_transpose_of_a_convolution():
     )
     (kernel,) = built(conv, x)
     back.build(y.shape)
-    # What `h` does to `j` is, seen from `j`, what the inverse does.
+    # The transpose exchanges the two poses, so `g` becomes its inverse.
     turned = np.stack(
         [
             oracles.turn(kernel, "p4m", g)[:, :, g_inverse]

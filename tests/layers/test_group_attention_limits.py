@@ -62,7 +62,7 @@ def test_strong_weights_stay_exact(layer, group, window, size, dtype):
 @pytest.mark.parametrize("group", ["p8", "p16"])
 @pytest.mark.parametrize("window", [7, None])
 def test_epsilon_of_the_authors_stays_exact(group, window):
-    """It leaves of coordinates the sign alone, also of those that are zero."""
+    """It leaves only the sign of coordinates, even of those that are zero."""
     layer = LiftingSelfAttention2D(4, 4, 2, window, group, epsilon=1e-12)
     layer.build((1, 6, 6, 3))
     assert_equivariant(
@@ -179,7 +179,7 @@ def test_second_derivatives_are_right_or_refused(window):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("window", [3, None])
 def test_counts_in_double_precision_where_keras_is_told_to(window):
-    """Sizes are then integers of 64 bits under TensorFlow, or are not."""
+    """Under TensorFlow, sizes may then be integers of 64 bits."""
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
     try:

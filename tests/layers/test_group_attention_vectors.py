@@ -165,7 +165,7 @@ def test_the_authors_index_is_that_of_their_code(name):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("group", ["z2m", "p4"])
 def test_the_authors_index_is_not_equivariant(group):
-    """The test that ours passes would have found it."""
+    """The test that our index passes detects theirs."""
     layer = random_layer(GroupSelfAttention2D, group)
     strengthen(layer, 6)
     x = sample(layer, (4, 4), dtype="float64")

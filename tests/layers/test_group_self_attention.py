@@ -68,7 +68,7 @@ class TestGroupSelfAttention2D(LayerContract):
 class TestEveryGroupSelfAttention(LayerContract):
     """The same on all groups, windows, heads, even and odd sizes."""
 
-    # Of each class by itself, above.
+    # Tested above, for each class by itself.
     test_golden_weights = None
     test_config_holds_every_argument_with_its_value = None
 
@@ -132,7 +132,7 @@ def test_shapes_of_windows(layer):
         assert made.window is None or made.window.shape == shape
         if size:
             config = made.get_config()
-            del config["window_shape"]  # before there was a choice
+            del config["window_shape"]  # as in older files
             assert layer.from_config(config).window_shape == "square"
     with pytest.raises(ValueError, match=r"A disc needs.*kernel_size=None"):
         layer(**options, kernel_size=None, window_shape="disc")
@@ -154,7 +154,7 @@ def test_weights_of_one_kind_start_differently():
     ):
         values = np.stack([w[first].ravel(), w[second].ravel()])
         assert abs(np.corrcoef(values)[0, 1]) < 0.6
-    # Of the fan-in of a linear map: channels, or those of all heads.
+    # By the fan-in of each linear map: channels, or those of all heads.
     wide = GroupSelfAttention2D(64, 32, 4)
     wide.build((None, 6, 6, 4, 50))
     w = weights_of(wide)
@@ -218,7 +218,7 @@ def test_trains_at_sizes_known_only_at_run_time(window):
 def test_distinct_offsets_are_encoded_once(
     layer, window, shape, recompute, monkeypatch
 ):
-    """Not those of all pairs of pixels, nor again for every block."""
+    """Not once for every pair of pixels, nor again for every block."""
     given = []
     call = RelativePositionEncoding.call
 
@@ -259,7 +259,7 @@ def test_empty_batches(layer, window, recompute):
 
 @pytest.mark.torch_first
 def test_offsets_of_images_turn():
-    """The unit is that of the longer side, or a rectangle would not turn."""
+    """The longer side is their unit, or a rectangle would not turn."""
     layer = random_layer(LiftingSelfAttention2D, "p4", None)
     assert_equivariant(layer, "p4", sample(layer, (3, 5)), rtol=tolerance())
 

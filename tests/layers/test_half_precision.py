@@ -28,7 +28,7 @@ STEPS = 12
 
 
 def network(name):
-    """A small one for images of 28 x 28 pixels, with one such layer."""
+    """A small network for 28 x 28 pixels, with one such layer."""
     mixer = [MIXERS[name]()]
     if name in ON_A_GROUP:
         shapes = (7, 7, 4, 4), (7, 7, 16)
@@ -51,7 +51,7 @@ def network(name):
 
 @functools.cache
 def losses(name, policy):
-    """`(seed, step)`: those of steps with 32 digits each."""
+    """`(seed, step)`: the losses of steps with 32 digits each."""
     keras.config.set_dtype_policy(policy)
     model = network(name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -82,7 +82,7 @@ def losses(name, policy):
 
 
 def arrays():
-    """The first digits, upright."""
+    """Training digits at four angles, repeated to suffice for all steps."""
     pieces = datasets.load_pydataset("digits")
     pairs = [pieces[n][:2] for n in range(len(pieces))]
     images, labels = (np.concatenate(x) for x in zip(*pairs, strict=True))

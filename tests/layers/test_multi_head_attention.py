@@ -196,7 +196,7 @@ def test_errors():
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 7)])
 def test_tables_that_do_not_fit(shape):
-    """Even ones, and those that leave out offsets."""
+    """Tables of even sizes, and tables that leave out offsets."""
     x = ops.ones((1, 4, 4, 4, 1, 2))
     embedding = ops.ones((4, *shape, 1, 2))
     with pytest.raises(ValueError, match=r"`embedding` must have odd.*4 x 4"):
@@ -204,7 +204,7 @@ def test_tables_that_do_not_fit(shape):
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="it knows all sizes"
+    keras.backend.backend() != "tensorflow", reason="others know all sizes"
 )
 def test_positions_need_a_known_size():
     import tensorflow as tf

@@ -73,7 +73,7 @@ class TestPatchwiseACmix2D(LayerContract):
 
 
 def named(layer):
-    """Variables by name, those of normalisations with the name of theirs."""
+    """Variables by name, prefixed by the normalisation that owns them."""
     return {
         "/".join(variable.path.split("/")[1:]): variable
         for variable in layer.weights
@@ -193,7 +193,7 @@ def test_strides_of_each_axis_leave_out_pixels(strides):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("dilation", [(1, 3), (3, 2)])
 def test_dilation_of_each_axis_sees_every_other_pixel(dilation):
-    """Where the last pixel is one of them, they are an image of their own."""
+    """Those pixels, the last one included, are an image of their own."""
     layer = random_layer((7, 7), dilation_rate=dilation, **RECTANGULAR)
     near = random_layer(**RECTANGULAR)
     x = sample((7, 7))
@@ -338,10 +338,10 @@ def test_moments(offset):
 @pytest.mark.torch_first
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_loses_no_more_than_its_own_digits(dtype):
-    """Statistics of the numbers that there are; products in half precision.
+    """Statistics are exact, and products are of half precision.
 
-    Numbers of 30 leave a bfloat16 three digits after the point in binary: what
-    is lost of features must not grow with that.
+    Near 30 a bfloat16 has three binary digits after the point: the error of
+    features must not grow with that.
     """
     rng = np.random.default_rng(0)
     half = ops.cast(30 + rng.normal(size=(4, 6, 5, 1, 3)), dtype)

@@ -282,7 +282,7 @@ def test_refuses_what_is_inexact():
 
 
 def test_unknown_sizes_are_checked_in_the_call():
-    with pytest.raises(ValueError, match=r"`exact=\"call\"` such a size"):
+    with pytest.raises(ValueError, match=r"`exact=\"call\"` the size"):
         SpatialPooling2D(2).build((None, None, None, 4, 1))
     layer = SpatialPooling2D(2, exact="call", name="pool")
     inputs = keras.Input((None, None, 4, 1))
@@ -295,7 +295,7 @@ def test_unknown_sizes_are_checked_in_the_call():
     with pytest.raises(ValueError, match=message) as error:
         model(np.ones((1, 8, 7, 4, 1), "float32"))
     assert 'exact="call"' not in str(error.value)
-    # What is known is refused at once, half of it too.
+    # Known sizes are refused at once, even if one side is unknown.
     for size in ((7, 7), (None, 7), (7, None)):
         with pytest.raises(ValueError, match="would not be exactly"):
             SpatialPooling2D(2, exact="call").build((None, *size, 4, 1))

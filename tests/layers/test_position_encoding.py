@@ -117,7 +117,7 @@ class TestRelativePositionEncoding:
         y = layer(offsets)
         assert keras.backend.standardize_dtype(y.dtype) == "float32"
         np.testing.assert_array_equal(as_array(y), as_array(single(offsets)))
-        # So within a layer of half precision.
+        # The same holds within a layer of half precision.
         outer = GroupSelfAttention2D(4, 3, 1, dtype=policy)
         assert outer.positions.compute_dtype == "float32"
 

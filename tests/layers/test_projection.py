@@ -206,7 +206,7 @@ def test_networks_give_vectors_that_turn(group):
 
 
 def test_the_right_of_each_pose():
-    """Of the second channel pose `h` votes for the right, turned by it."""
+    """In the second channel, pose `h` votes for the right, turned by `h`."""
     for element, (row, column) in enumerate([(0, 1), (-1, 0), (0, -1), (1, 0)]):
         x = np.zeros((1, 1, 1, 4, 2), "float32")
         x[..., element, 1] = 1

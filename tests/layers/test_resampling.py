@@ -1,4 +1,4 @@
-"""Division of pixels, and rows and columns at the border."""
+"""Upsampling, and padding with rows and columns."""
 
 import numpy as np
 import oracles
@@ -35,7 +35,7 @@ class TestSpatialUpSampling2D(LayerContract):
             group="p4",
             rectangle=(3, 5),
             reach=None,
-            no_shift="a shift is one of several pixels",
+            no_shift="the output shifts by several pixels",
         ),
         LayerCase(
             layer,
@@ -46,7 +46,7 @@ class TestSpatialUpSampling2D(LayerContract):
             group="p2m",
             rectangle=(3, 5),
             reach=None,
-            no_shift="a shift is one of several pixels",
+            no_shift="the output shifts by several pixels",
         ),
     )
 

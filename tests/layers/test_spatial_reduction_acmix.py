@@ -171,7 +171,7 @@ def test_tokens(reduction, data_format):
         expected = np.moveaxis(expected, -1, 1)
     y, found = layer(x, tokens=tokens)
     assert relative_difference(as_array(y), expected) < LIMIT
-    # The convolution has no part in them.
+    # The convolution does not see tokens.
     of_tokens = w["attention_rate"] * of_tokens
     assert relative_difference(as_array(found), of_tokens) < LIMIT
     (same, _), maps = layer(x, tokens=tokens, return_attention_maps=True)
@@ -186,7 +186,7 @@ def test_tokens(reduction, data_format):
     for name, values in wanted.items():
         assert maps[name].shape == values.shape
         assert relative_difference(as_array(maps[name]), values) < LIMIT
-    # No tokens are the same as none.
+    # An empty array of tokens changes nothing.
     y, none = layer(x, tokens=np.zeros((2, 0, 3), DTYPE))
     assert none.shape == (2, 0, 4)
     assert relative_difference(as_array(y), as_array(layer(x))) < LIMIT
@@ -283,7 +283,7 @@ def test_images_rolled_by_whole_reductions():
     inside[:, [0, 8, 9, -1]] = False
     assert np.abs(difference[:, inside]).max() < 10 * LIMIT
     assert np.abs(difference[:, ~inside]).max() > 1e-2
-    # By less than the reduction nothing of this holds.
+    # Shifts by less than the reduction change the attention.
     other = as_array(alone(rolled(x, (1, 0))))
     wanted = rolled(as_array(alone(x)), (1, 0))
     assert relative_difference(other, wanted) > 1e-2
@@ -400,7 +400,7 @@ def test_dropout():
     plain, dropped = (as_array(layer(x, training=t)) for t in (False, True))
     assert np.ptp(plain, axis=(1, 2)).max() < 1e-6
     assert np.ptp(dropped, axis=(1, 2)).max() > 1e-4
-    # What is shown are the weights before any is dropped.
+    # The maps show the weights before dropout.
     kept, shown = (
         layer(x, return_attention_maps=True, training=t, tokens=tokens)[1]
         for t in (False, True)

@@ -79,7 +79,7 @@ def test_agrees_with_oracle(group, on_group):
     """Outputs, maps, and gradients along random directions."""
     order = (groups.get(group).order,) if on_group else ()
     layer, x = random_layer((2, 5, 4, *order, 6), group)
-    # Wide, so that rounding is ours alone.
+    # In float64, so that only the layer rounds.
     values = [np.float64(a) for a in (x, *layer.get_weights())]
     expected = oracles.squeeze_excite(*values)
     y, maps = layer(x, return_attention_maps=True, query=(1, 2))
@@ -97,7 +97,7 @@ def test_agrees_with_oracle(group, on_group):
     for index, gradient in enumerate(found):
         direction = rng.normal(size=gradient.shape)
         moved = list(values)
-        # The derivative to rounding: no difference is taken.
+        # A complex step: exact to rounding, since nothing is subtracted.
         moved[index] = values[index] + 1e-30j * direction
         slope = oracles.squeeze_excite(*moved).imag / 1e-30
         terms = slope * cotangent

@@ -127,7 +127,7 @@ def test_vectors_with_gradients(shift):
     of_x, *found = gradients(layer, x, cotangent)
     assert relative_difference(of_x, rolled(v["g/x"])) < LIMIT
     wanted = assign(layer, v, "g/attn.")
-    # A key's bias does nothing to a softmax, but for the convolution.
+    # A key's bias does not change a softmax, but changes the convolution.
     for variable, gradient in zip(
         layer.trainable_variables, found, strict=True
     ):
@@ -230,7 +230,7 @@ def test_images_rolled_by_whole_windows():
     assert np.abs(difference[:, inside]).max() < 10 * LIMIT
     assert np.abs(difference[:, rows]).max((0, 2, 3)).min() > 1e-2
     assert np.abs(difference[:, :, columns]).max((0, 1, 3)).min() > 1e-2
-    # By less than a window nothing of this holds.
+    # Shifts by less than a window change the attention.
     other = as_array(alone(rolled(x, (1, 0))))
     wanted = rolled(as_array(alone(x)), (1, 0))
     assert relative_difference(other, wanted) > 1e-2
@@ -275,7 +275,7 @@ def test_dropout():
     plain, dropped = (as_array(layer(x, training=t)) for t in (False, True))
     assert np.ptp(plain, axis=(1, 2)).max() < 1e-6
     assert np.ptp(dropped, axis=(1, 2)).max() > 1e-4
-    # What is shown are the weights before any is dropped.
+    # The maps show the weights before dropout.
     kept, shown = (
         as_array(
             layer(x, return_attention_maps=True, training=training)[1]["image"]

@@ -84,7 +84,7 @@ def test_second_derivatives_are_right_or_refused():
     keras.backend.backend() != "torch", reason="Transforms of PyTorch."
 )
 def test_gradients_by_torch_func():
-    """One is that of autograd; one within another is refused."""
+    """A gradient is that of autograd; a nested one is refused."""
     import torch
 
     layer = random_layer(AffineSelfConv2D, 2, filters=2, num_heads=1)

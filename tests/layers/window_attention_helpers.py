@@ -35,7 +35,7 @@ def values_of(layer):
             if key in found:
                 pixels = layer.filters_of(getattr(layer, key), size, axis)
                 found[key] = as_array(pixels)
-                # Of the filters that turn, and of no others.
+                # They consist of steerable filters alone.
                 flat = np.moveaxis(found[key], (axis, axis + 1), (0, 1))
                 flat = flat.reshape(size * size, -1)
                 np.testing.assert_allclose(

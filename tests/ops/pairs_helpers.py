@@ -91,6 +91,6 @@ def check(arrays, local, rtol=RTOL, compiled=False, shape="square"):
     assert relative_difference(value, expected) < rtol
     names = ("query", "keys", "values", "encoding", "embedding")
     for name, gradient, other in zip(names, gradients, wanted, strict=False):
-        # A softmax that sees one place gives none.
+        # A softmax over one place has no gradient.
         scale = max(np.abs(other).max(), 1)
         assert np.abs(gradient - other).max() < 10 * rtol * scale, name

@@ -1,4 +1,4 @@
-"""Public operations called wrongly: they refuse it, and say so themselves."""
+"""Public operations refuse wrong calls by errors of their own."""
 
 import inspect
 import traceback
@@ -150,7 +150,7 @@ def mistaken(value, rng):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """Without the check of annotations, which tests alone have."""
+    """Switches off the checks of annotations, which only tests run."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 

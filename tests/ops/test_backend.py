@@ -112,7 +112,7 @@ def test_dropout_of_two_seeds_and_two_places_has_nothing_in_common():
 
 
 def test_seeds_of_a_generator():
-    """Others in each call, and the same for the same first seed."""
+    """They differ in each call, and repeat with the same first seed."""
     generators = [keras.random.SeedGenerator(2**31 - 1) for _ in range(2)]
     first, second = (
         [ops.convert_to_numpy(backend.next_seed(g)).tolist() for _ in range(3)]
@@ -127,7 +127,7 @@ def test_seeds_of_a_generator():
     keras.backend.backend() != "torch", reason="others trace what they run"
 )
 def test_dropout_waits_for_no_device(monkeypatch):
-    """No tensor becomes a number of Python, forward and backward."""
+    """Neither pass turns a tensor into a number of Python."""
     import torch
 
     layer = layers.GroupSelfAttention2D(2, 3, 1, 3, "p2", attention_dropout=0.5)
@@ -147,7 +147,7 @@ def test_dropout_waits_for_no_device(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradient_of_a_softmax(dtype):
-    """Also what a private operator of PyTorch makes of it."""
+    """Also where a private operator of PyTorch computes it."""
     rng = np.random.default_rng(0)
     d, scores = rng.normal(size=(2, 6, 3, 4)).astype("float32")
     weights = np.exp(scores) / np.exp(scores).sum(0)
@@ -219,7 +219,7 @@ def test_transposing_by_parts(size):
     keras.backend.backend() != "torch", reason="Autograd of PyTorch."
 )
 def test_saved_tensors_are_those_of_autograd():
-    """So it sees what is changed in place, and hooks may move them away."""
+    """So it detects changes in place, and hooks may offload them."""
     import torch
 
     rng = np.random.default_rng(0)
@@ -310,7 +310,7 @@ def test_read_only_tables_are_copied():
 
 
 def test_caches_are_bounded():
-    """Each set of shapes adds what was made for it, for as long as it lives.
+    """Every new set of shapes adds an entry: without bounds they would grow.
 
     Groups are a few, so what is kept for each of them needs no bound.
     """
@@ -358,10 +358,10 @@ def test_reductions_of_any_length(size):
 
 @SIZES
 @pytest.mark.skipif(
-    keras.backend.backend() != "jax", reason="XLA is shown in JAX's terms."
+    keras.backend.backend() != "jax", reason="It watches calls of jax.lax."
 )
 def test_xla_gets_no_long_reductions(size, monkeypatch):
-    """It makes no vectors of those on a CPU, whatever divides the length."""
+    """XLA does not vectorise those on a CPU, whatever divides the length."""
     import jax
 
     lengths = []
@@ -401,7 +401,7 @@ def test_equal_numbers_share_the_gradient_of_a_maximum(axis):
     keras.backend.backend() != "jax", reason="XLA compiles it for JAX."
 )
 def test_gradient_of_a_maximum_of_what_is_computed_twice():
-    """It was infinite in this network: nothing was equal to the maximum.
+    """The gradient was infinite here: nothing was equal to the maximum.
 
     XLA rounds the batch normalisation in two ways if LLVM does not optimise.
     """

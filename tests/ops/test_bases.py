@@ -151,7 +151,7 @@ def test_an_eighth_turn_of_smooth_images(size, most):
         found = signal.correlate2d(moved, turned, "same")[inner]
         errors.append(abs(found - expected).max() / abs(expected).max())
     assert np.mean(errors) < most
-    assert np.mean(errors) > 1e-3  # the grid is not forgotten
+    assert np.mean(errors) > 1e-3  # the grid leaves an error
 
 
 def test_errors():

@@ -232,7 +232,7 @@ def test_threads_do_not_share_what_a_call_returns(monkeypatch):
 
 
 def training_steps(name, count, monkeypatch):
-    """Results and gradients of steps before and after the compiler, as arrays.
+    """Results and gradients of steps before and after compilation, as arrays.
 
     Also returns the names of the compiled functions.
     """

@@ -81,7 +81,7 @@ def test_disc_mask():
     full = orbit(kernel, "p8", group_axis=False, mask=None)
     assert (masked[:, 0, 0] == 0).all()
     assert full[0, 0, 0] == 1
-    # Masked, no orientation loses its corners to the frame.
+    # Without the mask, turned corners leave the frame.
     sums = masked.sum(axis=(1, 2, 3))
     assert np.ptp(sums) < np.ptp(full.sum(axis=(1, 2, 3)))
     with pytest.raises(ValueError, match=r"'disc' or None.*'square'"):

@@ -51,7 +51,7 @@ def test_agrees_with_oracle(name, basis):
 
 @pytest.mark.parametrize("name", ["p4", "p4m", "p8"])
 def test_gradients_agree(name):
-    """Of a sum with random weights, with respect to all arguments."""
+    """Of a weighted sum of the output, with respect to all arguments."""
     tensors = [ops.convert_to_tensor(array) for array in arguments(name)]
     x = tensors[0]
     upstream = np.random.default_rng(1).normal(size=(*x.shape[:4], 5))
@@ -70,7 +70,7 @@ def test_gradients_agree(name):
 
 @pytest.mark.parametrize("name", ["p4", "p8m"])
 def test_the_forms_of_a_change_of_basis_agree(name, monkeypatch):
-    """Additions one by one, for compilers, and a product."""
+    """One adds term by term, for compilers; the other is a product."""
     group = groups.get(name)
     x = ops.convert_to_tensor(arguments(name)[0])
     found = []
@@ -115,7 +115,7 @@ def test_input_activations(activation, basis, recompute):
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() == "torch", reason="it takes all rows at once"
+    keras.backend.backend() == "torch", reason="PyTorch takes all rows at once"
 )
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_half_precision(dtype):
     limit = 3e-3 if dtype == "float16" else 2e-2
     y, *gradients = both("irreps")
     assert difference(y, precise) < limit
-    # Of the kernel they overflow in float16 in both bases.
+    # Those of the kernel overflow in float16 in both bases.
     for one, other in zip(gradients[::2], both("regular")[1::2], strict=True):
         assert difference(one, other) < limit
 
@@ -268,7 +268,7 @@ def test_the_faster_basis_is_taken(monkeypatch):
 
 @pytest.mark.parametrize("strides", [1, 2])
 def test_liftings_of_one_pixel(strides):
-    """All poses are the same, as they are with wider kernels of zeros."""
+    """All poses are the same, as with kernels that are padded with zeros."""
     rng = np.random.default_rng(0)
     x = ops.convert_to_tensor(rng.normal(size=(2, 5, 5, 3)).astype(DTYPE))
     kernel = rng.normal(size=(1, 1, 3, 4)).astype(DTYPE)
@@ -282,7 +282,7 @@ def test_liftings_of_one_pixel(strides):
 
 @pytest.mark.parametrize("options", [{}, {"strides": 2, "padding": "same"}])
 def test_convolutions_with_one_pixel(options, monkeypatch):
-    """Blocks are as good, where a backend can differentiate them twice."""
+    """Blocks compute them where a backend can differentiate twice."""
     x, kernel, _ = arguments("p4m")
     given = [ops.convert_to_tensor(a) for a in (x, kernel[None, None])]
     expected = group_conv(*given, "p4m", **options)
@@ -356,9 +356,9 @@ def links():
 )
 @pytest.mark.parametrize("values", [1, dispatch.VALUES_OF_STEP])
 def test_gradients_of_gradients(values, monkeypatch):
-    """Of a penalty of all gradients, and of that of the input alone.
+    """Of a penalty on all gradients, and of the input's gradient alone.
 
-    One row at a time, and as many as a step takes.
+    Steps take one row at a time, or as many as usual.
     """
     monkeypatch.setattr(dispatch, "VALUES_OF_STEP", values)
 
@@ -373,7 +373,7 @@ def test_gradients_of_gradients(values, monkeypatch):
 
 
 def of_penalty(function, given):
-    """Its gradients, and the same by transforms of functions."""
+    """Gradients of a gradient penalty, and others by function transforms."""
     if keras.backend.backend() == "torch":
         import torch
 
@@ -404,7 +404,7 @@ def of_penalty(function, given):
 
 @pytest.mark.skipif(
     keras.backend.backend() not in ("jax", "torch"),
-    reason="it maps no functions",
+    reason="it has no `vmap`",
 )
 def test_mapped_over_feature_maps(monkeypatch):
     """`vmap` of a gradient, against one feature map at a time."""
@@ -428,11 +428,11 @@ def test_mapped_over_feature_maps(monkeypatch):
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="others do it, or nothing"
+    keras.backend.backend() != "tensorflow", reason="JAX and PyTorch can"
 )
 @pytest.mark.parametrize("compiled", [False, True])
 def test_tensorflow_refuses_what_it_cannot_do(compiled, monkeypatch):
-    """Without gradients of our own it can."""
+    """Without custom gradients it can."""
     import tensorflow as tf
 
     given = links()

@@ -1,4 +1,4 @@
-"""Softmaxes, on tensors that do not lie where new ones are made."""
+"""Softmaxes and means, also on tensors of another device."""
 
 import keras
 import numpy as np

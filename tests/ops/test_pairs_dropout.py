@@ -122,4 +122,4 @@ def test_dropout_follows_the_seed(local):
     )
     np.testing.assert_array_equal(first, again)
     assert relative_difference(first, other) > 1e-2
-    assert relative_difference(first[0], first[1]) > 1e-2  # of each image
+    assert relative_difference(first[0], first[1]) > 1e-2  # a mask per image

@@ -23,7 +23,7 @@ SIZE, CHANNELS, HEADS = (12, 12), 32, 2
 
 
 def watch(function):
-    """What it returns, and what it computed on the way.
+    """Runs a function, and counts what it computes.
 
     Returns:
         The result, bytes of the results that outlive the call, the largest

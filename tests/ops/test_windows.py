@@ -190,8 +190,8 @@ PAIRS = [
 ]
 
 
-# How many images `views` computes as one, and how many columns more than their
-# keys have each of them takes there.
+# How many images `views` computes as one, and how many columns it adds to those
+# of the keys of each.
 VIEWS = {
     "views": lambda batch: (1, 0),
     "views with more columns": lambda batch: (1, 3),
@@ -201,7 +201,7 @@ VIEWS = {
 
 @pytest.fixture(params=["planes", "rows", "products", "tiles", *VIEWS])
 def realisation(request, monkeypatch):
-    """Each of them, also where another would be chosen."""
+    """Forces each one, also where another would be chosen."""
     name = request.param
     if (
         name not in ("planes", "rows", "products")
@@ -340,7 +340,7 @@ def test_narrow_views_have_the_shapes_of_products(window):
 
 def skip_weighted(realisation, kind):
     if realisation == "tiles" and kind[2]:
-        pytest.skip("for keys as they are")
+        pytest.skip("tiles take no weighted keys")
 
 
 @pytest.mark.torch_first
@@ -628,7 +628,7 @@ def test_attention_of_discs(window):
 
 @pytest.mark.torch_first
 def test_softmax_over_pairs_of_a_disc():
-    """Each neighbour counts as much for every key element."""
+    """Each neighbour counts the same for every key element."""
     window = Window((3, 3), shape="disc")
     scores = ops.zeros((18, 1, 1, 1, 2, 2), DTYPE)
     found = as_array(window_softmax(scores, window))[:, 0, 0, 0, 0, 0]

@@ -83,7 +83,7 @@ def group_self_attention(
 
 
 def encoder(x, w, axis, epsilon):
-    """One number to a few channels."""
+    """Encodes each number as a few channels."""
     first, bias, gamma, beta, second, end = (
         w[f"{axis}_{name}"]
         for name in (

@@ -68,7 +68,7 @@ def harmonics(size, angle=0.0, mirrored=False, multiplied=False):
 
 
 def _harmonic(ring, frequency, phase, row, column):
-    """One of them at one offset, row and column from the centre."""
+    """One harmonic at one offset, row and column from the centre."""
     radius = math.hypot(row, column)
     height = math.exp(-((radius - ring) ** 2) / (2 * 0.45**2))
     if not frequency:
@@ -98,7 +98,7 @@ def act_on_kernel(kernel, group, h):
 
 
 def offset_matrix(group, element):
-    """On offsets (row, column): its transpose is its inverse."""
+    """Its matrix for offsets (row, column); the transpose is the inverse."""
     turns, mirrored, rotations = split(group, element)
     angle = 2 * np.pi * turns / rotations
     rotation = [

@@ -20,7 +20,7 @@ def vector_matrix(group, element, frequency=1):
 
 
 def vectors(x, group, frequency=1):
-    """x (b, rows, columns, h, 2 v)."""
+    """The sum of x (b, rows, columns, h, 2 v) over h, each turned by h."""
     y = np.zeros((*x.shape[:3], x.shape[-1]))
     for h in range(order(group)):
         for v in range(0, x.shape[-1], 2):

@@ -183,7 +183,7 @@ def test_default_layer_varies_most_over_space():
 
 @pytest.mark.once
 def test_maps_lie_where_they_come_from():
-    """Centred, a pixel as wide as the strides before it."""
+    """They are centred, and a pixel is as wide as the strides before it."""
     inputs = keras.Input((28, 28, 1))
     attend = layers.InputAttention
     x = attend(group="p4", name="at_28")(inputs)

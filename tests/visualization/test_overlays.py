@@ -53,7 +53,7 @@ def test_overlays_turn_with_the_image(group, class_index):
     for values, expected in zip(found, poses(found[0], order), strict=True):
         np.testing.assert_array_equal(np.isnan(values), np.isnan(expected))
         np.testing.assert_allclose(values / scale, expected / scale, atol=1e-5)
-    # It would not be so for any map: this one is different in every pose.
+    # A constant map would pass, too; this one differs between poses.
     assert np.nanmax(np.abs(found[0] - found[1])) > 1e-4 * scale
 
 
@@ -75,7 +75,7 @@ def test_attention_is_pooled_over_poses():
 
 @pytest.mark.every_backend
 def test_evidence_is_the_gradient_times_the_features():
-    """Of a score that is linear in the features it is their share in it."""
+    """If the score is linear in the features, it is their share of it."""
     inputs = keras.Input((6, 6, 2))
     x = layers.LiftingConv2D(3, 3, padding="same", group="p4")(inputs)
     x = layers.InputAttention("p4", attention_kernel_size=3, name="a")(x)
@@ -161,7 +161,7 @@ def operations():
     ids=lambda x: getattr(x, "name", None),
 )
 def test_what_sees_beyond_the_border(operation, outside):
-    """Compared with where a constant image gives another constant."""
+    """Elsewhere a constant image must give a constant."""
     inputs = keras.Input((16, 16, 2))
     outputs = operation(inputs)
     model = keras.Model(inputs, outputs)

@@ -14,6 +14,7 @@ from keras_equiattn import layers
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.testing import relative_difference
 from keras_equiattn.visualization import attention_maps
+from keras_equiattn.visualization import sites
 
 
 def moved(values, name, group, element, group_axes):
@@ -38,7 +39,7 @@ def group_axes(attention, lifting, name):
 
 
 SLOW = [pytest.mark.slow]
-# Of these networks, and of these images, attention to channels is uniform.
+# Channel attention of these networks is uniform on these images.
 HARDLY_USED = pytest.mark.filterwarnings(
     "ignore:The attention of layer 'conv:UserWarning"
 )
@@ -205,6 +206,40 @@ def test_sequential_model():
     model(x)
     randomize(model)
     assert_same_maps(attention_maps(model, x), by_hand(model, x))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("shape", "shrink", "enlarge"),
+    [
+        (
+            (8, 8, 2),
+            keras.layers.MaxPooling2D((2, 4)),
+            keras.layers.UpSampling2D((2, 4)),
+        ),
+        (
+            (8, 8, 2),
+            keras.layers.Conv2D(2, 4, strides=(2, 4), padding="same"),
+            keras.layers.Conv2DTranspose(2, 4, strides=(2, 4), padding="same"),
+        ),
+        (
+            (8, 8, 2, 2),
+            layers.SpatialPooling2D((2, 4), group="p2"),
+            layers.SpatialUpSampling2D((2, 4), group="p2"),
+        ),
+    ],
+    ids=["pooling", "strides", "feature maps"],
+)
+def test_the_pitch_follows_pooling_and_upsampling(shape, shrink, enlarge):
+    """A map of the size of the image has one pixel per pixel again."""
+    inputs = keras.Input(shape)
+    x = layers.InputAttention(group="p2", name="small")(shrink(inputs))
+    x = layers.InputAttention(group="p2", name="large")(enlarge(x))
+    model = keras.Model(inputs, x)
+    assert model.output_shape[1:3] == (8, 8)
+    found = sites.leaves(sites.find(model))
+    pitches = {name: site.pitches for name, site in found.items()}
+    assert pitches == {"small": ((2, 4),) * 2, "large": ((1, 1),) * 2}
 
 
 def test_shared_layers_come_up_once_a_call():

@@ -43,8 +43,8 @@ _ARRAYS: dict[str, ArraySource] = {
 def resolve(name: str | os.PathLike[str]) -> DatasetInfo | Path:
     """Returns the facts about a dataset, or the path if the name is one.
 
-    A name is the path of an .npz file or of a folder of images if no dataset
-    is called so, and if it ends in .npz, is a folder, or has one in front.
+    A name that no dataset has is the path of an .npz file or of a folder of
+    images if it ends in .npz, is a folder, or has more than one part.
 
     Raises:
         ValueError: There is no such dataset.
@@ -85,7 +85,7 @@ def state(name: str, data_dir: Path) -> str:
 def read_arrays(
     source: DatasetInfo | Path, data_dir: Path, part: str
 ) -> Arrays:
-    """Reads one part of a dataset that is no folder of images.
+    """Reads one part of a dataset that is not a folder of images.
 
     Args:
         source: The result of `resolve`.

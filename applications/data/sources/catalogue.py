@@ -1,4 +1,4 @@
-"""The facts about all datasets, and where they lie on disk."""
+"""The facts about all datasets, and where they are stored."""
 
 import os
 from dataclasses import dataclass

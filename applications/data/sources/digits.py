@@ -1,4 +1,4 @@
-"""The digits of scikit-learn, which are embedded."""
+"""The handwritten digits that come with scikit-learn."""
 
 import functools
 from pathlib import Path

@@ -17,14 +17,14 @@ from keras_equiattn.applications.data.sources.catalogue import INFOS
 READ_SIZE = 256
 IMAGE_SIZE = 224
 # The folder of each split. The labels of ImageNet's own test images are not
-# public, so that the validation images are also the test images.
+# public, so the validation images are also the test images.
 FOLDERS = {"train": "train", "validation": "val", "test": "val"}
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 LAYOUT = "train/<class>/<image> and val/<class>/<image>, JPEG or PNG"
 
 
 def prepare(name: str, data_dir: Path) -> str:
-    """Looks at the folder; nothing downloads it."""
+    """Checks the folder, which users have to provide."""
     return f"{name} is ready: {image_folder(INFOS[name], data_dir)}"
 
 
@@ -47,14 +47,15 @@ def is_folder(source: DatasetInfo | Path) -> bool:
 
 
 def image_folder(source: DatasetInfo | Path, data_dir: Path) -> Path:
-    """Returns the folder of a dataset, whose classes are checked.
+    """Returns the folder of a dataset after checking its classes.
 
     Args:
         source: The result of `access.resolve`.
         data_dir: Folder of the prepared datasets, unless `source` is a path.
 
     Raises:
-        DatasetNotPreparedError: The folder is missing, or not as it must be.
+        DatasetNotPreparedError: The folder is missing, or does not have the
+            expected classes.
     """
     if isinstance(source, Path):
         folder_classes(source)
@@ -74,8 +75,8 @@ def folder_classes(folder: Path) -> list[str]:
     """Returns the names of the classes, in alphabetical order.
 
     Raises:
-        DatasetNotPreparedError: Training and validation do not exist, or do
-            not have the same classes.
+        DatasetNotPreparedError: The folder has no `train` or no `val`, or these
+            do not have the same classes.
     """
     found = {}
     for part in ("train", "val"):

@@ -137,7 +137,7 @@ def info(path: Path) -> DatasetInfo:
 
     Raises:
         DatasetNotPreparedError: There is no such file.
-        ValueError: The file is something else.
+        ValueError: The file is not a dataset in this format.
     """
     if not path.is_file():
         raise DatasetNotPreparedError(
@@ -155,7 +155,7 @@ def info(path: Path) -> DatasetInfo:
         }
         facts = DatasetInfo(**fields)
         if not 0 < facts.classes <= MOST_CLASSES:
-            raise ValueError("too many classes")
+            raise ValueError(f"{facts.classes} classes")
         return facts
     except (*DAMAGED, AttributeError, KeyError, TypeError) as error:
         raise ValueError(

@@ -33,7 +33,7 @@ def import_tensorflow(hint: str = "") -> Any:
     """Imports TensorFlow, which under another backend only feeds data."""
     tf = optional_import("tensorflow", "tensorflow", hint)
     if keras.backend.backend() != "tensorflow":
-        # It must not claim the GPU's memory. Once it runs, this is too late.
+        # It must not claim the GPU's memory; this fails once TensorFlow runs.
         with contextlib.suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
     return tf

@@ -88,7 +88,7 @@ def download(name: str, data_dir: Path) -> None:
     try:
         tfds.builder(NAMES[name], data_dir=str(data_dir)).download_and_prepare()
     except Exception as error:
-        # Whatever it raises, the command line says it in one line.
+        # The command line prints any of these errors in one line.
         raise RuntimeError(
             f"tensorflow_datasets could not prepare {NAMES[name]!r} in "
             f"{data_dir}: {error}"

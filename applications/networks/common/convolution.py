@@ -31,8 +31,8 @@ def default_width(widths: Mapping[str, int], group: Group) -> int:
     """Returns the width that a paper has for a group.
 
     Args:
-        widths: the widths in the paper by the name of the group. For groups
-            that it does not have, `group_width` of the width for `z2` counts.
+        widths: the widths in the paper by the name of the group. Other groups
+            get `group_width` of the width for `z2`.
         group: the group.
     """
     return widths.get(group.name) or group_width(widths["z2"], group)
@@ -197,8 +197,8 @@ def batch_norm_activation(x: Any, names: str, activation: str = "relu") -> Any:
         x: images or feature maps; channels are the last axis.
         names: the pattern of the names of the layers: `"block1_{}"` gives
             `block1_bn` and `block1_relu`.
-        activation: the name of the function, which the name of its layer has
-            in place of `relu`.
+        activation: the name of the function, which replaces `relu` in the name
+            of its layer.
     """
     x = batch_norm(x, names.format("bn"))
     name = names.format(activation)

@@ -45,7 +45,7 @@ def logits(x: Any, classes: int, use_bias: bool = True) -> Any:
 
 
 def predictions(x: Any, activation: str | None) -> Any:
-    """Applies the last layer. Half precision ends before it."""
+    """Applies the last layer, in float32 under half precision."""
     return keras.layers.Activation(
         activation, dtype=end_dtype(), name="predictions"
     )(x)
@@ -127,7 +127,7 @@ def check_normalization(
 def normalize(
     x: Any, statistics: tuple[list[float], list[float]] | None
 ) -> Any:
-    """Applies a layer that computes `(x - mean) / std`, if there are any."""
+    """Applies a layer that computes `(x - mean) / std`; none for None."""
     if statistics is None:
         return x
     mean, std = statistics

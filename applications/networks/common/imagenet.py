@@ -12,11 +12,11 @@ from keras_equiattn.applications.networks.common import ends
 from keras_equiattn.applications.networks.common import pretrained
 from keras_equiattn.applications.registry import Variants
 
-# The ends of a network instead of a classifier.
+# How a network without a classifier ends.
 POOLING = (None, "avg", "max")
 # The beginnings of residual and self-attention networks.
 STEMS = ("imagenet", "cifar")
-# PyTorch's default, which is what the authors have.
+# PyTorch's default, which the authors use.
 BATCH_NORM_EPSILON = 1e-5
 
 
@@ -60,8 +60,8 @@ class Frame:
         _checks.flag(self.features_only, "features_only")
         if self.features_only and (self.include_top or self.pooling):
             raise ValueError(
-                "`features_only` returns feature maps, without classifier and "
-                "pooling. Received: features_only=True, "
+                "`features_only` must be False with a classifier or pooling. "
+                "Received: features_only=True, "
                 f"include_top={self.include_top}, pooling={self.pooling!r}"
             )
 
@@ -73,8 +73,8 @@ class Frame:
                 name of a model that was not given one.
             stages: a function from normalised images `(batch, height, width,
                 channels)` to the feature maps of the stages, a list, and to
-                the vector `(batch, channels)` that the classifier takes. That
-                is None for the mean over space of the last map.
+                the vector `(batch, channels)` that the classifier takes. None
+                means the mean over space of the last map.
 
         Raises:
             ValueError: if an argument has a value that is not accepted.
@@ -113,12 +113,12 @@ def with_plain(name: str, plain: str, **arguments: Any) -> Variants:
 
 
 def title(plain: str, mixer: str) -> str:
-    """Returns what a network is called: "ACmixSAN10" or, plain, "SAN10"."""
+    """Returns the name of a network: "ACmixSAN10", or plain "SAN10"."""
     return f"ACmix{plain}" if mixer == "acmix" else plain
 
 
 def paths(mixer: str) -> str:
-    """Returns the `paths` of an ACmix layer, which also does without ACmix."""
+    """Returns the `paths` of an ACmix layer: both, or only attention."""
     return "both" if mixer == "acmix" else "attention"
 
 

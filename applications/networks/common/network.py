@@ -46,14 +46,15 @@ def variants(name: str, settings: str) -> Variants:
 
 
 class Network:
-    """Checks the arguments that group networks share, and builds with them.
+    """Checks the arguments that group networks share, and builds their layers.
 
     Args:
         kind: name of the constructor, for messages.
         group, attention, input_shape, classes: arguments of the constructor.
         classifier_activation, normalization: arguments of the constructor.
         downsampling, weights: arguments of the constructor.
-        filters: the argument of the constructor, but a number where it is None.
+        filters: the argument of the constructor, with None replaced by a
+            number.
         planar: makes the initialiser of the kernels of the group `z2`.
         scale: half-width of the uniform distribution from which all other
             kernels start, times `sqrt(channels) * kernel_size`.
@@ -131,14 +132,14 @@ class Network:
         rescaled: bool = True,
         **options: Any,
     ) -> Any:
-        """Applies `group_convolution`, started as in the authors' code.
+        """Applies `group_convolution`, initialised as in the authors' code.
 
         Args:
             x, filters, kernel_size, settings, name: see `group_convolution`.
             rescaled: whether the scale of the kernel does not matter, because
-                batch normalisation of its channels alone follows. Otherwise
-                the kernel starts with the authors' factor, see `haar`, and
-                attention on its responses as in all other layers.
+                batch normalisation of its channels alone follows. Otherwise the
+                kernel starts with the authors' factor, see `haar`; attention on
+                its responses starts as in all other layers.
             **options: more arguments of the convolution.
         """
         lifting = len(x.shape) == 4
@@ -167,12 +168,12 @@ class Network:
         mode: str = "max",
         **options: Any,
     ) -> Any:
-        """Halves the size, by `pool` or by strides of 2.
+        """Applies a convolution, and pooling or strides that halve the size.
 
         Args:
             x, filters, kernel_size, settings, name: see `convolution`.
             pool: name of the pooling layer.
-            mode: "max" or "mean", without effect on antialiased downsampling.
+            mode: "max" or "mean"; antialiased downsampling ignores it.
             **options: more arguments of `convolution`.
         """
         if not self.exact:
@@ -186,8 +187,9 @@ class Network:
         """Pools 2 x 2 pixels with strides of 2.
 
         With antialiased downsampling it takes a binomial mean of 4 x 4 pixels,
-        after one more pixel at each side. The sizes of the output, and those on
-        which it is exact, are the same, so that `sizes` knows one case alone.
+        after padding by one pixel on each side. The size of the output, and the
+        sizes on which it is exact, are the same, so `sizes` needs no case for
+        it.
         """
         size = 2
         if self.downsampling == "antialiased":

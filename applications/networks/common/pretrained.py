@@ -30,7 +30,7 @@ class ShippedWeights:
 
     @property
     def path(self) -> Path:
-        """The file of the weights, if it has its checksum."""
+        """The file of the weights, whose checksum is verified."""
         return presets.shipped_weights(self.preset)
 
 

@@ -24,7 +24,7 @@ class Window:
 # The windows that maps go through, given whether downsampling is exact.
 Windows: TypeAlias = Callable[[bool], Sequence[Window]]
 
-# The largest size that is looked for to be named in a message.
+# The largest size that a message may suggest.
 LARGEST = 2**12
 
 
@@ -79,7 +79,7 @@ def check(
 def _accepted(
     around: int, group: Group, windows: Windows, exact: bool
 ) -> list[int]:
-    """Up to four sizes near a given one, or else the least of all."""
+    """Up to four sizes near a given one, or else the smallest ones beyond."""
     near = sorted(range(1, around + 129), key=lambda n: abs(n - around))
     larger = range(around + 129, LARGEST + 1)
     for sizes in (near, larger):
@@ -92,9 +92,9 @@ def _accepted(
 def _passes(
     size: tuple[int, ...], group: Group, windows: Windows, exact: bool
 ) -> bool:
-    """Whether windows fit one after the other; exactly, if asked."""
+    """Whether all windows fit in turn, and exactly where that is required."""
     if not exact:
-        group = groups.get("z2")  # asks for no more than that they fit
+        group = groups.get("z2")  # requires only that they fit
     for window in windows(exact):
         options = (window.size, window.strides, 1, window.padding)
         if not is_exact(group, size, *options):

@@ -24,8 +24,8 @@ class Design:
     Attributes:
         mixer: one of `MIXERS`.
         patch_size: rows and columns of a patch, in pixels.
-        drop_path: rate at which the last mixer and the last dense layers are
-            left out for an image, in training.
+        drop_path: rate of stochastic depth, at which the mixer and the MLP of
+            the last block are dropped for an image in training.
 
     Raises:
         ValueError: if an argument has a value that is not accepted.
@@ -41,7 +41,7 @@ class Design:
         _checks.rate(self.drop_path, "drop_path")
 
     def rates(self, depths: Sequence[int]) -> Iterator[float]:
-        """Yields the `drop_path` of each block, which grows from 0.
+        """Yields the `drop_path` of each block, which grows linearly from 0.
 
         Args:
             depths: number of blocks in each stage.
@@ -85,9 +85,9 @@ def block(
         x: images `(batch, height, width, channels)` or sequences `(batch,
             length, channels)`.
         mix: the mixer.
-        expansion: channels within the MLP over those outside.
+        expansion: hidden channels of the MLP over its input channels.
         epsilon: epsilon of the layer normalisations.
-        drop_path: rate at which mixer and MLP are left out for an image.
+        drop_path: rate at which mixer and MLP are dropped for an image.
         name: the beginning of the names of the layers.
     """
     y = mix(norm(x, epsilon, f"{name}_norm1"))
@@ -114,7 +114,7 @@ def norm(x: Any, epsilon: float, name: str) -> Any:
 
 
 def dense(x: Any, units: int, name: str, use_bias: bool = True) -> Any:
-    """Applies a linear map of the channels whose kernel starts small."""
+    """Applies a linear map of the channels, initialised by `small_normal`."""
     return keras.layers.Dense(
         units,
         use_bias=use_bias,
@@ -124,7 +124,7 @@ def dense(x: Any, units: int, name: str, use_bias: bool = True) -> Any:
 
 
 def small_normal() -> keras.initializers.Initializer:
-    """Returns an initialiser: normal with deviation 0.02, cut off at 0.04."""
+    """Returns a normal initialiser with deviation 0.02, truncated at 0.04."""
     return keras.initializers.TruncatedNormal(stddev=0.02)
 
 

@@ -1,14 +1,15 @@
 """Training on several devices, in one process or in several.
 
 Every process builds the same network and reads its own part of each batch. The
-gradients are averaged over all devices, so that a run is that of one device
-with the same batch size. How processes are started is up to the backend:
+gradients are averaged over all devices, so that a run is equivalent to one on a
+single device with the same batch size. How processes are started is up to the
+backend:
 
 * PyTorch: `torchrun`, one process for each device;
-* JAX: `keras.distribution`, by the variables
+* JAX: `keras.distribution`, with the environment variables
   `KERAS_DISTRIBUTION_JOB_ADDRESSES`, `KERAS_DISTRIBUTION_NUM_PROCESSES` and
   `KERAS_DISTRIBUTION_PROCESS_ID`;
-* TensorFlow: `tf.distribute`, by the variable `TF_CONFIG`.
+* TensorFlow: `tf.distribute`, with the environment variable `TF_CONFIG`.
 
 Under JAX and TensorFlow one process serves all devices of its machine, and
 without these variables there is only one.

@@ -31,7 +31,7 @@ class Distribution:
         index: number of this process. The first one keeps the files of a run.
         count: number of processes.
         devices: number of devices of each process.
-        has_left: whether this process works with no other any more.
+        has_left: whether this process no longer works with others.
     """
 
     index, count, devices = 0, 1, 1
@@ -50,15 +50,15 @@ class Distribution:
         return datasets.Shard(self.index, self.count, self.devices)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it a network is built, compiled and trained."""
+        """The context in which a network is built, compiled and trained."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Tells where an error only means that another process has ended.
+        """Recognises errors that only mean that another process has ended.
 
         Raises:
-            ProcessLostError: This error is raised in place of such an error.
+            ProcessLostError: In place of such an error.
         """
         try:
             yield
@@ -77,8 +77,8 @@ class Distribution:
 
         Args:
             model: the network.
-            batch_statistics: whether batch normalisation takes them over the
-                batch of all devices, `"synchronized"`, or `"per_device"`.
+            batch_statistics: `"synchronized"` if batch normalisation takes its
+                statistics over the batch of all devices, or `"per_device"`.
         """
 
     def data(self, split: Any) -> Any:
@@ -99,7 +99,7 @@ class Distribution:
         return round(float(self.mean([own])[0]) * self.count)
 
     def leave(self) -> None:
-        """Ends the work with other processes, after all have come here."""
+        """Ends the work with other processes, once all have called this."""
         self._part()
         self.has_left = True
 
@@ -112,7 +112,7 @@ class Distribution:
 
 
 def is_of_collectives(error: Exception) -> bool:
-    """Whether the library that processes speak with has failed."""
+    """Whether the library through which processes communicate has failed."""
     text = str(error).lower()
     is_named = "gloo" in text or "nccl" in text
     # JAX has errors of Gloo that are ValueErrors.
@@ -156,7 +156,7 @@ def synchronize_batch_statistics(
         def of_all(*args: Any) -> tuple[Tensor, Tensor]:
             mean, variance = moments(*args)
             total = mean_of_devices(mean)
-            # All devices have as many images.
+            # All devices have the same number of images.
             spread = variance + ops.square(mean - total)
             return total, mean_of_devices(spread)
 

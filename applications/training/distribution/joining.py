@@ -26,8 +26,8 @@ def start(options: TrainOptions) -> Distribution:
     """Joins the other processes, before the backend computes anything.
 
     Raises:
-        OptionsError: If an option cannot be, or the process was not started
-            as the backend wants it, or the others cannot be reached.
+        OptionsError: If an option is not accepted, the process was not started
+            as the backend requires, or the others cannot be reached.
     """
     backend = keras.backend.backend()
     statistics = options.batch_statistics
@@ -35,8 +35,8 @@ def start(options: TrainOptions) -> Distribution:
     if not options.distribute:
         if statistics != "synchronized":
             raise OptionsError(
-                f"--batch-statistics {statistics} needs --distribute: there "
-                "is only one device without."
+                f"--batch-statistics {statistics} needs --distribute: "
+                "without it there is only one device."
             )
         return Distribution()
     if backend == "jax" and statistics != "synchronized":
@@ -67,7 +67,7 @@ def start(options: TrainOptions) -> Distribution:
         ) from error
     if same[0] != distribution.devices:
         raise OptionsError(
-            "All processes must have as many devices. Process "
+            "All processes must have the same number of devices. Process "
             f"{distribution.index} has {distribution.devices}, and the mean is "
             f"{same[0]:g}."
         )

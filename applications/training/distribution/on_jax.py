@@ -42,7 +42,7 @@ class JaxDistribution(Distribution):
     def _part(self) -> None:
         import jax
 
-        # It waits for all.
+        # The shutdown waits for all processes.
         if self.count > 1:
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
 

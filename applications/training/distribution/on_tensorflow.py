@@ -52,7 +52,7 @@ class TensorFlowDistribution(Distribution):
             context = tf.distribute.get_replica_context()
             if context is None or context.num_replicas_in_sync == 1:
                 return x
-            # The copy is on the device of the replica, as a variable is not.
+            # The copy is on the device of the replica; a variable need not be.
             return context.all_reduce("mean", tf.identity(x))
 
         if batch_statistics == "synchronized":
@@ -61,9 +61,9 @@ class TensorFlowDistribution(Distribution):
             model.train_step = _with_mean_of_moving(model, mean)
         if self.count == 1:
             return
-        # Two things that Keras 3.15 does work with one worker alone: it takes
-        # the mean of a batch to build a network, which is built already, and
-        # the mean of metrics over their first axis, which they do not have.
+        # Keras 3.15 does two things that only work with one worker: it takes
+        # the mean of a batch to build a network, though it is built already,
+        # and the mean of metrics over their first axis, which they do not have.
         model._distribute_strategy = None
         for name in ("train_step", "test_step"):
             setattr(model, name, _with_first_axis(getattr(model, name)))
@@ -112,7 +112,7 @@ class TensorFlowDistribution(Distribution):
     def _part(self) -> None:
         self.mean([0.0])  # which waits for all
         if self.count > 1:
-            # Another one may still have to fetch the last mean from here.
+            # Another process may still have to fetch the last mean from here.
             time.sleep(1)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -131,7 +131,7 @@ class TensorFlowDistribution(Distribution):
 
 
 def _index_in_cluster(resolver: Any) -> int:
-    """The number of a process, of which the chief is the first."""
+    """The number of a process, where the chief is the first."""
     index = int(resolver.task_id)
     has_chief = "chief" in resolver.cluster_spec().as_dict()
     return index + (has_chief and resolver.task_type == "worker")
@@ -140,7 +140,7 @@ def _index_in_cluster(resolver: Any) -> int:
 def _with_mean_of_moving(
     model: keras.Model, mean_of_devices: Callable[[Tensor], Tensor]
 ) -> Callable[[Any], dict[str, Tensor]]:
-    """A step of TensorFlow after which moving averages are those of all."""
+    """A training step that then averages moving statistics over devices."""
     step = model.train_step
 
     def wrapped(batch: Any) -> dict[str, Tensor]:

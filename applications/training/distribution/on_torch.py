@@ -29,7 +29,7 @@ class TorchDistribution(Distribution):
 
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-        # Gloo between processors, NCCL between GPUs.
+        # Gloo between CPUs, NCCL between GPUs.
         torch.distributed.init_process_group()
         self.index = torch.distributed.get_rank()
         self.count = torch.distributed.get_world_size()
@@ -40,7 +40,7 @@ class TorchDistribution(Distribution):
         synchronized = batch_statistics == "synchronized"
         if synchronized:
             synchronize_batch_statistics(model, self._mean_of_tensor)
-        # Its hooks average the gradients while others are still computed.
+        # It averages gradients while later ones are still being computed.
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         moving = [v.value for v in model.non_trainable_weights]
 
@@ -121,9 +121,9 @@ def _sum_function() -> Any:
 
 
 class _MeanLogs(keras.callbacks.Callback):
-    """Makes the metrics of an epoch those of all processes.
+    """Averages the metrics of an epoch over all processes.
 
-    All of them have seen as many images.
+    All processes have seen the same number of images.
     """
 
     def __init__(self, distribution: Distribution) -> None:

@@ -50,7 +50,7 @@ class ConvolutionPath:
     shift_kernel: Any
     attention_rate: Any
     convolution_rate: Any
-    # Makes pixels of shift kernels, see `GroupLayer`.
+    # Turns shift kernels into pixels, see `GroupLayer`.
     _filters_of: Any
 
     def __init__(

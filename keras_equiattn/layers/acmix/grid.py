@@ -71,7 +71,7 @@ class BaseACmix2D(TwoPaths, WindowLayer, FilterLayer):
         self.recompute = _checks.flag(recompute, "recompute")
         unequal = self.strides[0] != self.strides[1]
         if self.group.quarter_turns and unequal:
-            self._require_exact((None, None))  # no size would be
+            self._require_exact((None, None))  # no size would be exact
 
     def add_positions(self) -> None:
         """Creates the map of the coordinates, for a head."""
@@ -212,17 +212,16 @@ class ACmix2D(BaseACmix2D):
             pair. Groups with quarter turns need square windows.
         attention_kernel_size: rows and columns that attention sees, likewise.
         num_heads: number of heads, contiguous blocks of the channels.
-        strides: an integer or a pair: both paths look around the first pixel
-            and each that the strides meet. Groups with quarter turns need
-            equal ones, but for `exact=False`.
+        strides: an integer or a pair: both paths look around every pixel at a
+            multiple of the strides, from the first on. Groups with quarter
+            turns need equal ones, unless `exact=False`.
         dilation_rate: distance of adjacent neighbours in both paths, an
             integer or a pair. Not above 1 together with strides above 1.
         group: a group or its name, see `keras_equiattn.groups.get`.
         paths: "both", "attention" or "convolution". A path alone has no rate.
         rates: "learned": both start at one half; "fixed": both are one.
-        shift_kernels: "learned": they start as shifts; "fixed": they are
-            shifts, and no weights; "random": they start as
-            `mixing_initializer` has it.
+        shift_kernels: "learned": they start as shifts; "fixed": they are shifts
+            and not weights; "random": `mixing_initializer` draws them.
         kernel_groups: how many kernels a channel of a head has, a divisor of
             `num_heads`; None is `num_heads`. With fewer, output `c N + j`
             takes the kernel `j mod kernel_groups`.
@@ -289,10 +288,11 @@ class ACmix2D(BaseACmix2D):
         p12, p16) this holds for the turns by 90 degrees and the mirrors that
         go with them; turns in between are approximate. On smooth feature maps,
         turned by 45 degrees, new layers on p8 with windows of 3, 5 and 7 pixels
-        were off by 0.038 of their largest output or less, the mean of three,
-        and by 0.395 with kernels of pixels and squares.
-        Translations show on what is further from the border than the windows
-        reach, on images of one size: positions are relative to the size.
+        were off by 0.038 of their largest output or less, on average over three
+        draws of the weights, and by 0.395 with pixel kernels and square
+        windows. Under translations the layer is equivariant on images of one
+        size, farther from the border than the windows reach: positions are
+        relative to the size.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -317,12 +317,12 @@ class ACmix2D(BaseACmix2D):
 
     References:
         - [Pan et al., 2022](https://arxiv.org/abs/2111.14556), eqs. 7 to 17,
-          and the authors' code, https://github.com/LeapLabTHU/ACmix. It takes
-          no odd sizes with strides, no dilation and no other convolution than
-          3 x 3; what these do is ours. So are groups other than "z2", the
-          border "mask", and what `kernel_groups` below `num_heads` shares.
-          Biases start at zero here, and uniform within one over the square
-          root of the fan-in there.
+          and the authors' code, https://github.com/LeapLabTHU/ACmix. Their code
+          takes no odd sizes with strides, no dilation and no other convolution
+          than 3 x 3; these are our extensions, and so are groups other than
+          "z2", the border "mask" and `kernel_groups` below `num_heads`. Biases
+          start at zero here, and uniform within one over the square root of the
+          fan-in there.
     """
 
     def __init__(
@@ -418,7 +418,7 @@ class ACmix2D(BaseACmix2D):
         rate, rate_of_convolution = self.rates_of_paths()
         for variable in layer.weights:
             if hasattr(self, variable.name):
-                # JAX would share the memory, and predictions give it away.
+                # JAX would share the memory, which predictions donate.
                 variable.assign(ops.copy(getattr(self, variable.name)))
         if self.attends and rate is not None:
             # Attention is linear in the values, whose weights add up to one.
@@ -448,8 +448,8 @@ class FoldedACmix2D(BaseACmix2D):
 
         attention(x) + sum_d K(d) x(x + d) + sum_d inside(x + d) b(d)
 
-    with a kernel `K` on the group and the sums of the biases of the linear
-    maps, `b`, wherever `x + d` is a pixel of the image. Rates are folded in.
+    with a kernel `K` on the group, and with `b`, the sums of the biases of the
+    linear maps, wherever `x + d` is a pixel of the image. Rates are folded in.
 
     Args:
         filters, kernel_size, attention_kernel_size, num_heads: see `ACmix2D`.

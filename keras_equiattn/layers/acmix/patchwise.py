@@ -52,9 +52,9 @@ class PatchwiseACmix2D(TwoPaths):
     maps.
 
     The keys of a window, `rows * columns * key_filters` numbers for each pixel,
-    are never built. What batch normalisation needs of them are sums over the
-    image in which some pixels along the border count more than once; `W` adds
-    up one row of the window after the other, and again in the backward pass.
+    are never built. Batch normalisation needs only sums over the image, in
+    which some pixels along the border count more than once. `W` is applied to
+    one row of the window at a time, and again in the backward pass.
 
     Args:
         filters: channels of the output and of the values, divisible by
@@ -65,14 +65,14 @@ class PatchwiseACmix2D(TwoPaths):
         share: how many channels of the values share their weights.
         key_filters: channels of queries and keys, a divisor of `filters`; None
             is a quarter.
-        strides: an integer or a pair: both paths look around the first pixel
-            and each that the strides meet.
+        strides: an integer or a pair: both paths look around every pixel at a
+            multiple of the strides, from the first on.
         dilation_rate: distance of adjacent neighbours in both paths, an
             integer or a pair. Not above 1 together with strides above 1.
         paths, rates, shift_kernels: see `ACmix2D`. With `paths="attention"` the
             layer is the attention of SAN.
         kernel_groups: how many kernels a channel of the queries has, a divisor
-            of `filters / key_filters`, which None stands for.
+            of `filters / key_filters`; None is that number.
         activation: applied to the output; None is the identity.
         use_bias: whether queries, keys and values have biases.
         kernel_initializer: the initializer of all other kernels; None is
@@ -97,8 +97,8 @@ class PatchwiseACmix2D(TwoPaths):
             dict: "window" `(batch, new_height, new_width, 1, heads, rows,
             columns)`, whose first row is above the pixel. They do not add up to
             one. With "channels_first" the axes are the same.
-        query: `(row, column)` of a pixel of the output: "window" is then what
-            it is there, `(batch, 1, heads, rows, columns)`.
+        query: `(row, column)` of a pixel of the output: "window" then has the
+            map of this pixel alone, `(batch, 1, heads, rows, columns)`.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)`;
@@ -110,9 +110,10 @@ class PatchwiseACmix2D(TwoPaths):
         `ceil(height / strides)` rows; columns likewise.
 
     Symmetry:
-        Translations, on what is further from the border than the windows
-        reach, without batch statistics. No turn and no mirror: each offset has
-        weights of its own in `W` and `A`.
+        Without batch statistics, the layer is equivariant under translations,
+        farther from the border than the windows reach. It is not equivariant
+        under turns and mirrors: each offset has weights of its own in `W` and
+        `A`.
 
     Variables:
         `query_kernel`, `key_kernel (1, channels, key_filters)`, `value_kernel
@@ -381,7 +382,7 @@ class BatchNorm(keras.layers.Layer):
     def _moments(
         self, moments: Callable[[], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch, which devices combine here."""
+        """Mean and variance of the batch; overridden for several devices."""
         return moments()
 
     def _remember(self, moving: Any, statistic: Tensor) -> None:

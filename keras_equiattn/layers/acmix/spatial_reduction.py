@@ -18,8 +18,8 @@ from keras_equiattn.ops.dense import enlarge_space
 from keras_equiattn.ops.dense import reduce_space
 from keras_equiattn.ops.numerics import layer_norm
 
-# The epsilon of the norm of the reduced image is PyTorch's default, which the
-# authors have.
+# The epsilon of the norm of the reduced image: PyTorch's default, which the
+# authors use.
 EPSILON = 1e-5
 
 
@@ -45,12 +45,12 @@ class SpatialReductionACmix2D(TransformerACmix):
 
     Tokens, such as the one that a classifier reads, take part in attention:
     they see all pixels of the small image and each other, and pixels see them.
-    They are no pixels, so the path of convolution knows nothing of them, and
-    what they become is `attention_rate * attention` alone.
+    They are not pixels, so the path of convolution ignores them, and their
+    output is `attention_rate * attention` alone.
 
-    The weights of attention are held as they are, `height * width` times what
-    is left of it after the reduction, for each image and head. In a PVT for
-    224 x 224 pixels that is 3136 x 49 in the first stage.
+    The weights of attention are held in full: for each image and head, `height
+    * width` times the number of pixels of the small image. In a PVT for 224 x
+    224 pixels that is 3136 x 49 in the first stage.
 
     Args:
         filters: channels of the output and of queries, keys and values;
@@ -65,8 +65,9 @@ class SpatialReductionACmix2D(TransformerACmix):
             `paths="attention"` the layer is the attention of PVT.
         attention_dropout: rate at which attention weights are dropped.
         dropout: the rate of a dropout on the output.
-        kernel_initializer: the initializer of linear maps; None is normal with
-            deviation 0.02, truncated at two deviations.
+        kernel_initializer: the initializer of linear maps; None is the normal
+            distribution with standard deviation 0.02, truncated at two standard
+            deviations.
         mixing_initializer: the initializer of the mixing, of the reduction, and
             of shift kernels that are "random"; None is uniform within one over
             the square root of the inputs.
@@ -101,9 +102,9 @@ class SpatialReductionACmix2D(TransformerACmix):
         The shape of the input, with `filters` channels.
 
     Symmetry:
-        An image that is rolled by multiples of the reduction, which divides
-        its size, gives the output rolled, as far as the convolution does not
-        see the border: attention has no positions.
+        Where the reduction divides the size of the image, an image that is
+        rolled by multiples of the reduction gives the rolled output, as far as
+        the convolution does not see the border: attention has no positions.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (1, channels, filters)`,
@@ -137,8 +138,8 @@ class SpatialReductionACmix2D(TransformerACmix):
           paper nor its authors' code says how queries of all pixels meet keys
           and values of the small image in the path of convolution. That keys
           and values are repeated is our reading, which comes close to the
-          published cost; so is what becomes of tokens, and that convolution
-          goes past the last linear map, as in `WindowACmix2D`.
+          published cost; so are the treatment of tokens, and that the
+          convolution bypasses the last linear map, as in `WindowACmix2D`.
     """
 
     def __init__(
@@ -284,7 +285,8 @@ class SpatialReductionACmix2D(TransformerACmix):
         return (*shape[:-1], self.filters)
 
     def linear_map_seen(self, name: str) -> tuple[Tensor, Tensor | None]:
-        # The convolution sees the image, and after it what it is reduced to.
+        # The convolution sees the channels of the image, then those of the
+        # reduced one.
         kernel, bias = super().linear_map_seen(name)
         if not self.reduces:
             return kernel, bias
@@ -370,14 +372,15 @@ class SpatialReductionACmix2D(TransformerACmix):
             )
         if not _checks.fits(shape[:1], tuple(images.shape)[:1]):
             raise ValueError(
-                f"{self._label()} takes tokens of as many images as there are. "
+                f"{self._label()} takes tokens for as many images as it gets. "
                 f"Received: tokens.shape={shape}, "
                 f"inputs.shape={tuple(images.shape)}"
             )
         if not self.attends:
             raise ValueError(
-                f"{self._label()} has no attention, in which alone tokens take "
-                f"part. Received: paths='{self.paths}', tokens.shape={shape}"
+                f"{self._label()} has no path of attention, and only that path "
+                "takes tokens. Received: "
+                f"paths='{self.paths}', tokens.shape={shape}"
             )
 
     def get_config(self) -> dict[str, Any]:

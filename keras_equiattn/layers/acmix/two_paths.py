@@ -29,7 +29,7 @@ class TwoPaths(AttentionLayer):
     kernel_size: tuple[int, int]
     # The `Window` that a pixel attends to; None for all of the image.
     window: Any = None
-    # The values of layers that have no choice.
+    # The values of layers without these arguments.
     filter_basis: str = "pixel"
     window_shape: str = "square"
     # The strides and the dilation of both paths.
@@ -121,7 +121,7 @@ class TwoPaths(AttentionLayer):
         return self.convolution_path.rates_of_paths()
 
     def join_paths(self, x: Tensor, attention: Tensor | None) -> Tensor:
-        """Both paths at their rates, or the one that there is."""
+        """The sum of both paths at their rates, or the only path."""
         convolved = None
         if self.convolves:
             convolved = convolve(
@@ -137,7 +137,7 @@ class TwoPaths(AttentionLayer):
     def sum_of_paths(
         self, attention: Tensor | None, convolved: Tensor | None
     ) -> Tensor:
-        """Two tensors at the rates of the paths, or the one that there is."""
+        """The sum of both tensors at their rates, or the only tensor."""
         pairs = zip((attention, convolved), self.rates_of_paths(), strict=True)
         terms = [times(x, rate) for x, rate in pairs if x is not None]
         return sum(terms[1:], terms[0])

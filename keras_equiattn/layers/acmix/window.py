@@ -1,4 +1,4 @@
-"""ACmix in transformers whose attention goes by windows."""
+"""ACmix in transformers whose attention is within windows."""
 
 from typing import Any
 
@@ -51,7 +51,8 @@ class WindowACmix2D(TransformerACmix):
         attention_dropout: rate at which attention weights are dropped.
         dropout: the rate of a dropout on the output.
         kernel_initializer: the initializer of linear maps and position biases;
-            None is normal with deviation 0.02, truncated at two deviations.
+            None is the normal distribution with standard deviation 0.02,
+            truncated at two standard deviations.
         mixing_initializer: the initializer of the mixing, and of shift kernels
             that are "random"; None is uniform within one over the square root
             of the inputs.
@@ -80,10 +81,10 @@ class WindowACmix2D(TransformerACmix):
         The shape of the input, with `filters` channels.
 
     Symmetry:
-        None: not even translations, by which pixels change their windows.
-        Without a shift an image that is rolled by whole windows, which divide
-        its size, gives the output rolled, as far as the convolution does not
-        see the border.
+        The layer has no symmetry, not even under translations, which move
+        pixels to other windows. Without a shift, an image that is rolled by
+        whole windows gives the rolled output, as far as the convolution does
+        not see the border.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (1, channels, filters)`,
@@ -192,7 +193,7 @@ class WindowACmix2D(TransformerACmix):
         return y, {"image": self.at_query(weights, query)}
 
     def check_shape(self, input_shape: Shape) -> tuple[Any, ...]:
-        # Here, where the shape is as it was passed, for the message.
+        # Checked here, so that the message has the shape that was passed.
         shape = super().check_shape(input_shape)
         if any(
             n is None or n % w
@@ -200,7 +201,7 @@ class WindowACmix2D(TransformerACmix):
         ):
             raise ValueError(
                 f"{self._label()} needs a height and width that are multiples "
-                f"of window_size={self.window_size}, not known only at run "
+                f"of window_size={self.window_size}, and known before run "
                 f"time. Received: input_shape={tuple(input_shape)}"
             )
         return shape

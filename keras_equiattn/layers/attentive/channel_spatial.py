@@ -16,8 +16,8 @@ from keras_equiattn.ops.responses.api import AttentionKernels
 
 ATTENTION = ("full", "channel", "spatial")
 # The ratio and the least hidden units of channel attention where the caller
-# does not choose. A single unit behind a ReLU is dead for about every second
-# start, and learns nothing then.
+# does not choose. A single unit behind a ReLU is dead for about half of all
+# initial weights, and then learns nothing.
 RATIO = 16
 HIDDEN_UNITS = 4
 
@@ -25,8 +25,8 @@ HIDDEN_UNITS = 4
 class ChannelSpatialAttention(AttentionLayer, FilterLayer):
     """Base of layers with channel attention, spatial attention or both.
 
-    It stands before the base of a convolution where there is one, which takes
-    the other arguments.
+    Among the bases of a class it comes before that of a convolution, if there
+    is one, which takes the other arguments.
 
     Args:
         *args: arguments of the next base.
@@ -37,8 +37,8 @@ class ChannelSpatialAttention(AttentionLayer, FilterLayer):
             reduction_ratio)` hidden units; None is a ratio of `RATIO` with at
             least `HIDDEN_UNITS`.
         channel_kernel_initializer, spatial_kernel_initializer: initializers,
-            which see `(fan_in, everything else)`. None is uniform within
-            `1 / sqrt(fan_in)`.
+            which are given the shape `(fan_in, everything else)`. None is
+            uniform within `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of the attention weights.
         **kwargs: arguments of the next base.
     """

@@ -107,17 +107,17 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             of 16 with at least 4 units: a single one is often dead from the
             start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initializers,
-            which see `(fan_in, everything else)`. None is uniform within
-            `1 / sqrt(fan_in)`.
+            which are given the shape `(fan_in, everything else)`. None is
+            uniform within `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time, at most. All chunks have the same size, and
             every size gives the same result. "auto" lets one step hold 256 MB,
             or one output channel where that takes more; where the size of the
-            input is not known, it counts with 128 images of 64 x 64 pixels.
-            None holds all responses, which takes `order * channels` times the
-            memory of the output, but is differentiable twice on every backend
-            (the others are under JAX).
+            input is not known, it assumes 128 images of 64 x 64 pixels. None
+            holds all responses, which takes `order * channels` times the memory
+            of the output, but is differentiable twice on every backend (the
+            others are under JAX).
         **kwargs: arguments of `LiftingConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
             `kernel_initializer`, `group`, `exact` and so on.
@@ -176,9 +176,9 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
           19. As in their code, the output keeps what attention does not take
           (`1 - aX aC`, where eq. 19 reads `aX aC`), every output channel has
           attention weights of its own, and mean and maximum share them.
-          Unlike their code, weights follow the group under p4m too (there
-          its channel attention shifts them cyclically, with an error of 0.4
-          to 0.6), and there is no constant factor of the group's measure.
+          Unlike in their code, weights follow the group under p4m too (their
+          channel attention shifts them cyclically, with an error of 0.4 to
+          0.6), and there is no constant factor of the group's measure.
     """
 
     takes = "image"
@@ -200,8 +200,9 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
     `aC(h, j, c, o)` sees the mean and the maximum of `f` over space, spatial
     attention `aX(x, h, j, o)` those of `aC f` over the channels.
 
-    The responses are never all held: they are computed for a few input channels
-    at a time, reduced at once and computed again in the backward pass.
+    Unless `chunk_size` is None, the responses are never all held: they are
+    computed for a few channels at a time, reduced at once and computed again in
+    the backward pass.
 
     Args:
         filters: number of filters; the output has `order * filters` values
@@ -217,17 +218,17 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             of 16 with at least 4 units: a single one is often dead from the
             start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initializers,
-            which see `(fan_in, everything else)`. None is uniform within
-            `1 / sqrt(fan_in)`.
+            which are given the shape `(fan_in, everything else)`. None is
+            uniform within `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time, at most. All chunks have the same size, and
             every size gives the same result. "auto" lets one step hold 256 MB,
             or one output channel where that takes more; where the size of the
-            input is not known, it counts with 128 images of 64 x 64 pixels.
-            None holds all responses, which takes `order * channels` times the
-            memory of the output, but is differentiable twice on every backend
-            (the others are under JAX).
+            input is not known, it assumes 128 images of 64 x 64 pixels. None
+            holds all responses, which takes `order * channels` times the memory
+            of the output, but is differentiable twice on every backend (the
+            others are under JAX).
         **kwargs: arguments of `GroupConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
             `kernel_initializer`, `group`, `exact` and so on.
@@ -285,9 +286,9 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
           19. As in their code, the output keeps what attention does not take
           (`1 - aX aC`, where eq. 19 reads `aX aC`), every output channel has
           attention weights of its own, and mean and maximum share them.
-          Unlike their code, weights follow the group under p4m too (there
-          its channel attention shifts them cyclically, with an error of 0.4
-          to 0.6), and there is no constant factor of the group's measure.
+          Unlike in their code, weights follow the group under p4m too (their
+          channel attention shifts them cyclically, with an error of 0.4 to
+          0.6), and there is no constant factor of the group's measure.
     """
 
     takes = "group"

@@ -26,7 +26,7 @@ class InputAttention(ChannelSpatialAttention):
     maximum of `x` over space, through a two-layer perceptron that is a
     convolution on the group; spatial attention `aX(x, h)` those of `aC x`
     over the channels, through a group convolution to one channel. It costs
-    little beside the convolution it is put before::
+    little compared with the convolution that follows it::
 
         x = GroupConv2D(16, 3, group="p4")(InputAttention("p4")(x))
 
@@ -44,8 +44,8 @@ class InputAttention(ChannelSpatialAttention):
             of 16 with at least 4 units: a single one is often dead from the
             start, and attention is then the same for every input.
         channel_kernel_initializer, spatial_kernel_initializer: initializers,
-            which see `(fan_in, everything else)`. None is uniform within
-            `1 / sqrt(fan_in)`.
+            which are given the shape `(fan_in, everything else)`. None is
+            uniform within `1 / sqrt(fan_in)`.
         attention_regularizer: the regularizer of all weights.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
@@ -168,7 +168,7 @@ class InputAttention(ChannelSpatialAttention):
         )
 
     def _planar(self, shape: Shape) -> bool:
-        return False  # images are lifted in here, not feature maps
+        return False  # the operation itself lifts images
 
 
 class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):

@@ -161,7 +161,7 @@ class GroupLayer(keras.layers.Layer):
     def _on_channels_last(
         self, method: str, inputs: Tensor, options: dict[str, Any]
     ) -> Any:
-        """`on_channels_last`, without a look at `torch.compile`."""
+        """`on_channels_last`, whether `torch.compile` traces or not."""
         shape = self.check_shape(inputs.shape)
         # Looks at the size once more: a layer built at 31 may see 32 here.
         self.output_shape_channels_last(shape)

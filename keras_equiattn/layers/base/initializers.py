@@ -23,7 +23,7 @@ def fresh(initializer: Any) -> Any:
 
 
 def with_fan_in(initializer: Any, fan_in: int) -> Callable[..., Tensor]:
-    """An initializer that sees `(fan_in, everything else)`.
+    """An initializer that is given the shape `(fan_in, everything else)`.
 
     Keras reads the fan-in off the shape of a variable, which is wrong where
     weights of several independent maps share one variable.

@@ -116,7 +116,7 @@ def applied(
     layer: GroupLayer, x: Tensor, kernel: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Applies the linear map of any kernel and bias."""
-    # `recompute=False` promises derivatives that those of blocks lack.
+    # `recompute=False` promises second derivatives, which blocks may lack.
     basis = None if layer.recompute else "regular"
     return group_linear(x, kernel, bias, layer.group, basis)
 

@@ -1,9 +1,9 @@
 """The only modules that import a backend, for speed or memory.
 
-Here are the questions themselves (`target`), and what `keras.ops` lacks or is
-slow at on one of the backends: gradients of our own (`autodiff`), loops
+`target` says where a computation runs. The other modules have what `keras.ops`
+lacks or is slow at on one of the backends: custom gradients (`autodiff`), loops
 (`loops`), sums (`reductions`), sums in place (`memory`), random numbers that
-can be drawn again (`random`), and compilers of PyTorch (`inductor`, `dynamo`).
+can be drawn again (`random`), and PyTorch's compilers (`inductor`, `dynamo`).
 
 Nothing here may know what attention, a window or a group is, and no other
 module of `ops` may import a backend. Which form of an operator runs is chosen

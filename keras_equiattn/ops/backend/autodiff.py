@@ -1,4 +1,4 @@
-"""Gradients of our own, and gradients of functions, on every backend."""
+"""Custom gradients, and gradients of functions, on every backend."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -38,15 +38,15 @@ def custom_vjp(
     only predicts gets `forward` alone.
 
     Args:
-        forward: from tensors to the result, a tensor or a tuple of them, and
-            what to keep for `backward`, a nest of tensors.
-        backward: from the same tensors, what was kept and the gradient with
-            respect to the result to the gradients with respect to the
-            tensors. Where there are several results, a gradient may be None
-            under PyTorch.
+        forward: takes tensors; returns the result, a tensor or a tuple of
+            them, and what to keep for `backward`, a nest of tensors.
+        backward: takes the same tensors as a tuple, what was kept, and the
+            gradient with respect to the result; returns the gradients with
+            respect to the tensors. Where there are several results, a gradient
+            may be None under PyTorch.
         advice: the argument that the error advises to pass.
         differentiable: `backward`, made of functions that PyTorch can
-            differentiate; from the tensors and the gradient with respect to
+            differentiate; takes the tensors and the gradient with respect to
             the result.
 
     Returns:
@@ -70,7 +70,7 @@ def custom_vjp(
             result, kept = run(*arguments)
 
             def gradient(*upstream: Any) -> Any:
-                # TensorFlow passes that of several results one by one.
+                # TensorFlow passes those of several results one by one.
                 upstream = upstream if len(upstream) > 1 else upstream[0]
                 gradients = run_back(_as_others(arguments), kept, upstream)
                 return tuple(_not_differentiable(x, advice) for x in gradients)
@@ -97,7 +97,7 @@ def signature(tensors: Iterable[Tensor | None]) -> tuple[Any, ...]:
 
 
 def _is_key(size: Any) -> bool:
-    """Whether a size can be compared now, and not in a program to come."""
+    """Whether a size can be compared now, and is not a symbol of PyTorch."""
     return type(size).__name__ != "SymInt"
 
 

@@ -2,9 +2,9 @@
 
 Dynamo, which traces a model for Inductor, follows every line of Python. Most of
 the lines of our layers check arguments and make NumPy tables; Dynamo takes the
-tables for tensors, gives up on some of their functions, and goes on with
-pieces: 34 graphs for two convolutions. So Dynamo gets each layer as one
-operation, whose tensors are traced afterwards, while Python runs as usual.
+tables for tensors, gives up on some of their functions, and breaks the graph:
+two convolutions became 34 graphs. So Dynamo gets each layer as one operation,
+whose tensors are traced afterwards, while Python runs as usual.
 """
 
 import weakref
@@ -43,7 +43,7 @@ def is_in_dynamo() -> bool:
 
 
 def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
-    """A method of a layer, which Dynamo does not look into.
+    """Calls a method of a layer, which Dynamo takes as one operation.
 
     If the layer holds Keras' dropout, its operators run one by one: Keras draws
     with generators of PyTorch, which cannot be compiled.
@@ -53,8 +53,8 @@ def in_one_piece(layer: Any, method: str, *arguments: Any) -> Any:
         method: name of a method.
         *arguments: nests of tensors, numbers and strings.
     """
-    # Keras' dropout is a layer within this one. Its generator of seeds holds a
-    # variable that is no weight, so a difference reveals it.
+    # Keras' dropout is a layer within this one. The state of its seed generator
+    # is among its variables, but not among its weights.
     others = layer._flatten_layers(include_self=False)
     if any(len(x.variables) != len(x.weights) for x in others):
         return _functions["uncompiled"](layer, method, *arguments)
@@ -85,7 +85,7 @@ def _run(
 
 
 def _with_known_sizes(x: Any) -> Any:
-    """A tensor with numbers for sizes.
+    """The tensor with plain integers for sizes.
 
     Dynamo makes symbols of sizes that it has seen change, such as the last
     batch of an epoch, or the weights of two layers. What is traced is then for

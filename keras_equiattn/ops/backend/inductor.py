@@ -20,18 +20,18 @@ from keras_equiattn.ops.backend.target import within_torch_func
 
 # The numbers below are choices, and no measurement of other values is kept.
 # Nothing is compiled before a function has taken part in this many backward
-# passes: training has taken these steps within a second.
+# passes, which training reaches within a second.
 PATIENCE = 3
 # Without a backward pass a function is compiled only after this many calls: a
-# person who calls a network by hand does not wait for a compiler, even if its
-# layers are equal.
+# person who calls a network by hand does not wait for a compiler, even if many
+# layers of the network share the function.
 CALLS = 50
 # A function is compiled for at most this many layouts of its tensors in memory.
 # With any other layout it runs uncompiled.
 LAYOUTS = 4
-# Inductor stores values that need more reads than this, and sums of more terms.
-# A reduction that reads all terms stores none, so the limits are above whatever
-# an operator here has.
+# Inductor stores a value that takes more reads or operations than these limits.
+# They are above those of any operator here, so that a reduction computes its
+# terms without storing them.
 FUSES_SUMS = {
     "realize_reads_threshold": 1000,
     "realize_acc_reads_threshold": 1000,
@@ -181,8 +181,8 @@ class Compiled:
         """Calls the function, compiled for the tensors if that is possible."""
         flat = keras.tree.flatten(arguments)
         tensors = [x for x in flat if x is not None]
-        # Keras finds shapes with tensors that have no memory: a compiled
-        # function must not get them.
+        # Keras infers shapes with meta tensors, which have no memory: a
+        # compiled function must not get them.
         layout = tuple(
             x if x is None else (x.device, x.dtype, x.shape, _strides(x))
             for x in flat

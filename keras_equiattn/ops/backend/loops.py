@@ -178,8 +178,8 @@ def one_by_one(
 
     Where XLA does not compile for a CPU, it is applied to the whole tensor at
     once. On a CPU, XLA would fuse the function into whatever uses its
-    result, and read the arguments as often. The result takes the memory of
-    `x`.
+    result, and read the arguments anew for each use. The result takes the
+    memory of `x`.
 
     Args:
         function: from a slice of each tensor to one of the same shape.

@@ -69,7 +69,7 @@ def constant(
     traced = traced or within_torch_func()
     large = table.nbytes > KEPT_BYTES
     if traced or large or torch.compiler.is_compiling():
-        # Not of the table itself, which may be read-only.
+        # A tensor of a copy, since the table may be read-only.
         return torch.as_tensor(table.copy(), dtype=dtype, device=like.device)
     shape, kind = table.shape, table.dtype.str
     return _on_device(table.tobytes(), shape, kind, dtype, like.device)
@@ -83,7 +83,7 @@ def _on_device(
     import torch
 
     table = np.frombuffer(data, kind).reshape(shape).copy()
-    # Gradients take no tensors that were made in inference mode.
+    # Autograd refuses tensors that were made in inference mode.
     with torch.inference_mode(False):
         return torch.as_tensor(table, dtype=dtype, device=device)
 
@@ -93,8 +93,8 @@ def parted(
 ) -> Sequence[Shaped[Tensor, "..."]]:
     """The parts of a tensor along an axis, with these sizes.
 
-    `ops.split` sends the places to PyTorch's device, and TensorFlow's does not
-    know one part.
+    `ops.split` would send the places to the device under PyTorch, and it cannot
+    return a single part under TensorFlow.
     """
     if len(sizes) == 1:
         return [x]
@@ -123,7 +123,7 @@ def masked(
 
     Args:
         x: a tensor.
-        hidden: where it gets the value; has a shape that fits that of `x`.
+        hidden: true where the result has the value; broadcast to `x`.
         value: a number that the dtype of `x` can represent.
         owned: whether nothing else uses `x`. Its memory is then that of the
             result, where operators run one by one.
@@ -153,7 +153,7 @@ def clamped(
 def maximum(
     x: Shaped[Tensor, "..."], y: Shaped[Tensor, "..."]
 ) -> Shaped[Tensor, "..."]:
-    """`ops.maximum`, which takes float64 through float32 under PyTorch."""
+    """`ops.maximum`, without rounding float64 to float32 under PyTorch."""
     if keras.backend.backend() == "torch":
         import torch
 
@@ -277,8 +277,8 @@ def rolled(
     Args:
         x: a tensor.
         shift: by how much, for each of the axes.
-        axes: the axes that are rolled; their sizes are known, and no number is
-            negative.
+        axes: the axes that are rolled, none of them negative; their sizes are
+            known.
     """
     if not any(shift):
         return x
@@ -335,7 +335,7 @@ def for_products(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
 def part_at(
     x: Shaped[Tensor, "..."], start: tuple[Any, ...], shape: Any
 ) -> Shaped[Tensor, "..."]:
-    """`ops.slice`, under PyTorch in the memory of `x` and without tensors.
+    """`ops.slice`, which under PyTorch is a view and makes no tensors.
 
     Starts that are tensors cannot be exported.
     """
@@ -351,7 +351,7 @@ def add_at(
     start: tuple[Any, ...],
     part: Shaped[Tensor, "*part"],
 ) -> Shaped[Tensor, "*total"]:
-    """Adds a part to what lies there, in place under PyTorch.
+    """Adds a part to some entries of a tensor, in place under PyTorch.
 
     Args:
         total: tensor to add to, which nothing else may use.
@@ -374,9 +374,10 @@ def put_at(
 
 
 def _as_int32(start: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Places of one dtype, which JAX asks for.
+    """Places of one dtype, as JAX requires.
 
-    Where JAX has 64 bits, integers have 64, but those of loops have 32.
+    If JAX has 64 bits enabled, Python's integers become 64 bits wide, but the
+    counters of loops have 32.
     """
     if keras.backend.backend() != "jax":
         return start
@@ -398,7 +399,7 @@ def sum_of_views(
     in_place = (
         keras.backend.backend() == "torch"
         and find_target(like).compiler is None
-        # New tensors there may require a gradient, and cannot be changed.
+        # Its new tensors may require a gradient, and cannot be changed.
         and not within_torch_func()
     )
     if in_place:

@@ -16,7 +16,7 @@ from keras_equiattn.ops.backend.target import has_gradients
 from keras_equiattn.ops.backend.target import refuse_to_train
 
 # Constants of Steele, Lea and Flood, "Fast splittable pseudorandom number
-# generators" (2014), as integers with a sign: the distance of two states, and
+# generators" (2014), as signed integers: the distance between two states, and
 # the shifts and factors that mix a state.
 STEP = 0x9E3779B97F4A7C15 - 2**64
 MIXING = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
@@ -25,8 +25,8 @@ MIXING = (30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64)
 def next_seed(generator: Any) -> Shaped[Tensor, "2"]:
     """Two whole numbers from 0 to below 2**31 that differ from call to call.
 
-    Under PyTorch the host never waits for a GPU, which `generator.next` and
-    `keras.random` do.
+    Under PyTorch the host never waits for a GPU, as it would in
+    `generator.next` and `keras.random`.
 
     Args:
         generator: a `keras.random.SeedGenerator`.
@@ -85,9 +85,9 @@ def dropout_factors(
     rates are rounded to multiples of `1 / 65536`.
 
     Args:
-        shape: the shape of the result. Numbers are drawn for each entry of all
-            but the first axis by itself, so that JAX may have any of these axes
-            on several devices.
+        shape: the shape of the result. Numbers are drawn independently for
+            each entry of all axes but the first, so that JAX may shard any of
+            these axes over several devices.
         rate: probability of a zero, less than one.
         seed: the result of `prepared_seed`.
         place: whole numbers that differ from draw to draw.
@@ -135,8 +135,8 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
         )
         for number in place:
             key = jax.random.fold_in(key, number)
-        # Numbers are drawn as by `jax.random.bits`, which drops every second
-        # number that it draws.
+        # Numbers are drawn as by `jax.random.bits`, which would make one number
+        # of each pair that it draws. Here both are used.
         shape = (-(-shape[0] // 4), *shape[1:])
         counter = jax.numpy.zeros(shape, "uint32")
         step = 1
@@ -174,10 +174,10 @@ def _random_words(shape: Any, seed: Any, place: tuple[Any, ...]) -> list[Any]:
 def _random_int16_torch(
     count: int, seed: Shaped[Tensor, ""], place: tuple[int, ...]
 ) -> Shaped[Tensor, " count"]:
-    """Returns `count` random integers of 16 bits with a sign.
+    """Returns `count` random signed integers of 16 bits.
 
-    Every four of them are one state of a counter, mixed. PyTorch's
-    own generators would take the seed from the host, which waits for a GPU, and
+    Every four of them come from one mixed state of a counter. PyTorch's own
+    generators would take the seed from the host, which waits for a GPU, and
     cannot be compiled.
 
     Args:
@@ -196,7 +196,7 @@ def _random_int16_torch(
 
 
 def _mixed_torch(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """Integers of 64 bits with every bit changed by every other, in place."""
+    """Mixes 64-bit integers in place: every bit depends on all the others."""
     for shift, factor in MIXING:
         x = x.bitwise_xor_(_shifted_torch(x, shift)).mul_(factor)
     return x.bitwise_xor_(_shifted_torch(x, 31))

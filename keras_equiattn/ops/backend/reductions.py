@@ -2,7 +2,7 @@
 
 XLA computes the terms of a reduction within it, so they take no memory. It
 does so for several reductions at once only if they are one instruction, a
-reduction of several tensors, which neither Keras nor JAX offer as a function
+reduction of several tensors, which neither Keras nor JAX offers as a function
 with a gradient.
 """
 
@@ -48,8 +48,8 @@ def sums_together(
     that are written out.
 
     Args:
-        terms: the tensors; without a compiler one of them after the other is
-            made and summed.
+        terms: the tensors; without a compiler, each is summed before the
+            next one is computed.
         axis: the axis, not negative.
     """
     if keras.backend.backend() == "torch":
@@ -145,8 +145,8 @@ def softmax_in_one_reduction(
         axis: the axis, not negative.
 
     Returns:
-        The softmax. Where PyTorch has half precision it stays in that dtype,
-        elsewhere it is in single precision at least.
+        The softmax. Under PyTorch it has the dtype of `x`, elsewhere it is in
+        single precision at least.
     """
     if keras.backend.backend() != "torch":
         x = in_full_precision(x)
@@ -185,8 +185,8 @@ def softmax_gradient(
     if keras.backend.backend() == "torch" and target.compiler is None:
         import torch
 
-        # Private, but it reads both tensors and writes the result once. What is
-        # public needs the scores, or takes three passes.
+        # This kernel is private, but it reads both tensors and writes the
+        # result once. Public ones need the scores, or take three passes.
         weights = weights.to(d.dtype)
         one_kernel = torch.ops.aten._softmax_backward_data
         return one_kernel(d, weights, 0, d.dtype)
@@ -200,7 +200,7 @@ def softmax_gradient(
 
 
 def _add(*parts: Float[Tensor, "*axes"]) -> tuple[Float[Tensor, "*axes"], ...]:
-    """Sums of the first half of the tensors and the second."""
+    """Adds each tensor of the first half to its counterpart in the second."""
     half = len(parts) // 2
     return tuple(x + y for x, y in zip(parts[:half], parts[half:], strict=True))
 
@@ -211,7 +211,7 @@ def _join(
     other_top: Float[Tensor, "*axes"],
     other_total: Float[Tensor, "*axes"],
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
-    """Maximum of both parts, and their sum of exponentials below it."""
+    """The maximum of two parts, and the sum of exponentials relative to it."""
     both = ops.maximum(top, other_top)
     return both, (
         total * ops.exp(top - both) + other_total * ops.exp(other_top - both)
@@ -276,8 +276,8 @@ def _reduce_by_parts(
 ) -> list[Shaped[Tensor, "..."]]:
     """`_reduce`, of no more than `SHORT` terms at a time.
 
-    Parts are of equal size, if a number of terms divides the size that is not
-    much smaller than `SHORT`. Otherwise, as for a prime size, the last part is
+    Parts are of equal size if the size of the axis has a divisor up to `SHORT`
+    that is not much smaller. Otherwise, as for a prime size, the last part is
     shorter.
 
     Args:
@@ -303,7 +303,7 @@ def _reduce_by_parts(
 def _with_tangents(
     function: Callable[..., Any], tangents: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The function, for which JAX would find no derivative.
+    """Gives a function the derivative that JAX cannot find for it.
 
     Args:
         function: from tensors to a result.

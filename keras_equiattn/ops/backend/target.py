@@ -20,8 +20,8 @@ DIFFERENTIABLE = ("jax", "tensorflow", "torch")
 _portable: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "portable", default=False
 )
-# The compiler that TensorFlow or PyTorch hands what it traces now to, if any,
-# and whether it fuses sums.
+# The compiler for which TensorFlow or PyTorch traces now, if there is one, and
+# whether it fuses sums.
 _tracing_for: contextvars.ContextVar[tuple[str | None, bool]] = (
     contextvars.ContextVar("tracing_for", default=(None, False))
 )
@@ -33,11 +33,11 @@ class Target:
 
     Attributes:
         device: "cpu" or "accelerator".
-        compiler: "xla", "inductor", "portable" for a program that knows the
-            common operators alone, "graph" where TensorFlow runs the operators
+        compiler: "xla", "inductor", "portable" for a program with operators
+            that all backends have, "graph" where TensorFlow runs the operators
             of a graph, or None where operators run one by one.
-        fuses_sums: whether the compiler makes a sum of many terms part of what
-            reduces it, and never stores it.
+        fuses_sums: whether the compiler fuses a sum of many terms into the
+            reduction that uses it, and never stores the sum.
     """
 
     device: str
@@ -91,7 +91,7 @@ def find_target(*tensors: Shaped[Tensor, "..."]) -> Target:
 
 
 def has_gradients() -> bool:
-    """Whether what is computed can be differentiated, or else only predicts."""
+    """Whether computations have gradients; without them they only predict."""
     return keras.backend.backend() in DIFFERENTIABLE and not is_portable()
 
 
@@ -102,10 +102,10 @@ def is_portable() -> bool:
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-    """Within it, traced programs can predict anywhere.
+    """A context in which traced programs can predict anywhere.
 
-    It holds neither gradients of our own nor operators that only a compiler
-    of its backend knows, and its loops are written out.
+    Such a program has no custom gradients and no operators that only the
+    compiler of its backend knows, and its loops are unrolled.
     """
     token = _portable.set(True)
     try:
@@ -129,7 +129,7 @@ def refuse_to_train(what: str) -> NoReturn:
 
 @contextlib.contextmanager
 def tracing_for(compiler: str, fuses_sums: bool = False) -> Iterator[None]:
-    """Within it, what is traced is for this compiler, see `Target`."""
+    """A context in which tracing is for this compiler, see `Target`."""
     token = _tracing_for.set((compiler, fuses_sums))
     try:
         yield

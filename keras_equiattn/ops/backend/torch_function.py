@@ -1,4 +1,4 @@
-"""Gradients of our own under PyTorch."""
+"""Custom gradients under PyTorch."""
 
 import threading
 from collections.abc import Callable
@@ -21,9 +21,9 @@ def torch_custom_vjp(
 ) -> Callable[..., Any]:
     """`custom_vjp` for PyTorch, see there.
 
-    It is not Keras' `custom_gradient`, which would hold arguments and kept
-    tensors in a closure, where autograd can neither free them nor check that
-    nobody has changed them, nor move them away and back.
+    This is not Keras' `custom_gradient`, which would hold arguments and kept
+    tensors in a closure. There autograd could not free them, notice that they
+    were changed in place, or offload them.
     """
     import torch
 

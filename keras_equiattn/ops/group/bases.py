@@ -2,8 +2,8 @@
 
 A filter on the plane that is a sum of circular harmonics on rings turns without
 interpolation: turned by an angle, each harmonic becomes a combination of itself
-and its other phase. What remains of an error is that of the grid of pixels on
-which the filters, and the images, are sampled.
+and its other phase. The error that remains comes from the grid of pixels on
+which filters and images are sampled.
 """
 
 import functools
@@ -35,19 +35,19 @@ def steerable_basis(
     A ring of radius `r` has about `2 pi r` pixels, so that frequencies above
     `pi r` alias: `r + 1` is below that on every ring. Attention multiplies
     functions of the offset with each other before it adds up neighbours. A
-    product of two has the sum of their frequencies. Two of `r + 1` alias on the
-    first ring, where two of `r` do not, so the factors have frequencies up to
-    `r` alone. For 3 x 3 pixels such filters know slopes, but not a bar from the
-    bar at right angles to it.
+    product of two has the sum of their frequencies. On the first ring twice
+    `r + 1` aliases and twice `r` does not, so the factors have frequencies up
+    to `r` alone. With 3 x 3 pixels such filters detect slopes, but cannot tell
+    a bar from the bar at right angles to it.
 
-    The basis is orthonormal for the identity, so that decay of the coefficients
-    is decay of the filter.
+    The basis is orthonormal for the identity, so that weight decay of the
+    coefficients is weight decay of the filter.
 
     Args:
         group: a group or its name; its turns may be of any angle.
         size: rows and columns of the filters.
-        multiplied: whether filters are multiplied with each other, and need
-            frequencies up to `ring` alone. They are among the others.
+        multiplied: whether filters are multiplied with each other, and so have
+            frequencies up to `ring` alone. Their span is part of the full one.
 
     Returns:
         `(order, size * size, count)`: the values of filter `c`, moved by
@@ -87,7 +87,7 @@ def _basis(group: Group, size: int, multiplied: bool) -> np.ndarray:
 def steering_matrix(group: Group, size: int) -> np.ndarray:
     """`(order, positions, positions)`: each copy of a filter, by its pixels.
 
-    A filter is first projected on the steerable ones.
+    A filter is first projected onto the steerable filters.
     """
     basis = steerable_basis(group, size)
     matrix = basis @ basis[0].T

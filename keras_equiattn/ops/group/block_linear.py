@@ -1,7 +1,8 @@
 """Linear maps on a group in the basis of the irreducible representations.
 
-There the matrix of a linear map falls into blocks (`irreps`), which multiply
-less than the whole. A change of basis is some additions (`fourier`).
+There the matrix of a linear map falls into blocks (`irreps`), which take fewer
+multiplications than the whole. A change of basis takes some additions
+(`fourier`).
 """
 
 import functools
@@ -77,7 +78,7 @@ def linear_to_sums(
     bias: Float[Tensor, " filters"] | None,
     group: Group,
 ) -> Sums:
-    """The sums of the result of a linear map along waves of length one."""
+    """The sums of the result of a linear map along waves of unit norm."""
     return _applied(Form(group, gives_sums=True), (x,), kernel, bias)
 
 
@@ -89,7 +90,7 @@ def linear_from_sums(
 ) -> Float[Tensor, "batch height width order filters"]:
     """A linear map of the feature map that has these sums.
 
-    They are sums along waves of length one.
+    They are sums along waves of unit norm.
     """
     (y,) = _applied(Form(group, takes_sums=True), tuple(sums), kernel, bias)
     return y
@@ -116,7 +117,7 @@ def _mapped(
     inputs = _activated(form, inputs)
     sums = inputs if form.takes_sums else to_sums(*inputs, group=group)
     first, *others = _products(sums, matrices)
-    # The bias is added to the wave without turns, and so to each element.
+    # The bias is added to the constant wave, and so to each element.
     for b in bias:
         first = first + _constant(first, form) * b
     found = (first, *others)
@@ -127,9 +128,9 @@ def _mapped(
 def _function(form: Form, signature: Any) -> Callable[..., Any]:
     """The linear map of inputs, a kernel and maybe a bias.
 
-    It returns sums, or a feature map that stands alone. It has a gradient of
-    its own, which transforms feature maps once more, so that only the arguments
-    are kept, from before the activation.
+    It returns sums, or a single feature map. Its custom gradient transforms
+    feature maps once more, so that only the arguments are kept, as they are
+    before the activation.
     """
 
     def forward(*arguments: Tensor) -> tuple[Any, Any]:
@@ -313,7 +314,8 @@ def _activated(form: Form, inputs: Images) -> Images:
     if not dispatch.loops_over_rows(x):
         return (function(x),)
     # XLA would compute the activation anew for each sum that takes it, unless
-    # it comes from a loop of its own. The order of these groups is even.
+    # it comes from a loop of its own. The order of the group is even here, so
+    # that there are two halves.
     halves = backend.one_by_one(function, ops.reshape(x, (2, -1)))
     return (ops.reshape(halves, ops.shape(x)),)
 
@@ -446,8 +448,8 @@ def from_sums(
 ) -> Float[Tensor, "batch height width order channels"]:
     """The transpose of `to_sums`.
 
-    It leads back from sums that are multiplied with the scale of their blocks,
-    which in half precision happens in both of them.
+    It leads back to a feature map from sums that are multiplied by the scale of
+    their blocks. In half precision, both functions multiply by its square root.
     """
     batch, height, width, _, _ = ops.shape(sums[0])
     steps = _transform(group, is_half(sums[0]))
@@ -469,7 +471,7 @@ def from_sums(
 
 
 def _constant(like: Float[Tensor, "..."], form: Form) -> float:
-    """The value of the first wave that stands for ones at all elements."""
+    """The coefficient of the first wave where all elements are one."""
     has_length_one = form.gives_sums or is_half(like)
     return math.sqrt(form.group.order) if has_length_one else 1.0
 
@@ -537,7 +539,7 @@ def _mixing(form: Form, half: bool) -> np.ndarray:
 
     In full precision, transforms leave out the scale of their blocks. So the
     matrices are multiplied by this scale where both ends are feature maps, and
-    by its square root where one end is sums along waves of length one.
+    by its square root where one end is sums along waves of unit norm.
     """
     left_out = 0 if half else 2 - form.takes_sums - form.gives_sums
     return np.concatenate(

@@ -73,9 +73,9 @@ def group_conv(
     """Correlates feature maps on a group with filters on the group.
 
     `y(x, h) = sum_j sum_d f(x + d, j) K(h^-1 d, h^-1 j)`. With filters of one
-    pixel that is `group_linear`, and JAX and PyTorch compute it by blocks under
-    the same conditions: they cannot differentiate these forward, unless
-    `config.disable_recompute` was called.
+    pixel this is `group_linear`, and JAX and PyTorch compute it by blocks under
+    the conditions given there. Blocks cannot be differentiated in forward mode,
+    unless `config.disable_recompute` was called.
 
     Args:
         x: feature maps on the group.
@@ -162,7 +162,7 @@ def group_conv_transpose(
     padding: str = "valid",
     filter_basis: str = "pixel",
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
-    """Every value of a feature map on a group paints a transformed filter.
+    """Transposed group convolution: each value paints a transformed filter.
 
     `y(x, h) = sum_j sum_d f(x', j) K(h^-1 d, h^-1 j)` over all pixels `x'` and
     offsets `d` with `strides * x' + d = x`: the filters are painted `strides`
@@ -239,10 +239,10 @@ def conv(
     padding: str = "valid",
     dilation_rate: int | tuple[int, int] = 1,
 ) -> Float[Tensor, "batch new_height new_width filters"]:
-    """`keras.ops.conv` with channels last, also of an empty batch.
+    """`keras.ops.conv` with channels last, which also takes an empty batch.
 
-    A kernel that takes fewer `inputs` than there are channels convolves blocks
-    of so many channels, each with its share of the filters.
+    A kernel with fewer `inputs` than there are channels makes it a grouped
+    convolution: each block of that many channels has its share of the filters.
     """
     strides, padding, dilation_rate = conv_options(
         strides, padding, dilation_rate

@@ -87,9 +87,9 @@ def direction_matrices(group: Group, frequency: int) -> np.ndarray:
 
     Args:
         group: the group.
-        frequency: how often the angle of a rotation is taken. Angles count from
-            the right, so the mirror of the columns takes `a` to `180 - a`
-            degrees, and `frequency * a` to that multiple of it.
+        frequency: the factor of the angle of a rotation. Angles count from the
+            right, so the mirror of the columns takes `a` to `180 - a` degrees,
+            and `frequency * a` to `frequency * (180 - a)`.
     """
     turn = np.arange(group.order) % group.rotations
     angle = 2 * np.pi * frequency * turn / group.rotations

@@ -12,15 +12,15 @@ from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.numerics import is_half
 from keras_equiattn.ops.numerics import part_size
 
-# The values per pixel from which on a training step by blocks takes less time
-# on a CPU than one by a matrix, for each of p2m, p4, p4m, p8, p8m and p16 in
-# single precision, but for p4 under JAX with 192 values, see
-# benchmarks/results/pointwise-<backend>-<date>.json.
+# The number of values per pixel from which on a training step by blocks takes
+# less time on a CPU than one by a matrix. This holds for each of p2m, p4, p4m,
+# p8, p8m and p16 in single precision, except for p4 under JAX with 192 values,
+# see benchmarks/results/pointwise-<backend>-<date>.json.
 # Other groups and double precision were not measured and take blocks as well,
-# half precision was not measured and takes the matrix. The output alone takes
-# less time as well, but up to 1.5 times as long under JAX with fewer than 384
-# values, and up to 1.15 times under TensorFlow with 384. On a GPU a step
-# took 2.3 to 2.8 times as long with 512 values
+# half precision was not measured and takes the matrix. The forward pass alone
+# takes less time as well, except that it takes up to 1.5 times as long under
+# JAX with fewer than 384 values, and up to 1.15 times as long under TensorFlow
+# with 384. On a GPU a step took 2.3 to 2.8 times as long with 512 values
 # (pointwise-torch-gpu-2026-11-26.json).
 FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
 # Values of a feature map that one step takes on a CPU: 8 MiB. With half and
@@ -66,10 +66,10 @@ def by_blocks(
 def convolution_basis(
     x: Float[Tensor, "batch height width order channels"], filters: int
 ) -> str:
-    """The same for a convolution with filters of one pixel.
+    """The same as `linear_basis`, for convolutions with filters of one pixel.
 
-    TensorFlow cannot differentiate the gradient of blocks, but does so for
-    convolutions.
+    TensorFlow cannot differentiate the gradient of blocks, but it can
+    differentiate that of a convolution.
     """
     if keras.backend.backend() == "tensorflow":
         return "regular"
@@ -95,12 +95,12 @@ def rows_of_step(
 ) -> int | None:
     """How many rows of each image a step of the loop takes; None for no loop.
 
-    There are at least two steps, and behind them a smaller one where some rows
-    are left.
+    There are at least two steps, and a smaller one after them if some rows are
+    left.
 
     Args:
         x: feature maps, or their sums.
-        values: values per pixel of the widest of what is read and written.
+        values: values per pixel of the widest tensor that is read or written.
     """
     batch, height, width = x.shape[:3]
     if height < 2:

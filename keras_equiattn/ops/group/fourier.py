@@ -76,7 +76,7 @@ def transform(group: Group, waves: tuple[Wave, ...]) -> tuple[np.ndarray, ...]:
 def apply(
     steps: Sequence[np.ndarray], x: Sequence[Shaped[Tensor, "..."]]
 ) -> list[Shaped[Tensor, "..."]]:
-    """The product of sparse matrices and a list of equal tensors."""
+    """Applies sparse matrices to a list of tensors of equal shape."""
     found = list(x)
     for step in steps:
         found = [_combination(row, found) for row in step]

@@ -9,7 +9,7 @@ def rotation_table(
     """Where a grid rotated about its centre reads from.
 
     Value `p` of the rotated grid is the sum over `i < 4` of
-    `weights[i, p] * values[indices[i, p]]`; outside the grid is zero.
+    `weights[i, p] * values[indices[i, p]]`; values outside the grid are zero.
 
     Args:
         height, width: size of the grid, row-major when flattened.

@@ -27,9 +27,9 @@ class Irrep(NamedTuple):
             larger matrices.
         matrices: `(order, dimension, dimension)`, orthogonal, one for each
             element of the group.
-        copies: how often it is part of a feature map on the group: as often as
-            it has rows, two times for the vectors of p4m. On a group without
-            mirrors, such as p4, vectors are there once.
+        copies: its multiplicity in a feature map on the group: as many copies
+            as it has rows, so two of the vectors of p4m. On a group without
+            mirrors, such as p4, there is one copy of the vectors.
     """
 
     frequency: int
@@ -75,7 +75,7 @@ def irreps(group: str | Group) -> tuple[Irrep, ...]:
         group: a group or its name.
 
     Returns:
-        All of them that are different, in the order of their frequencies.
+        All inequivalent ones, in the order of their frequencies.
 
     Raises:
         ValueError: for an unknown group.
@@ -113,15 +113,15 @@ def _irreps(group: Group) -> tuple[Irrep, ...]:
 
 
 def regular_basis(group: str | Group) -> np.ndarray:
-    """The waves over a group, with which its feature maps are written.
+    """The waves over a group, which are a basis of its feature maps.
 
     Args:
         group: a group or its name.
 
     Returns:
-        `(order, order)`, orthogonal: each row is a wave of length one. The
+        `(order, order)`, orthogonal: each row is a wave of unit norm. The
         waves of an `Irrep` follow each other. Each is an entry of its matrices,
-        `matrices[:, a, b]` divided by its length; `b` changes faster than `a`.
+        `matrices[:, a, b]` divided by its norm; `b` changes faster than `a`.
         Element `g` of the group acts on the coefficients of all `a` with the
         same `b` by the matrix of `g`.
 
@@ -180,7 +180,7 @@ def blocks(group: Group) -> tuple[Block, ...]:
 
 @functools.cache
 def waves(group: Group) -> tuple[Wave, ...]:
-    """The rows of `regular_basis`, but for their lengths."""
+    """The rows of `regular_basis`, up to their norms."""
     found = []
     for irrep in irreps(group):
         k = irrep.frequency

@@ -54,7 +54,7 @@ def kernel_orbit(
         filter_basis: "pixel" or "steerable".
         mask: where pixels are interpolated, "disc" sets everything outside the
             largest disc within the support to zero, so that no corner is
-            turned out of sight; None keeps all. Otherwise without effect.
+            turned out of sight; None keeps all. It has no effect elsewhere.
 
     Returns:
         The copies, stacked along a new first axis.
@@ -130,7 +130,7 @@ def _index_table(
 def _interpolation_matrix(
     group: Group, rows: int, columns: int, mask: str | None
 ) -> np.ndarray:
-    """`(order, positions, positions)`: each copy as a sum of base values."""
+    """`(order, positions, positions)`: from a kernel to each of its copies."""
     turns = _index_table(groups.get("p4m"), rows, columns, False)[..., 0]
     identity = np.eye(rows * columns)
     matrices = []

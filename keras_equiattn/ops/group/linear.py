@@ -16,7 +16,7 @@ from keras_equiattn.ops.group.block_linear import block_linear
 # How a linear map is computed: as one matrix, or as blocks.
 BASES = ("regular", "irreps")
 # The activations of Keras that may come before a linear map. Each value is
-# activated alone, so that parts of a feature map can be activated at a time.
+# activated by itself, so that a feature map can be activated part by part.
 ELEMENTWISE_ACTIVATIONS = (
     "elu",
     "gelu",

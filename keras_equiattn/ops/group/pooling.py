@@ -60,6 +60,17 @@ def spatial_pool(
     "binomial" is a mean whose weights are binomial coefficients along both
     axes. It takes as many passes over the feature map as the window has pixels
     along an axis, less one.
+
+    Args:
+        x: feature maps on any group.
+        pool_size, strides: integers or pairs.
+        mode: "max", "mean" (or "avg", "average") or "binomial".
+
+    Returns:
+        Feature maps with a pixel for each window.
+
+    Raises:
+        ValueError: for a window larger than the image, and an unknown mode.
     """
     pool_size = _checks.pair(pool_size, "pool_size")
     strides = _checks.pair(strides, "strides")
@@ -87,7 +98,19 @@ def spatial_pool(
 def group_pool(
     x: Float[Tensor, "a b c d e"], mode: str = "max", axis: int = 3
 ) -> Float[Tensor, "p q r s"]:
-    """Maximum or mean over the group axis of feature maps."""
+    """Maximum or mean over the group axis of feature maps.
+
+    Args:
+        x: feature maps on any group, with channels last or first.
+        mode: "max" or "mean" (or "avg", "average").
+        axis: the group axis: 3 with channels last, 4 with channels first.
+
+    Returns:
+        Images, without the group axis.
+
+    Raises:
+        ValueError: for an unknown mode or axis, and an empty group axis.
+    """
     _checks.choice(axis, "axis", (3, 4))
     if x.shape[axis] == 0:
         raise ValueError(

@@ -24,8 +24,8 @@ def spatial_upsample(
         x: feature maps on any group.
         factors: rows and columns that a pixel becomes.
         interpolation: "nearest" repeats the value of the pixel; "bilinear"
-            mixes it with its neighbours, as far as the centres are from each
-            other. Beyond the border the outermost pixels go on.
+            mixes it with its neighbours, weighted by the distances between
+            centres. Beyond the border, the outermost pixels are repeated.
 
     Returns:
         Feature maps, `factors` times as high and wide.
@@ -57,7 +57,7 @@ def _interpolate(
     after = ops.concatenate([all_but_first, last], axis=axis)
     parts = []
     for place in range(factor):
-        # Where the centre of the part lies from that of the pixel, in pixels.
+        # How far the centre of the part is from that of the pixel, in pixels.
         offset = (place + 0.5) / factor - 0.5
         other = after if offset > 0 else before
         parts.append((1 - abs(offset)) * x + abs(offset) * other)
@@ -78,9 +78,9 @@ def spatial_pad(
         x: feature maps on any group.
         padding: how many rows are added above and below, and how many columns
             at the left and at the right.
-        mode: "zeros"; "reflect": the image goes on as its mirror image, in
-            which the outermost pixels come up once; "wrap": it goes on as it
-            begins at the opposite side.
+        mode: "zeros"; "reflect": the image continues as its mirror image,
+            which does not repeat the outermost pixels; "wrap": the image
+            continues with the pixels of the opposite side.
 
     Returns:
         Feature maps with more rows and columns.

@@ -7,10 +7,11 @@ offsets `o`, with relative elements in the group,
                        + <q''(i, g), E(g^-1 m)>
     y(i, v) = sum_g sum_(m, o) softmax_(m, o)(S) x(i + o, m)
 
-where `q'` are the first channels of the queries, as many as positions are
-encoded with, and `q''` the others. Lifting has one query and key element, and
-no embedding. `ops.pairs.fused` says how this is computed without all three
-elements at once.
+where `k` are the keys, `x` the values, `e` is the encoding of offsets and `E`
+the embedding of relative elements. `q'` are the first channels of the queries
+`q`, as many as `e` has, and `q''` are the others. Lifting has one query and key
+element, and no embedding. `ops.pairs.fused` says how this is computed without
+all three elements at once.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ def group_self_attention(
     recompute: bool = True,
     window_shape: str = "square",
 ) -> Float[Tensor, "batch height width order heads channels"]:
-    """Group self-attention, see the module.
+    """Group self-attention over windows or whole images, see the module.
 
     Args:
         query: the queries, scaled.
@@ -69,11 +70,11 @@ def group_self_attention(
         dropout: rate at which factors `(g, m, i, o)` of the attention are
             dropped.
         seed: two whole numbers from 0 to below 2**31; needed with dropout.
-        recompute: the backward pass keeps the arguments, and a number for each
-            pixel, head and pair of elements, and computes everything else
-            anew, as does the forward pass, one block at a time.
-            False is `plain_attention`: for tests, and to be differentiated
-            twice.
+        recompute: both passes compute one block at a time. The backward pass
+            keeps the arguments and a number for each pixel, head and pair of
+            elements, and computes everything else anew. False computes
+            `plain_attention`, for tests and where gradients are differentiated
+            again.
         window_shape: "square" or, for windows alone, "disc", see `ops.Window`.
 
     Returns:
@@ -104,7 +105,7 @@ def group_self_attention(
     seed = _checked_seed(seed) if dropout else None
     dtype, count = query.dtype, query.shape[0]
     query, keys, values = map(backend.with_an_image, (query, keys, values))
-    # Encoding and embedding may be more precise: queries settle their dtype.
+    # Encoding and embedding may be more precise, and are cast to this dtype.
     query, keys, values = of_one_dtype((query, keys, values))
     tensors = (query, keys, values, encoding, embedding, seed)
     recompute = recompute and config.is_recompute_enabled()
@@ -143,9 +144,9 @@ def plain_attention(
 ) -> Float[Tensor, "batch height width order heads channels"]:
     """The formula of `group_self_attention`, for all elements at once.
 
-    Takes memory of the order of the group cubed, times that of the windows.
-    With dropout it draws other numbers; the seed is that of
-    `backend.seed_as_floats`.
+    It takes memory in proportion to the cube of the order of the group, times
+    the neighbours of all pixels. With dropout it draws other numbers than the
+    blocks do; the seed is the result of `backend.seed_as_floats`.
     """
     query, keys, values, encoding, embedding = _precise(
         query, keys, values, encoding, embedding
@@ -246,8 +247,8 @@ def neighbourhood(
     """The neighbours of all pixels of an image of this size, or of one pixel.
 
     Raises:
-        ValueError: if the size is known only at run time, or the pixel is none
-            of the image.
+        ValueError: if the size is known only at run time, or the pixel lies
+            outside of the image.
     """
     if not all(isinstance(n, int) for n in size):
         raise ValueError(

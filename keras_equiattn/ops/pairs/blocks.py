@@ -1,4 +1,4 @@
-"""Group self-attention of one block after the other.
+"""Group self-attention, one block at a time.
 
 A block is some rows of all images, in some of the heads: its size is chosen
 by what a step of the loop holds. All images of a batch are in every block, so
@@ -32,7 +32,7 @@ from keras_equiattn.ops.pairs.lines import Queries
 
 
 class Settings(NamedTuple):
-    """The settings that all blocks share and that are no tensors.
+    """The settings that all blocks share and that are not tensors.
 
     Attributes:
         size: rows and columns of the windows; None for the whole image.
@@ -139,7 +139,7 @@ def _by_heads(
     """Cuts a tensor into the parts that the steps of the loop over heads take.
 
     `images` are the heads of a step of every image, image by image. They come
-    last: compilers make vectors of what lies beside each other.
+    last, since compilers vectorise along the last axis.
     """
     batch, height, width, order, count, channels = ops.shape(x)
     shape = (batch, height, width, order, count // heads, heads, channels)

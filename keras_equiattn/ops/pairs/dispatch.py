@@ -15,26 +15,26 @@ from keras_equiattn.ops.numerics import part_size
 # The tuning files that are named below are
 # benchmarks/results/tuning-<backend>-128-<date>.json.
 
-# Scores of a block, for XLA on a CPU. With 128 images on p4 windows of 5 x 5 in
-# images of 14 x 14 pixels, and whole images of 7 x 7, then have the smallest
-# blocks, as they have with fewer scores. With four times as many a training
-# step takes 1.47 times as long and moves 1.07 (windows) and 1.26 times as much,
-# and its temporaries grow from 214 to 242 and from 48 to 73 MiB (AMD EPYC, two
-# cores, busy, JAX 0.10.2).
+# Scores of a block, for XLA on a CPU. For 128 images on p4, the blocks are then
+# the smallest possible ones, both for windows of 5 x 5 in images of 14 x 14
+# pixels and for whole images of 7 x 7. With four times as many scores, a
+# training step takes 1.47 times as long and moves 1.07 (windows) and 1.26 times
+# (whole images) as much, and its temporaries grow from 214 to 242 and from 48
+# to 73 MiB (AMD EPYC, two cores, busy, JAX 0.10.2).
 COMPILED_BLOCK = 5 * 2**17
 # Scores of a block for all other devices and compilers, and for TensorFlow,
-# which chooses blocks before it calls XLA. On that machine PyTorch takes as
-# long with a quarter as many and 0.9 of that with four times as many, and
-# TensorFlow 0.96 and 1.57 times as long (tuning files, batch 128). On
-# accelerators nothing was measured yet.
+# which chooses blocks before it calls XLA. On that machine, with a quarter and
+# four times as many scores, PyTorch takes 1 and 0.9 times as long, and
+# TensorFlow 0.96 and 1.57 times (tuning files, batch 128). On accelerators
+# nothing was measured yet.
 EAGER_BLOCK = 5 * 2**21
 # Scores of a block where the compiler gets every step by itself. OpenVINO
 # compiled gsanet_rotmnist_p4 in 18 s with lines of 2**26 scores and in 121 s
 # with lines of 2**21, and then took 0.9 s and 1.8 s for two images (AMD EPYC,
 # two cores, OpenVINO 2026.4.1).
 UNROLLED_BLOCK = 5 * 2**26
-# The fewest images and heads that the last axis holds. XLA writes out the loop
-# over few of them, and makes worse vectors of it: with 8 images and 9 heads a
+# The fewest images and heads that the last axis holds. XLA unrolls the loop
+# over few of them, and vectorises it badly: with 8 images and 9 heads a
 # training step of windows of 5 x 5 took 0.24 s with 24 numbers there, 0.19 s
 # with 8 and 0.14 s with 72, and with 72 it moved 0.87 of the bytes that it
 # moved with 24 (the same machine). PyTorch, which runs one loop over that axis
@@ -109,15 +109,15 @@ def form_of_products(x: Float[Tensor, "..."]) -> str:
 def reduces_score_gradients(x: Float[Tensor, "..."], dropout: bool) -> bool:
     """Whether each gradient of scores is one reduction, or made of products.
 
-    A compiler does not store the terms of a reduction, and it stores its
-    result. What is added to products it may compute again for each use of the
-    sum, and TensorFlow's XLA makes no vectors of that: a training step of 128
-    images took 2.9 s in place of 1.3 s with windows of 5 x 5, and 1.3 s in
-    place of 0.6 s with the whole image of 7 x 7 (AMD EPYC, two cores,
-    TensorFlow 2.21.0). JAX takes as long either way, Inductor 0.8 of the time
-    with windows. Reductions move 0.80 (JAX) to 0.90 (Inductor) of the bytes.
-    With dropout, terms are made of five tensors, and Inductor stores them: its
-    functions would move 1.33 times as much.
+    A compiler stores the result of a reduction, but not its terms. It may
+    compute what is added to products again for each use of the sum, and
+    TensorFlow's XLA does not vectorise that: a training step of 128 images took
+    2.9 s in place of 1.3 s with windows of 5 x 5, and 1.3 s in place of 0.6 s
+    with the whole image of 7 x 7 (AMD EPYC, two cores, TensorFlow 2.21.0). JAX
+    takes as long either way, and Inductor takes 0.8 of the time with windows.
+    Reductions move 0.80 (JAX) to 0.90 (Inductor) of the bytes. With dropout,
+    terms are made of five tensors, and Inductor stores them: its functions
+    would move 1.33 times as much.
 
     Args:
         x: a tensor of the computation.
@@ -140,7 +140,7 @@ def blocks(
     Args:
         query, keys, encoding, local: arguments of `ops.group_self_attention`.
         limit: the most scores of a block, over all neighbours.
-        least: how many images and heads a block has at least, if there are as
+        least: how many images and heads a block has at least, if there are that
             many.
     """
     batch, height, width, elements, heads, _ = query.shape
@@ -155,7 +155,7 @@ def blocks(
     enough = (n for n in divisors if n * images >= least)
     fitting = (n for n in divisors if n * row * height <= limit)
     together = max(next(enough, heads), max(fitting, default=1))
-    # Blocks have as many rows as the limit allows, but none has much fewer rows
+    # Blocks have as many rows as the limit allows, but none has far fewer rows
     # than the others.
     most = min(max(limit // (together * row), 1), height)
     neighbours = size if local else part_size(width, NEIGHBOURS_OF_LINE)

@@ -6,20 +6,20 @@ elements `g`, key elements `m` and neighbours `o`:
     S(v, g, m, o) = s(g, m, o) + p(v, g, o)
 
 where `s` scores content and group elements, and `p` scores positions. So the
-softmax over `m` and `o` is a product of two, and neither holds all three
-elements:
+softmax over `m` and `o` is a product of two factors, neither of which depends
+on all three elements:
 
     softmax(S) = softmax_o(p + l)(v, g, o) softmax_m(s)(g, m, o)
     l(g, o) = log sum_m exp s(g, m, o)
 
-This is exact, and safe: both factors are softmaxes of scores. What is weighted
-needs the sum over `g` alone,
+This is exact, and safe: both factors are softmaxes of scores. The values are
+weighted by the sum over `g`,
 
     W(m, v, o) = sum_g softmax_m(s)(g, m, o) softmax_o(p + l)(v, g, o)
     y(v, i) = sum_(m, o) W(m, v, o, i) x(m, i + o)
 
-One line of neighbours comes after the other, see `ops.pairs.lines`, and twice:
-sums over all neighbours are found first, and what needs them second. The four
+There are two passes over the lines of neighbours, see `ops.pairs.lines`: the
+first finds sums over all neighbours, and the second what needs them. The four
 functions `add_*` compute what a line adds. They take what is cut for the line,
 and do not know which line it is: so PyTorch can have each of them compiled
 once, and run it for every line. What the first pass finds for a line is kept

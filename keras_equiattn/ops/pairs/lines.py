@@ -1,9 +1,9 @@
 """Which neighbours the pixels of a block see, one line after the other.
 
-A line is one row of the window, or some pixels of one row of the image. What
-its neighbours show to the pixels of a block are views of one tensor, a view for
-each. The keys of windows slide along with the pixels, so their views have as
-many rows and columns as the block, while all pixels see a neighbour at the same
+A line is one row of the window, or some pixels of one row of the image. The
+pixels of a block see its neighbours as views of one tensor, one view for each.
+The keys of windows slide along with the pixels, so their views have as many
+rows and columns as the block, while all pixels see a neighbour at the same
 offset. Where pixels see the whole image it is the other way round: all of them
 see the same key, and the offsets slide. So a view either has an entry for each
 pixel, or one that stands for all of them.
@@ -165,7 +165,7 @@ class Lines(NamedTuple):
         return _part(weights, start, shape)
 
     def keys(self, width: Any) -> list[slice]:
-        """Columns of the keys of a line that each neighbour is seen at."""
+        """Columns of the keys of a line at which each neighbour is seen."""
         return self._views(width, self.size is not None)
 
     def offsets(self, width: Any) -> list[slice]:

@@ -1,9 +1,9 @@
 """Products of small matrices, one for each pixel.
 
-A matrix of group elements and channels stands on the first two axes, and pixels
-on the others, where one row or column may stand for all pixels. Equations name
-the first two axes: "cm,cg->mg" adds up channels for each pair of a key element
-and a query element.
+The first two axes of a tensor hold a matrix of group elements and channels, and
+the others the pixels. A single row or column may stand for all pixels.
+Equations name the first two axes: "cm,cg->mg" adds up channels for each pair of
+a key element and a query element.
 
 Compilers get the sums written out, which they fuse with what the products are
 made of. Without one, PyTorch adds one term after the other in place, or calls a
@@ -109,9 +109,9 @@ def add(total: Matrix, terms: Iterable[Matrix]) -> Matrix:
 
 
 def _written(equation: str, x: Matrix, y: Matrix) -> list[Matrix]:
-    """The terms of a product, which XLA for CPUs makes vectors of.
+    """The terms of a product, which XLA vectorises on CPUs.
 
-    It makes no vectors of the reduction of a single product.
+    It does not vectorise the reduction of a single product.
     """
     pairs = _factors(equation, x, y)
     return [in_full_precision(a) * in_full_precision(b) for a, b in pairs]
@@ -142,7 +142,7 @@ def _factors(
 
 
 def _axes(equation: str) -> tuple[str, str, str, str]:
-    """The names of axes: of both factors, the summed one, of the result."""
+    """The axes of both factors, the summed axis, and those of the result."""
     factors, found = equation.split("->")
     first, second = factors.split(",")
     (inner,) = set(first) & set(second)
@@ -171,7 +171,7 @@ def _einsum(equation: str, x: Matrix, y: Matrix, over: str = "") -> Matrix:
 
 
 def _terms(equation: str, x: Matrix, y: Matrix) -> tuple[Terms, Terms]:
-    """Two tensors whose product has what is added up along the first axis."""
+    """Two tensors whose product has the terms along its first axis."""
     first, second, inner, found = _axes(equation)
     return (
         _aligned(x, first, inner + found),

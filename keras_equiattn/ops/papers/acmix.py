@@ -29,13 +29,13 @@ from keras_equiattn.ops.numerics import larger
 
 
 class Convolution(NamedTuple):
-    """The path of convolution as one convolution.
+    """The convolution path as one convolution.
 
     Attributes:
         kernel: the filters.
         bias: what each pixel of the image adds, whatever its value. Pixels
-            outside of it add nothing, so that the sum is another one along the
-            border. None for none.
+            outside of the image add nothing, so that the sum is different along
+            the border. None for none.
     """
 
     kernel: Float[Tensor, "rows columns order channels filters"]
@@ -47,8 +47,9 @@ def image_coordinates(
 ) -> Float[Tensor, "height width 2"]:
     """Row and column of each pixel, from -1 to 1; 0 for a size of one.
 
-    In single precision where `dtype` is a half one, which would give the same
-    coordinates to several pixels of an image of 256 columns or more.
+    They are in single precision where `dtype` is half precision, which would
+    give the same coordinates to several pixels of an image of 256 columns or
+    more.
     """
     exact = "float64" if dtype == "float64" else "float32"
     axes = []
@@ -68,9 +69,9 @@ def position_keys(
 
     The score of a query at `x` against a key at `y` has the position term
     `q . (P(x) - P(y))` with a linear map `P` of the coordinates. The part at
-    `x` is the same for all neighbours, and no softmax sees it; so `P(y)`, taken
-    off the keys, is all there is. A group element sees the coordinates turned
-    back, `P(h^-1 y)`.
+    `x` is the same for all neighbours, and so the softmax does not depend on
+    it: subtracting `P(y)` from the keys is enough. A group element sees the
+    coordinates turned back, `P(h^-1 y)`.
 
     Args:
         coordinates: rows and columns of the pixels.
@@ -110,7 +111,7 @@ def joint_convolution(
     outputs: int,
     mixing_bias: Float[Tensor, " shifts"] | None = None,
 ) -> Convolution:
-    """The path of convolution, composed into one kernel.
+    """The convolution path, composed into one kernel.
 
     With linear maps `f(m, c)` and `F(c, t) = sum_m mixing(m, t) f(m, c) +
     bias(t)`, the path is
@@ -164,7 +165,7 @@ def convolve(
     dilation_rate: tuple[int, int],
     filter_basis: str,
 ) -> Float[Tensor, "batch new_height new_width order filters"]:
-    """The path of convolution, centred on the pixels that strides meet.
+    """The convolution path, centred on the pixels that strides meet.
 
     Outside of the image the linear maps are zero.
     """

@@ -27,7 +27,7 @@ def transformed_query(
     beta: Float[Tensor, " filters"],
     group: str | Group,
 ) -> tuple[Float[Tensor, "order channels filters"], Float[Tensor, " filters"]]:
-    """One linear map for a linear map and the affine map of its result.
+    """Composes a linear map and an affine map of its result into one map.
 
     `sum_r (sum_s f(s) W(r^-1 s) + b) psi(p^-1 r) + beta` is `sum_s f(s)
     W'(p^-1 s) + b'`.
@@ -108,8 +108,8 @@ def relative_positions(
     """Embeddings of the row and the column of an offset, added to the keys.
 
     The first half of the channels of each head depends on the row alone, the
-    second on the column. A group element sees the embedding of the offset
-    that it takes there: `E(p^-1 d)`.
+    second on the column. At the offset `d`, group element `p` sees the
+    embedding of the offset that `p` takes to `d`: `E(p^-1 d)`.
 
     Args:
         rows, columns: embeddings for each row and each column of the window,
@@ -150,9 +150,9 @@ def centre_query(
     at = weight.shape[0] // 2, weight.shape[1] // 2
     weight, bias = weight[at], in_full_precision(bias[at])
     if writes_sums_out(x):
-        # Not a sum along an axis of products, of which XLA on CPUs (JAX 0.10)
-        # makes a call of a library that is wrong for a single image. The
-        # product below comes out wrong in OpenVINO.
+        # Not a sum along an axis: XLA on CPUs (JAX 0.10) makes a library call
+        # of it, which is wrong for a single image. OpenVINO computes the
+        # product below wrongly.
         for element in range(weight.shape[1]):
             seen = in_full_precision(x[:, :, :, element, None])
             bias = bias + seen * in_full_precision(weight[:, element])

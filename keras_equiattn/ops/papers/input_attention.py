@@ -43,7 +43,7 @@ def input_attention(
 ) -> tuple[
     Float[Tensor, "batch height width *order channels"], dict[str, Tensor]
 ]:
-    """Attention on the input of a convolution: alpha_F of the paper.
+    """Attention on the input of a convolution: alpha_F of Romero et al.
 
     `y = (1 - aX aC) x`, with channel attention `aC` from the mean and maximum
     of `x` over space, and spatial attention `aX` from the mean and maximum of
@@ -68,6 +68,9 @@ def input_attention(
 
     Raises:
         ValueError: if there are no kernels.
+
+    References:
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), eq. 20
     """
     if channel_kernels is None and spatial_kernel is None:
         raise ValueError(
@@ -98,7 +101,7 @@ def input_attention(
         )
         maps["spatial"] = ops.cast(ops.sigmoid(-scores), dtype)
         spatial = maps["spatial"][..., None]
-        # 1 - aX aC without a difference of what is nearly equal.
+        # 1 - aX aC, without subtracting nearly equal numbers.
         both = effective is not None
         effective = effective + channel * spatial if both else spatial
     maps["effective"] = ops.broadcast_to(effective, ops.shape(x))
@@ -111,9 +114,9 @@ def co_attention(
     kernel: Float[Tensor, "1 1 *order channels 1"],
     group: str | Group,
 ) -> Float[Tensor, "batch height width *order"]:
-    """Attention per pixel from all channels there: alpha_RH of the paper.
+    """Attention per pixel from all of its channels: alpha_RH of Romero et al.
 
-    `1 - a`, the factor of each pixel.
+    The result is `1 - a`, the factor of each pixel.
 
     Args:
         x: images or feature maps on the group.
@@ -122,6 +125,9 @@ def co_attention(
 
     Returns:
         Values in (0, 1) for each pixel and group element.
+
+    References:
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), table 1
     """
     dtype = dtype_name(x)
     # One score weights all channels of a pixel: rounded to half precision, a
@@ -130,7 +136,7 @@ def co_attention(
     if len(x.shape) == 5:
         scores = group_conv(x, kernel, group)
     else:
-        # Not `ops.matmul`: under PyTorch it passes float64 through float32.
+        # Not `ops.matmul`: under PyTorch it rounds float64 to float32.
         scores = backend.times_matrix(x, kernel[0, 0])
     return ops.cast(ops.sigmoid(-scores[..., 0]), dtype)
 

@@ -119,8 +119,8 @@ def patch_features(
     Args:
         query: one for each position of the window.
         keys: one for each pixel; the border of the window is "reflect".
-        scale, shift: the affine map that a normalisation is, for the
-            query, then for the neighbours, row by row.
+        scale, shift: the normalisation as an affine map, first for the query,
+            then for the neighbours, row by row.
         kernel: the linear map of the query and the neighbours, in the same
             order.
         window: the neighbours.
@@ -172,7 +172,7 @@ def _centred(
     centre = -ops.sum(scale * shift, axis=0) / (
         ops.sum(scale * scale, axis=0) + keras.config.epsilon()
     )
-    # A float16 ends at 65504.
+    # The largest float16 is 65504.
     centre = ops.cast(backend.clamped(centre, -3e4, 3e4), keys.dtype)
     centre = ops.stop_gradient(centre)
     shift = shift + scale * in_full_precision(centre)

@@ -15,8 +15,8 @@ from keras_equiattn.ops.numerics import larger
 from keras_equiattn.ops.numerics import layer_norm
 
 # Numbers nearer to zero than this are rounding errors. In float32 rounding
-# errors are below 2e-7, and no offset that a group sees comes near, up to
-# images of 500 pixels a side.
+# errors are below 2e-7, and all other offsets that a group sees are far larger,
+# up to images of 500 pixels a side.
 ROUNDED = 1e-6
 
 

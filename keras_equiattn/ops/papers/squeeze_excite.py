@@ -41,7 +41,7 @@ def squeeze_excite(
         in_full_precision,
         (reduce_kernel, reduce_bias, expand_kernel, expand_bias),
     )
-    # Not `ops.matmul`: under PyTorch it passes float64 through float32.
+    # Not `ops.matmul`: under PyTorch it rounds float64 to float32.
     statistic = mean(x, axes, dtype_of_sums(x))
     hidden = ops.relu(statistic @ reduce_kernel + reduce_bias)
     scores = hidden @ expand_kernel + expand_bias

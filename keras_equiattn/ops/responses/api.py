@@ -40,8 +40,8 @@ class AttentionKernels(NamedTuple):
     """Weights of the attention of a convolution on a group.
 
     Attributes:
-        channel_1: the first layer of channel attention, or None; images have no
-            axis of the order.
+        channel_1: the first layer of channel attention, or None. For images,
+            weights have no group axis.
         channel_2: the second layer of channel attention, or None.
         spatial: the filters of spatial attention, which see the mean and the
             maximum over the channels; or None.
@@ -104,9 +104,10 @@ def attentive_group_conv(
         attention: weights of the attention.
         group: a group or its name.
         **options: `strides` (1, 1), `padding` "valid" or "same" and
-            `dilation_rate` (1, 1) of the convolution; of the spatial kernel
-            `attention_dilation_rate` 1; `filter_basis` "pixel" or "steerable",
-            see `kernel_orbit`; `chunk_size`, see `attended_sum`.
+            `dilation_rate` (1, 1) of the convolution;
+            `attention_dilation_rate` 1 of the spatial kernel; `filter_basis`
+            "pixel" or "steerable", see `kernel_orbit`; `chunk_size`, see
+            `attended_sum`.
 
     Returns:
         A feature map on the group.
@@ -129,7 +130,7 @@ def _attentive(
     count = x.shape[0]
     x = with_an_image(x)
     attended = attended_sum(x, kernel, attention, group, **options)
-    # The difference can be a thousandth of the terms: too few digits in half.
+    # The difference can be a thousandth of the terms, beyond half precision.
     x, kernel = in_full_precision(x), in_full_precision(kernel)
     y = ops.cast(convolve(x, kernel, group, **plain) - attended, dtype)
     return y[:0] if count == 0 else y
@@ -149,12 +150,12 @@ def attended_sum(
     Args:
         x, kernel, attention, group: see `attentive_group_conv`.
         chunk_size: how many of the `order * filters` output channels are
-            computed at a time: up to this many, the same result for every
-            number. "auto" chooses it so that what one step holds, beside the
-            input and its gradient, stays below 256 MB, or 1 where that does
-            not suffice; where batch or size are not known it counts with 128
-            images of 64 x 64 pixels. None holds all responses. Its gradient
-            can be differentiated again on every backend, that of the others
+            computed at a time, at most; the result does not depend on it.
+            "auto" chooses it so that what one step holds, beside the input and
+            its gradient, stays below 256 MiB, and takes 1 where that does not
+            suffice; where batch or size are not known it assumes 128 images of
+            64 x 64 pixels. None holds all responses: its gradient can be
+            differentiated again on every backend, the gradient with chunks
             only under JAX. Where the maximum of several channels ties, the
             gradient goes to the first; with None they share it.
         **options: the other arguments of `attentive_group_conv`.
@@ -193,7 +194,7 @@ def response_attention(
 
     Args:
         x, kernel, attention, group: see `attentive_group_conv`.
-        query: row and column of an output; None for all.
+        query: row and column of an output pixel; None for all.
         **options: the others of `attentive_group_conv`, but `chunk_size`.
 
     Returns:
@@ -206,7 +207,8 @@ def response_attention(
           `1 - aX`, unless there is channel attention alone;
         - "effective": without a query the mean of `1 - aX aC` over `j`,
           channels and filters, `(batch, new_height, new_width, h, 1)`; with
-          a query all of it there, `(batch, h[, j], channels, filters)`.
+          a query `1 - aX aC` at that pixel, `(batch, h[, j], channels,
+          filters)`.
 
     Raises:
         ValueError: for a bad `padding`, or if there are no attention weights.

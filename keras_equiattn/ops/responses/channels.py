@@ -29,7 +29,7 @@ from keras_equiattn.ops.responses.spec import Places
 from keras_equiattn.ops.responses.spec import Planes
 from keras_equiattn.ops.responses.spec import Responses
 
-# The relative distance of adjacent numbers of a dtype.
+# The relative distance between adjacent numbers of a dtype.
 HALF_STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
@@ -210,9 +210,9 @@ def through_attention(
     """The gradient of the logarithm of channel attention, and a count.
 
     The gradient is the sum over space of each weighted response times its
-    gradient. The part that flows through the sum of the responses takes none of
-    them, so its loop is one of its own, over more channels at a time. Each of
-    the maxima over the channels belongs to one channel.
+    gradient. The part that flows through the sum of the responses needs none of
+    them, so it has its own loop, over more channels at a time. Each of the
+    maxima over the channels belongs to one channel.
 
     Args:
         planes, kernel, alpha, window: see `responses`.

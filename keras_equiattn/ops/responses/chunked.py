@@ -6,8 +6,8 @@ images in the p4 All-CNN. Only their statistics are needed, so here they are
 computed for some output channels (a chunk) and a few input channels at a time,
 reduced at once, and computed again in the backward pass.
 
-Axes are those of `spec`. No loop is over images: with some of them on each of
-several devices, nothing has to move between those but gradients of weights.
+Axes are those of `spec`. No loop runs over images: where they are spread over
+several devices, only gradients of weights have to move between devices.
 """
 
 import functools
@@ -50,8 +50,8 @@ class Reduced(NamedTuple):
         statistics: for spatial attention their mean and maximum over the
             channels, or None.
         gate: spatial attention, or None.
-        places: the number of the channel that has the maximum, and of equal
-            ones the first; None where it was not asked for.
+        places: the number of the channel that has the maximum, the first one
+            if several are equal; None where it was not asked for.
     """
 
     # Types without None: each is read only where the spec has it.

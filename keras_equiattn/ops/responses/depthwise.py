@@ -40,7 +40,7 @@ def depthwise_sum(
     Args:
         x: the statistics.
         kernel: the filters.
-        dilation_rate: the distance of adjacent entries of a filter.
+        dilation_rate: the distance between adjacent entries of a filter.
         columns: over how many columns the gradient is written out; the sum is
             then written out, too. None leaves both to the backend.
     """

@@ -1,4 +1,4 @@
-"""How attention on responses is computed on which machine, and why.
+"""How attention on responses is computed on each machine, and why.
 
 Chunks and schedules are chosen here, and the constants of the choice stand here
 with what was measured.
@@ -35,8 +35,8 @@ ASSUMED_PIXELS = 64 * 64
 # The batch that is assumed where the compiler gets every step by itself:
 # `predict` has this one.
 PREDICTED_BATCH = 32
-# Bytes that the responses of the input channels may take that are computed at a
-# time. On a CPU they stay in its cache, on an accelerator they fill it.
+# Bytes that the responses may take that are computed at a time. On a CPU they
+# stay in its cache, and on an accelerator they are enough to keep it busy.
 # "unrolled" is for a compiler that gets every step by itself: OpenVINO compiled
 # allcnnc_p4_full in 8 s, and not within 400 s with 2**20 and a batch of 128
 # (AMD EPYC, two cores, OpenVINO 2026.4.1).

@@ -1,4 +1,4 @@
-"""Attention on responses with all of them at hand, in plain operations.
+"""Attention on responses that are all held, in plain operations.
 
 The other modules are compared with this one, which can be differentiated twice
 on every backend.

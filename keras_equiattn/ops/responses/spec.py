@@ -21,8 +21,8 @@ position, which are weighted by attention and summed over the first two.
 In half precision the responses, their gradients and all tensors of that size
 stay in half precision. Statistics, attention and the sum of the attended
 responses are in float32, and so are the views and filters that this sum is a
-product of: the layer returns its difference to a convolution, which may be a
-thousandth of it.
+product of: the layer returns the difference between a convolution and this sum,
+which may be a thousandth of the sum.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ Responses: TypeAlias = Float[Tensor, "channels batch height width filters"]
 Overall: TypeAlias = Float[Tensor, "channels batch filters"]
 # The output, and statistics of the responses over the channels.
 Pixels: TypeAlias = Float[Tensor, "batch height width filters"]
-# The number of a channel at each of them.
+# The number of a channel at each pixel.
 Places: TypeAlias = Shaped[Tensor, "batch height width filters"]
 # Mean and maximum over the channels, and the filters on them.
 Statistics: TypeAlias = Float[Tensor, "batch height width 2 filters"]
@@ -69,7 +69,7 @@ class AttentionSpec:
         window: where the filters of the convolution look.
         has_channel: whether there is channel attention.
         has_spatial: whether there is spatial attention.
-        attention_dilation_rate: the distance of adjacent entries of the
+        attention_dilation_rate: the distance between adjacent entries of the
             filters of spatial attention.
     """
 
@@ -93,8 +93,8 @@ def channel_scores(
 ) -> Float[Tensor, "*chunks channels batch filters"]:
     """The scores of channel attention, which is their sigmoid.
 
-    They are what a two-layer perceptron over the input channels makes of each
-    statistic, for every filter alone.
+    A two-layer perceptron over the input channels sees each statistic, for
+    every filter by itself, and its outputs for both statistics are added up.
 
     Args:
         means, maxima: the statistics of the responses over space.
@@ -118,6 +118,6 @@ def spatial_attention(
     Args:
         statistics: mean and maximum of the responses over the channels.
         kernel: the filters.
-        dilation_rate: the distance of adjacent entries of a filter.
+        dilation_rate: the distance between adjacent entries of a filter.
     """
     return ops.sigmoid(depthwise_native(statistics, kernel, dilation_rate))

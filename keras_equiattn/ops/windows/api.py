@@ -3,9 +3,9 @@
 These are the parts of local self-attention. Scores take one number for each
 query, neighbour and head. Neighbours with all their channels are never built
 for all pixels, neither in the forward nor in the backward pass. For the
-backward pass `window_scores` and `window_sum` keep their arguments alone;
-`window_attention` also keeps its result and the weights, and computes no
-softmax anew.
+backward pass `window_scores` and `window_sum` keep only their arguments;
+`window_attention` also keeps its result and the weights, so that it need not
+compute the softmax again.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ BiasImage: TypeAlias = Float[Tensor, "rows columns order channels"]
 
 
 class AffineMap(NamedTuple):
-    """An affine map of neighbours: queries see its results instead of them.
+    """An affine map that neighbours go through before queries see them.
 
     Attributes:
         weight: `(rows, columns, order, key_order, channels)`; None for none.
@@ -83,7 +83,7 @@ def window_scores(
         weight: transforms the keys. None: a query element sees the keys of
             the same element as they are.
         bias: added to the keys.
-        recompute: the backward pass keeps the arguments alone and computes
+        recompute: the backward pass keeps only the arguments and computes
             everything else anew. False leaves the gradient to the backend:
             more memory, but it can be differentiated again.
 
@@ -116,11 +116,11 @@ def window_softmax(
     Args:
         scores: the result of `window_scores`, or several such results joined
             along the first axis, such as the scores against several key
-            elements: all scores along that axis share the weight of one. They
-            are finite, also those of neighbours outside of the image.
+            elements: the weights along that axis add up to one. Scores must
+            be finite, including those of neighbours outside of the image.
         window: the window of the scores. It says which neighbours the border
             "mask" leaves out, and how much the neighbours in a disc count.
-            Other windows are only checked.
+            For other windows only shapes are checked.
         size: for border "mask", height and width of the keys.
 
     Returns:
@@ -136,8 +136,8 @@ def window_softmax(
     _check_scores(scores, window, size)
     if window.border == "mask" and size is None:
         raise ValueError(
-            "`size`, height and width of the keys, says what a window with "
-            'border="mask" leaves out. Received: size=None'
+            'A window with border="mask" needs `size`, (height, width) of the '
+            "keys. Received: size=None"
         )
     added = _added_to_scores(window, scores, size)
     if added is None:
@@ -361,7 +361,7 @@ def _tensor(x: Float[Tensor, "*axes"] | None) -> Float[Tensor, "*axes"] | None:
 
 
 def _check_kind(window: Any) -> None:
-    """Refuses what is no window."""
+    """Raises unless this is a `Window`."""
     if not isinstance(window, Window):
         raise ValueError(
             "`window` must be a `keras_equiattn.ops.Window`. "
@@ -387,8 +387,8 @@ def _check_scores(scores: Scores, window: Window, size: Any) -> None:
         shape[4:], window.output_size(known)
     ):
         raise ValueError(
-            "`size` must be (height, width) of the keys that the scores of "
-            f"{window} are of. Received: size={size}, scores.shape={shape}"
+            "`size` must be (height, width) of the keys that were scored with "
+            f"{window}. Received: size={size}, scores.shape={shape}"
         )
 
 

@@ -50,9 +50,9 @@ CHANNELS_OF_SUM = 8
 # 26 s under TensorFlow, and in 3 s in place of 7 and 10 s under JAX (AMD EPYC,
 # two cores, TensorFlow 2.21.0, JAX 0.10.2).
 CHANNELS_AT_ONCE = 64
-# `views`: the columns that images have at least on a CPU. Inductor makes no
-# vectors of a loop that is shorter than one, which is 16 numbers with AVX-512:
-# a step of SASA for 32 images and 64 channels took 0.31 s with 15 x 15 pixels
+# `views`: the columns that images have at least on a CPU. Inductor does not
+# vectorise a loop shorter than a vector, which is 16 numbers with AVX-512: a
+# step of SASA for 32 images and 64 channels took 0.31 s with 15 x 15 pixels
 # and 0.055 s with 16 x 16, and takes 0.064 s with 15 x 15 pixels in 16 columns
 # (AMD EPYC, two cores, PyTorch 2.13, as all that follows).
 LEAST_COLUMNS = 16
@@ -66,10 +66,9 @@ WIDE = 32
 # Inductor gets `tiles` on a CPU for heads with this many channels or more, if
 # images have more than NARROW and fewer than LEAST_COLUMNS columns. Narrower
 # images get `tiles` wherever they would without a compiler. Steps of 128 images
-# take
-# 0.67 (ACmix on p4) to 0.84 (ACmix) of the time of `views` with 7 x 7 pixels
-# and 512 channels, and 0.88 with 14 x 14 and heads of 64 channels, but 1.11
-# with heads of 32 (SASA), and 1.11 with 32 x 32 and heads of 64.
+# take 0.67 (ACmix on p4) to 0.84 (ACmix) of the time of `views` with 7 x 7
+# pixels and 512 channels, and 0.88 with 14 x 14 and heads of 64 channels, but
+# 1.11 with heads of 32 (SASA), and 1.11 with 32 x 32 and heads of 64.
 TILED_CHANNELS_COMPILED = 64
 
 

@@ -35,7 +35,7 @@ This module is the vocabulary of the others:
     queries  `Queries`  (batch, height, width, query elements, channels)
     keys     `Keys`     (frames, batch, rows, columns, key elements, channels)
     scale    `Scales`   (neighbours, query elements, key elements, channels);
-                        None for one, with one query element and one key element
+                        None for ones, with one query and one key element
     bias     `Biases`   (neighbours, query elements, channels), or None
 
 `QueryPlanes` and `KeyPlanes` are queries and keys with the channels of each

@@ -59,7 +59,7 @@ class Side(NamedTuple):
         """Scores of queries, or weighted sums.
 
         Args:
-            wanted: with respect to what the form is differentiated: "weights"
+            wanted: what the form is differentiated with respect to: "weights"
                 for scores, "queries" for weighted sums.
             other: the queries, or the weights.
             source: the image that is seen, and its affine map.
@@ -181,13 +181,13 @@ def _parts(tensors: Any) -> tuple[Queries, Source, Source, Tensor | None]:
 def _attention(
     tensors: Any, *, of_keys: Side, of_values: Side, return_weights: bool
 ) -> Any:
-    """Sums, and weights if asked for; kept are the sums and the weights.
+    """The sums, and the weights if asked for. Both are kept in any case.
 
     `tensors` are the query, the sources of keys and values, and a mask
     `(neighbours, 1, 1, 1, height, width)` that is added to the scores, whose
     last axes have size one where it is the same for all pixels. The weights are
-    no result unless asked for, since their gradient costs time even where it is
-    zero.
+    not returned unless asked for, since their gradient costs time even where it
+    is zero.
     """
     query, keys, values, mask = _parts(tensors)
     found = of_keys.derivative("weights", query, keys)
@@ -225,9 +225,9 @@ def _attention_gradients(
         d_weights = in_full_precision(d_weights) + upstream
 
     def mean() -> Tensor:
-        """The mean of the gradient of the weights, under the weights."""
-        # From the sums: that takes a number for each channel, not for each
-        # neighbour.
+        """The mean of the gradient of the weights, weighted by them."""
+        # It is computed from the sums, which have a number for each channel:
+        # the weights have one for each neighbour.
         found = of_values.mean_gradient(d, y)
         found = ops.reshape(found, ops.shape(weights)[1:])
         if upstream is None:

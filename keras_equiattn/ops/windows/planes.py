@@ -328,7 +328,7 @@ def _seen(
 def _channel_sums(
     terms: list[QueryPlanes],
 ) -> list[Float[Tensor, "batch elements heads height width"]]:
-    """Sums over the channels of a head, for few channels some at a time."""
+    """Sums over the channels of a head, a few at a time unless it has many."""
     channels = terms[0].shape[3]
     whole = channels >= dispatch.CHANNELS_AT_ONCE
     size = channels if whole else dispatch.CHANNELS_OF_SUM
@@ -397,5 +397,5 @@ def _window(
 def _elements(
     x: Float[Tensor, "*axes"], axis: int
 ) -> Float[Tensor, "elements ..."]:
-    """An axis as the first, with 1 left in its place."""
+    """Moves an axis to the front, and leaves one of size one in its place."""
     return ops.expand_dims(ops.moveaxis(x, axis, 0), axis + 1)

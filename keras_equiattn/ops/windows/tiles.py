@@ -98,7 +98,7 @@ class Tiles(NamedTuple):
     def filled(
         self, x: Float[Tensor, "..."], axis: int
     ) -> Float[Tensor, "..."]:
-        """Rows and columns, from this axis on, with zeros in the last tiles."""
+        """Adds rows and columns of zeros for whole tiles, from this axis on."""
         pads = [(0, 0)] * len(x.shape)
         pads[axis : axis + 2] = [
             (0, count * size - n)

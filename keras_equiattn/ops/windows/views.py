@@ -111,7 +111,7 @@ def affine_gradients(
     scale: Scales | None,
     bias: Biases | None,
 ) -> list[Tensor]:
-    """The derivatives with respect to scale and bias, of those given."""
+    """The derivatives with respect to the scale and the bias, if given."""
     queries = in_full_precision(_planes(form, queries)[..., None, None, :, :])
     of_scale, of_bias = [], []
     for grid in form.grids():

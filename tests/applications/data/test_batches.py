@@ -261,7 +261,7 @@ def test_evaluation_and_prediction_keep_the_order(pipeline):
 
 @pytest.mark.parametrize(("count", "devices"), [(1, 2), (2, 1), (3, 2)])
 def test_shards_are_the_parts_of_batches(count, devices):
-    # The last batch has 5 images, of which some cannot be divided.
+    # The last batch has 5 images, which none of these counts divides.
     images = np.random.default_rng(0).random((29, 6, 6, 1), "float32")
     labels = np.arange(29)
     kwargs = {"batch_size": 12, "shuffle": True, "augment": True, "seed": 1}

@@ -497,7 +497,7 @@ def test_damaged_file(digits_npz, tmp_path):
 
 @pytest.mark.once
 def test_damaged_facts(digits_npz, tmp_path):
-    """Whichever two bits of the entry are wrong, in its header or after it."""
+    """Two bits of one byte are flipped, at many places, one at a time."""
     path = tmp_path / "other.npz"
     content = pathlib.Path(digits_npz).read_bytes()
     with zipfile.ZipFile(digits_npz) as archive:

@@ -37,7 +37,7 @@ def smooth_image(rng, size, mode):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three classes, with four images to train on and two others."""
+    """Three classes, each of four training and two validation images."""
     root = tmp_path_factory.mktemp("images") / "zoo"
     rng = np.random.default_rng(0)
     for part, kinds in (("train", KINDS), ("val", KINDS[::2])):
@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def ramp(tmp_path):
-    """One image, whose pixels are its coordinates; in 256 x 256, exactly."""
+    """One image of 256 x 256 pixels, whose values are their coordinates."""
     for part in ("train", "val"):
         (tmp_path / part / "one").mkdir(parents=True)
         rows, columns = np.indices((256, 256), "uint8")
@@ -82,7 +82,7 @@ def test_info(folder):
 
 
 def central_view(path):
-    """Central square to 256 x 256 pixels, of these the central 224 x 224."""
+    """The central square at 256 x 256 pixels, cropped to 224 x 224."""
     image = np.asarray(Image.open(path).convert("RGB"), "float64") / 255
     height, width = image.shape[:2]
     side = min(height, width)
@@ -191,7 +191,7 @@ def test_boxes():
     assert ratio.min() * (1 + 1e-9) >= 3 / 4
     assert ratio.max() <= 4 / 3 * (1 + 1e-9)
     assert abs(np.log(ratio).mean()) < 0.01
-    small = area < 0.5  # none is refused
+    small = area < 0.5  # boxes this small always fit
     np.testing.assert_allclose(area[small].mean(), 0.29, atol=0.01)
     center = (boxes[:, :2] + boxes[:, 2:]) / 2
     np.testing.assert_allclose(center.mean(axis=0), 0.5, atol=0.01)
@@ -338,7 +338,7 @@ def test_folders_that_cannot_be(tmp_path, capsys):
         (root / "val" / name).mkdir()
     assert "must hold images in its class folders" in message()
 
-    # By name there are 1000 classes, in the folder of this name.
+    # By its name the dataset has 1000 classes, in a folder of that name.
     folder = tmp_path / "imagenet_folder"
     assert f"{folder / 'train'} does not exist" in message(folder.name)
     command = [folder.name, "--data-dir", str(tmp_path)]

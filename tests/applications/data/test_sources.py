@@ -24,7 +24,7 @@ from keras_equiattn.applications.data.sources import tfds
 
 
 def write_amat(path, images, labels):
-    """Writes upright images as the files of 2007 hold them."""
+    """Writes upright images transposed, as the files of 2007 hold them."""
     columns = images[..., 0].transpose(0, 2, 1).reshape(len(images), -1)
     np.savetxt(path, np.column_stack([columns, labels]), fmt="%.7g")
 
@@ -234,7 +234,7 @@ def test_real_cifar100():
 def test_real_pcam():
     splits = tfds.builder("pcam", DATA_DIR).info.splits
     for split in ("train", "validation", "test", "train+validation"):
-        # All of it is too large for memory: `load` streams it then.
+        # All of pcam is too large for memory, so `load` streams it.
         data = datasets.load("pcam", split, 64)
         count = sum(splits[part].num_examples for part in split.split("+"))
         assert len(data) == -(-count // 64)
@@ -258,7 +258,7 @@ def test_streamed_batches(monkeypatch):
     builder = tfds.builder("pcam", DATA_DIR)
     if builder.info.splits["test"].num_examples > 2_000:
         pytest.skip("needs the sample: reading all of pcam takes minutes")
-    # Without a shuffle, what streams is what memory holds.
+    # Without a shuffle, streamed batches equal those from memory.
     normalization = datasets.info("pcam").normalization
     kwargs = {"batch_size": 50, "normalization": normalization}
     for split in ("validation", "test"):

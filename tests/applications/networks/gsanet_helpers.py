@@ -1,4 +1,4 @@
-"""Small networks of group self-attention, and weights that tell errors."""
+"""Small networks of group self-attention, and weights that reveal errors."""
 
 import numpy as np
 from layer_contract import as_array
@@ -16,7 +16,7 @@ TINY = {
 }
 
 
-# One block, with everything that a block can have, compiled sooner.
+# One block with everything that a block can have, which compiles faster.
 BLOCK = {
     **TINY,
     "block_sizes": (1,),
@@ -32,10 +32,11 @@ NARROW = {"filters": 6, "num_heads": 1, "kernel_size": 3}
 
 
 def strong_attention(model):
-    """Gains and shifts away from one and zero, scores far from equal.
+    """Moves gains and shifts away from one and zero, and scores apart.
 
-    Small shifts: where maps are normalised again and again, large ones leave
-    little of the image. Kernels are drawn anew: on every backend the same.
+    The shifts are small: where maps are normalised again and again, large
+    shifts leave little of the image. Kernels are drawn anew, the same on every
+    backend.
     """
     rng = np.random.default_rng(0)
     for variable in model.trainable_variables:

@@ -14,10 +14,11 @@ from keras_equiattn.testing import relative_difference
 
 
 def randomize(model):
-    """Batch statistics and gains away from zero and one, large attention.
+    """Draws batch statistics, gains and kernels; attention becomes large.
 
-    The variance is about the same in all layers. As initialised, scales rest
-    on batch statistics, without which images would not matter to All-CNN.
+    The variance is about the same in all layers. With the initial weights,
+    scales depend on batch statistics, without which images would not matter to
+    All-CNN.
     """
     rng = np.random.default_rng(0)
     # The last convolution of a residual block.
@@ -28,7 +29,7 @@ def randomize(model):
             shape = layer.gamma.shape
             layer.set_weights(
                 [
-                    # Attention takes away what is above one on average.
+                    # Above one on average, since attention takes some away.
                     rng.uniform(0.8, 1.8, shape),
                     rng.uniform(-0.3, 0.3, shape),
                     rng.uniform(-0.3, 0.3, shape),
@@ -36,8 +37,8 @@ def randomize(model):
                 ]
             )
             continue
-        # What is added up in residual networks must not grow, or 27 blocks
-        # of attention magnify the rounding of the first.
+        # The branches of residual networks must stay small, or 27 blocks of
+        # attention magnify the rounding of the first.
         gain = 0.02 if layer.name.endswith(last) else 1.0
         for variable in layer.trainable_variables:
             deviation = gain * np.sqrt(2 / np.prod(variable.shape[:-1]))
@@ -45,9 +46,9 @@ def randomize(model):
 
 
 def draw(model, small=()):
-    """All weights anew, so that no scale grows and no layer is lost.
+    """Draws all weights so that no scale grows and every layer matters.
 
-    Those of the names in `small` are a fifth of it.
+    Weights whose name is in `small` have a standard deviation of 0.2.
     """
     rng = np.random.default_rng(0)
     for variable in model.weights:
@@ -64,16 +65,16 @@ def draw(model, small=()):
 
 
 def share_weights(source, *models):
-    """Gives models what they have in common with another, by names."""
+    """Copies the weights of `source` to models, by their paths."""
     found = {variable.path: variable for variable in source.weights}
     for model in models:
         for variable in model.weights:
-            # A copy: under JAX, predictions give away the memory of weights.
+            # A copy: under JAX, predictions may donate the buffers of weights.
             variable.assign(as_array(found[variable.path]))
 
 
 def weights_below(weights, name):
-    """Those of a layer, by their names in it."""
+    """The weights of a layer, by their names in it."""
     return {
         path.removeprefix(f"{name}/"): value
         for path, value in weights.items()
@@ -82,7 +83,7 @@ def weights_below(weights, name):
 
 
 def images(shape):
-    """Random images of large patches, which global means do not level."""
+    """Random images of large patches, whose global means differ."""
     batch, height, width, channels = shape
     patch = -(-max(height, width) // 4)
     values = np.random.default_rng(1).normal(size=(batch, 4, 4, channels))
@@ -122,7 +123,7 @@ np.save(f"{folder}/y.npy", model.predict(np.load(f"{folder}/x.npy")))
 
 
 def assert_another_process_loads(model, x, folder):
-    """That a file of the model holds all that a new process needs."""
+    """A file of the model holds all that a new process needs."""
     model.save(folder / "model.keras")
     np.save(folder / "x.npy", x)
     environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
@@ -142,9 +143,9 @@ def assert_another_process_loads(model, x, folder):
 def unmoved_by_a_step(model, x, labels):
     """Paths of the weights that a step of training leaves as they were.
 
-    Rounding moves some of those that nothing depends on, too.
+    Rounding also moves some weights that no output depends on.
     """
-    # What a gain of one changes by a small step is lost in its rounding.
+    # A large rate: a small step of a gain of one is lost in its rounding.
     model.compile(
         keras.optimizers.SGD(1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -159,7 +160,7 @@ def unmoved_by_a_step(model, x, labels):
 
 
 def assert_any_size(build):
-    """A network of images of any size is that of each size.
+    """A network for images of any size agrees with one for each size.
 
     Args:
         build: takes `input_shape`, returns a network with maps as outputs.
@@ -178,7 +179,7 @@ def assert_any_size(build):
 
 
 def assert_ends_for_any_size(network, pooling, width):
-    """With the top, without it, and with pooling in its place."""
+    """Output shapes without the top, with pooling or not, and with it."""
     options = {"input_shape": (None, None, 3), "pooling": pooling}
     space = () if pooling else (None, None)
     model = network(include_top=False, **options)
@@ -193,9 +194,9 @@ def assert_agrees(model, levels, x, logits, maps):
     Args:
         model: the network with its top.
         levels: the same with `features_only=True`; gets the weights.
-        x: images that differ in what they give.
+        x: images whose logits differ.
         logits: the output of the oracle.
-        maps: its levels.
+        maps: the feature maps of the oracle, one for each level.
     """
     found = model.predict(x, verbose=0)
     assert relative_difference(found[:1], found[1:]) > 1e-2
@@ -207,12 +208,12 @@ def assert_agrees(model, levels, x, logits, maps):
 
 
 def assert_weights_of_a_classifier_load(network, folder, **options):
-    """Into the same without the classifier, and into that with the levels.
+    """They load without the classifier, and into the network of levels.
 
     Args:
-        network: takes the arguments of those for ImageNet.
+        network: takes the arguments of the networks for ImageNet.
         folder: where the file goes.
-        **options: of all three; `classes` of the classifier alone.
+        **options: for all three networks; `classes` for the classifier.
     """
     classes = options.pop("classes", 1000)
     model = network(classes=classes, **options)
@@ -250,7 +251,7 @@ def assert_files_load(build, model, x, folder):
 
 
 def assert_half_precision(build, x, mixer):
-    """Layers compute in half precision, logits are in full."""
+    """Layers compute in half precision, and logits are float32."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = build()
     assert model.get_layer(mixer).compute_dtype == "bfloat16"

@@ -39,7 +39,7 @@ def small(monkeypatch):
 def test_one_step_of_fit(mixer, small):
     model = ACmixPVTTiny(mixer=mixer, **SMALL)
     model.compile(
-        keras.optimizers.SGD(100.0),  # weights are small, and so gradients
+        keras.optimizers.SGD(100.0),  # weights are small, and so are gradients
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     before = [as_array(v).copy() for v in model.trainable_variables]
@@ -53,8 +53,8 @@ def test_one_step_of_fit(mixer, small):
         )
         if np.array_equal(as_array(variable), start)
     }
-    # The class token knows nothing of the last convolution, and a softmax
-    # nothing of the keys' bias, which rounding may move.
+    # The class token does not depend on the last convolution, nor a softmax on
+    # the keys' bias, which rounding may move.
     blocks = [x.name for x in model.layers if x.name.endswith("_mixer")]
     expected = set()
     if mixer == "acmix":

@@ -30,7 +30,7 @@ SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
 
 @pytest.fixture
 def small(monkeypatch):
-    """Narrow, one block a stage, and a window that is compiled sooner."""
+    """Narrow, one block a stage, and a window that compiles faster."""
     monkeypatch.setattr(acmix_resnet, "WIDTHS", (4, 4, 8, 8))
     monkeypatch.setattr(acmix_resnet, "WINDOW", 3)
     monkeypatch.setattr(acmix_resnet, "BLOCKS", {26: (1, 1, 1, 1)})

@@ -27,7 +27,7 @@ SMALL = {"stem": "cifar", "input_shape": (9, 10, 3), "classes": 3}
 
 @pytest.fixture
 def small(monkeypatch):
-    """Narrow, two blocks, and windows that are compiled sooner."""
+    """Narrow, two blocks, and windows that compile faster."""
     monkeypatch.setattr(acmix_san, "WIDTHS", WIDTHS)
     monkeypatch.setattr(acmix_san, "WINDOWS", (3,) * 5)
     monkeypatch.setattr(acmix_san, "SHARE", 2)
@@ -41,8 +41,8 @@ def small(monkeypatch):
 def test_one_step_of_fit(mixer, small):
     model = ACmixSAN10(mixer=mixer, **SMALL)
     still = unmoved_by_a_step(model, images((2, 9, 10, 3)), np.array([0, 2]))
-    # Batch statistics take away what a bias before them adds; the path of
-    # convolution sees those of queries and keys without.
+    # Batch statistics remove a bias that is added before them. The convolution
+    # path sees the biases of queries and keys without batch statistics.
     names = ["expand/bias"]
     if mixer == "attention":
         names += ["mixer/query_bias", "mixer/key_bias"]

@@ -46,9 +46,9 @@ def test_one_step_of_fit(mixer, small):
     model = ACmixSwinTiny(mixer=mixer, **SMALL)
     x = np.random.default_rng(0).normal(size=(4, 16, 16, 3))
     still = unmoved_by_a_step(model, x, np.array([0, 2, 1, 1]))
-    # What a softmax adds to all scores of a query it takes away again. In the
-    # last stage the mixed maps start with the same bias for all channels of a
-    # pixel, of which no layer normalisation knows.
+    # A softmax ignores what is added to all scores of a query. In the last
+    # stage the mixed maps start with the same bias for all channels of a pixel,
+    # which layer normalisation removes.
     without_gradient = {
         "attention": {
             f"{layer.name}/key_bias"
@@ -78,7 +78,7 @@ def test_weights_of_a_classifier(small, tmp_path):
 @pytest.mark.parametrize("shape", [(2, 3, 4), (5, 4)])
 @pytest.mark.parametrize("path", ["mixer", "dense"])
 def test_drop_path_leaves_out_what_is_added_to_an_image(path, shape):
-    """Nothing or all of it, over the rate at which it is kept."""
+    """All of it is dropped, or kept and divided by the rate of keeping."""
     inputs = keras.Input(shape)
     mix = keras.layers.Dense(4, kernel_initializer="he_normal", name="mix")
     model = keras.Model(
@@ -102,7 +102,7 @@ def test_levels_are_what_stages_end_with(small):
     model = ACmixSwinTiny(
         False, features_only=True, **{**SMALL, "classes": 1000}
     )
-    for variable in model.weights:  # weights are small, and so changes
+    for variable in model.weights:  # weights are small, and so are changes
         if len(variable.shape) > 1:
             variable.assign(20 * variable)
     ends = ["stage1_block2_add2", "stage2_block1_add2", "stage3_block1_add2"]
@@ -120,7 +120,7 @@ def test_levels_are_what_stages_end_with(small):
 @pytest.mark.once
 @pytest.mark.parametrize("size", [(16, 32), (32, 16)])
 def test_windows_of_maps_with_one_along_a_side(size, small, monkeypatch):
-    """They are not shifted, along no side."""
+    """Such windows are not shifted along either side."""
     monkeypatch.setattr(acmix_swin, "DEPTHS", {"Tiny": (2, 2, 2, 2)})
     model = ACmixSwinTiny(**{**SMALL, "input_shape": (*size, 3)})
     mixers = [x for x in model.layers if x.name.endswith("_mixer")]

@@ -17,7 +17,7 @@ from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.applications.networks.common import convolution
 from keras_equiattn.applications.training import reporting
 
-# Of the papers' networks what the authors' code instantiates.
+# For networks of papers, what the authors' code instantiates.
 PARAMETERS = {
     "acmix_pvt_small": 24_824_755,  # our reading
     "acmix_pvt_small_attention": 24_485_864,
@@ -160,7 +160,7 @@ PARAMETERS = {
     "vit_tiny_p4m_hybrid": 4_153_888,
     "vit_tiny_z2": 7_349_416,
 }
-# By how names begin: input shape and classes.
+# Input shape and classes, by how names begin.
 INPUTS = {
     "acmix": ((224, 224, 3), 1000),
     "acmix_swin_tiny_cifar10": ((32, 32, 3), 10),
@@ -199,7 +199,7 @@ FAST = (
 
 
 def without_values():
-    """Weights within have shapes alone, where the backend has such weights.
+    """A context in which weights have only shapes, if the backend can.
 
     Their first values would take most of the time to build a large network.
     """
@@ -335,7 +335,7 @@ def test_kernels_start_as_those_of_the_authors():
     ):
         kernel = as_array(model.get_layer(name).kernel)
         assert 0.95 * bound < np.abs(kernel).max() < 1.001 * bound
-    # What lifts an image sums over no group.
+    # Layers that lift an image do not sum over the group.
     for model, name, bound in (
         (allcnn, "conv2", np.pi / 2 * 0.035 / np.sqrt(98)),
         (densenet, "block1_conv", np.pi * np.sqrt(2 / 98)),

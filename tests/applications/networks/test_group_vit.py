@@ -98,7 +98,7 @@ def test_bases_agree():
 
 
 def test_saved_and_loaded(tmp_path):
-    """The whole network, and its weights into one with the other basis."""
+    """A network loads, and its weights load into the other basis."""
     model = small(basis="irreps")
     expected = as_array(model(images(model)))
     model.save(tmp_path / "model.keras")
@@ -124,7 +124,7 @@ def test_a_hybrid_is_not_invariant():
 
 
 def test_training():
-    """With maps by blocks the logits fit images, and stay invariant."""
+    """With block-diagonal maps the network learns and stays invariant."""
     keras.utils.set_random_seed(0)
     shape = {"input_shape": (8, 8, 1), "classes": 2}
     model = GroupViT("p4m", 4, 1, 16, 2, "irreps", dropout=0.1, **shape)
@@ -141,7 +141,7 @@ def test_training():
 
 @pytest.mark.once
 def test_weights_of_linear_maps_are_fewer():
-    """As many times as the group has elements, for the same width."""
+    """Their number is divided by the order of the group, at the same width."""
     counts = {}
     for group in ("z2", "p4", "p4m"):
         model = small(group)

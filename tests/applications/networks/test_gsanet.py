@@ -201,7 +201,7 @@ def test_groups_that_are_none():
 
 @pytest.mark.once
 def test_kernels_start_with_the_variance_of_the_authors_class():
-    """Which is twice that of their training script."""
+    """That variance is twice the one of their training script."""
     model = GSANetCIFAR10("p4")
     for name, fan_in in (
         ("stage2_block1_shortcut", 96),

@@ -66,7 +66,7 @@ def test_agrees_with_the_authors():
     for y, theirs in zip(outputs, expected.values(), strict=True):
         if theirs.ndim == 5:
             theirs = theirs.transpose(0, 3, 4, 2, 1)[..., inverse, :]
-        # Of most layers there is the first image alone.
+        # The vectors of most layers hold the first image alone.
         error = relative_difference(as_array(y)[: len(theirs)], theirs)
         assert error < (1e-10 if double else 1e-4)
     # Their code itself is not equivariant.
@@ -90,7 +90,7 @@ def test_agrees_with_the_authors():
 )
 @pytest.mark.parametrize("norm", gsanet_blocks.NORMS)
 def test_names_of_the_authors(network, blocks, norms, last, norm):
-    """Where the blocks are in their list, pooling and dropout counted."""
+    """The places of blocks in their list, which counts pooling and dropout."""
     found = gsa_parts(network("p4", norm=norm, epsilon=1e-12))
     modules = {}
     for key in found:

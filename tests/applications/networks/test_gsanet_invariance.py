@@ -23,7 +23,7 @@ from keras_equiattn.visualization import attention_maps
     ("group", "options"),
     [
         ("p4", BLOCK),
-        # Compile long; the layers are tested on every backend.
+        # These compile slowly; the layers are tested on every backend.
         pytest.param(
             "p4", {**TINY, "norm_between": True}, marks=pytest.mark.once
         ),
@@ -50,7 +50,7 @@ def test_invariance_with_strong_attention(group, options):
 
 @pytest.mark.parametrize("group", ["z2m", "p8", "p12", "p16", "p8m"])
 def test_invariance_of_every_registered_group(group):
-    """Under what maps the grid onto itself; p4 and p4m are above."""
+    """Under elements that keep the grid; p4 and p4m are tested above."""
     model = GSANet(group, **TINY)
     strong_attention(model)
     assert_images_matter(model)
@@ -65,7 +65,7 @@ def test_invariance_of_every_registered_group(group):
 
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
-    reason="Keras' dense layers are in float32 on PyTorch, all is on JAX",
+    reason="Keras computes dense layers in float32 on PyTorch and JAX",
 )
 @pytest.mark.parametrize("norm", gsanet_blocks.NORMS)
 def test_invariance_float64(norm):
@@ -102,7 +102,7 @@ def test_invariance_at_full_size(network, group, options, limit):
 
 @pytest.mark.slow
 def test_crops_of_the_authors_are_approximate():
-    """At 96 pixels; at 88 they fit."""
+    """They are approximate at 96 pixels, and exact at 88."""
     options = {**NARROW, "crops": (0, 2, 1, 1)}
     for size, exact in ((96, False), (88, True)):
         model = GSANetPCam(

@@ -22,7 +22,7 @@ from keras_equiattn.applications import GSANetCIFAR10
 from keras_equiattn.applications import GSANetPCam
 from keras_equiattn.applications import GSANetRotMNIST
 
-# With the least size that its crops and pooling leave something of, or nearly.
+# Each with about the smallest image that its crops and pooling allow.
 PRESETS = (
     (GSANetCIFAR10, (8, 8, 3)),
     (GSANetPCam, (80, 80, 3)),
@@ -66,7 +66,7 @@ def test_one_step_of_fit_of_each_preset(network, shape):
     model = network(**NARROW, input_shape=shape)
     still = unmoved_by_a_step(model, images((2, *shape)), np.array([0, 1]))
     assert all(np.isfinite(value).all() for value in model.get_weights())
-    # What is added to all scores of a query the softmax takes away again.
+    # The softmax ignores what is added to all scores of a query.
     blind = {"key_bias", "row_bias_2", "column_bias_2"}
     assert {path.rsplit("/", 1)[-1] for path in still} <= blind
 

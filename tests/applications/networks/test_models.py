@@ -97,7 +97,7 @@ def test_wider_kernels_for_rotmnist(group, kernel_size):
 
 
 def test_activation_of_rotmnist():
-    """It stands where ReLU stands, and keeps the symmetry."""
+    """It replaces every ReLU, and keeps the symmetry."""
     paper, model = (
         RotMNISTCNN("p8", filters=2, activation=name)
         for name in ("relu", "silu")

@@ -127,7 +127,7 @@ def test_invariance(invariants):
 
 @pytest.mark.parametrize("invariants", octic_blocks.INVARIANTS)
 def test_gradients_where_vectors_are_zero(invariants):
-    """Those of the class token are, where LayerScale is zero."""
+    """The class token has such vectors where LayerScale is zero."""
     model = OcticViT(
         input_shape=(8, 8, 1),
         patch_size=4,

@@ -22,7 +22,7 @@ TINY = {**SMALL, "input_shape": (4, 4, 3), "classes": 3}
 
 @pytest.fixture
 def small(short_resnet, monkeypatch):
-    """One block a stage, and a window that is compiled sooner."""
+    """One block a stage, and a window that compiles faster."""
     monkeypatch.setattr(resnet29, "WINDOW", 3)
 
 
@@ -235,7 +235,7 @@ def test_strided_downsampling(mixer, size, exact, small):
 
 
 def test_antialiased_downsampling(small):
-    """Both paths of a block that halves take binomial means."""
+    """Both paths of a block that downsamples take binomial means."""
     options = {"input_shape": (8, 8, 1), "downsampling": "antialiased"}
     model = ResNet29("p4", "asc", **options, **SMALL)
     pools = [x for x in model.layers if isinstance(x, layers.SpatialPooling2D)]

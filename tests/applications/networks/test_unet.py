@@ -42,7 +42,7 @@ def images(size=(8, 8), channels=2):
 
 
 def with_statistics_of(model, x):
-    """Batch normalisations keep what attention sees from growing."""
+    """Sets the moving statistics to those of `x`, or maps would grow."""
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0
@@ -64,7 +64,7 @@ def test_outputs_turn_with_the_image(group, outputs):
     x = images()
     assert_equivariant(model, group, x, outputs=kind, rtol=1e-5)
     if outputs != "scores":
-        # As images of numbers they do not turn.
+        # Measured as scalar images, they do not turn.
         error = equivariance_error(model, group, x, outputs="images")
         assert error[1:].max() > 1e-2
     assert model.output_shape[-1] == (3 if outputs == "scores" else 6)

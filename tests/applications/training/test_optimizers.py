@@ -142,7 +142,7 @@ def test_stateless_steps_match_hand_written(make, step_of):
 
 @CASES
 def test_kernel_factors_match_hand_written(make, step_of):
-    """The product of a factor and of what learns by the usual rule."""
+    """A kernel is its factor times a variable that learns as usual."""
     model = small_model()
     variables, gradients = model.trainable_variables, gradients_of(model)
     factors = [1.5 if "kernel" in v.path else 1.0 for v in variables]
@@ -211,7 +211,7 @@ def test_matches_torch(make, step_of):
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss_scale"])
 def test_fit_decays_every_trainable_variable(scaled):
-    """A loss without gradient leaves the decay alone, n times over."""
+    """With a gradient of zero, every step applies the decay alone."""
     model = small_model()
     start = values(model.trainable_variables)
     assert len(start) == 4  # kernel, bias, gain, offset
@@ -290,7 +290,7 @@ def test_decoupled_adam_decays_what_swin_decays(tmp_path):
         weight_decay=DECAY,
     )
     optimizer = recipes.make_optimizer(recipe, steps_per_epoch=2)
-    # What was saved is another object, which knows it too.
+    # A copy from the config decays the same weights.
     config = keras.optimizers.serialize(optimizer)
     optimizer = keras.optimizers.deserialize(config)
     assert isinstance(optimizer, optimizers.DecoupledAdam)

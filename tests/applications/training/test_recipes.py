@@ -73,13 +73,13 @@ def test_rotmnist_recipe_is_the_authors():
     "attention", [None, "input", "co", "full", "spatial", "channel"]
 )
 def test_kernels_learn_with_the_factors_of_the_authors(attention):
-    """Those of the converter, where no normalisation cancels them."""
+    """The converter's factors, unless a normalisation cancels them."""
     name = "_".join(["rotmnist_p4cnn", *([attention] if attention else [])])
     model = applications.get_model(name)
     optimizer = recipes.make_optimizer(recipes.get_recipe(name), 1)
     optimizer.build(model.trainable_variables)
-    # Attention on responses sees those of a kernel without the factor, so that
-    # batch normalisation cancels the factor of the kernel alone.
+    # Attention on responses sees them without the factor, so that it scales the
+    # output alone, and batch normalisation cancels it.
     on_responses = attention in ("full", "spatial", "channel")
     expected = {
         part.variable.path: part.factor
@@ -138,7 +138,7 @@ def test_pcam_recipe_is_the_authors():
     ],
 )
 def test_recipe_of_affine_self_convolution(model, epochs, milestones, dataset):
-    """Of the training script, for both datasets."""
+    """The recipe that the training script takes, for both datasets."""
     options = training.TrainOptions(model, pathlib.Path("run"))
     if dataset != "cifar10":
         options = dataclasses.replace(options, dataset=dataset)
@@ -165,7 +165,7 @@ def test_recipe_of_affine_self_convolution(model, epochs, milestones, dataset):
 
 @pytest.mark.once
 def test_recipes_of_group_self_attention():
-    """Recalled, and they say so."""
+    """Their sources say that they are recalled and not verified."""
     for name, epochs, batch_size in (
         ("gsanet_rotmnist_p4", 300, 8),
         ("gsanet_cifar10_z2m", 350, 24),
@@ -192,13 +192,13 @@ def test_cosine_after_warmup():
     falling = 0.5 * (1 + np.cos(np.pi * np.arange(13) / 12))
     expected = 0.01 * np.concatenate([[0, 0.25, 0.5, 0.75], falling])
     np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-8)
-    # From a fraction of the rate, as the authors of ACmix begin.
+    # A warm-up from a fraction of the rate, as ACmix's authors have it.
     start = dataclasses.replace(recipe, warmup_start=0.25)
     schedule = recipes.learning_rate(start, steps_per_epoch=2)
     rates = [float(ops.convert_to_numpy(schedule(step))) for step in range(6)]
     expected = 0.01 * np.array([0.25, 0.4375, 0.625, 0.8125, *falling[:2]])
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
-    # Without warm-up it falls from the start, and a short run only rises.
+    # Without a warm-up the rate falls at once; in a short run it only rises.
     recipe = dataclasses.replace(recipe, warmup_epochs=0)
     schedule = recipes.learning_rate(recipe, steps_per_epoch=2)
     first, half = (float(ops.convert_to_numpy(schedule(s))) for s in (0, 8))
