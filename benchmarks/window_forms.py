@@ -31,7 +31,7 @@ from keras_equiattn.ops.windows import gradients
 from keras_equiattn.ops.windows import products
 from keras_equiattn.ops.windows import views
 
-# `tiles` has no affine maps of keys and values.
+# `tiles` has no affine maps, and needs heads of at least 8 channels.
 FORMS = {
     "sasa": ("tiles", "products", "views"),
     "acmix": ("tiles", "products", "views"),
