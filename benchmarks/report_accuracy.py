@@ -380,11 +380,13 @@ def trained_angles(results: Results) -> str:
 
 
 def errors_by_images(file: File, command: str) -> str:
-    """The largest errors on p8 of all bases, by images."""
+    """The largest errors on p8 of all bases in a file, by images."""
+    measured = {row["basis"] for row in file["rows"]}
     columns = [
         ("p8", basis, images)
         for images in file["settings"]["images"]
         for basis in ("paper", "pixel", "steerable")
+        if basis in measured
     ]
     rows = angle_rows(file, [[column] for column in columns])
     header = [f"{basis}, {images}" for _, basis, images in columns]
