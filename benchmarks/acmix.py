@@ -30,8 +30,8 @@ and "grouped" is the paper's form. `profile` times training steps of the parts
 of the layer, each by itself, in turns in one process: they need not add up to
 the layer, which a compiler sees as a whole. `folding` times inference of the
 layer and of what `folded()` returns, in turns. On one core (`taskset -c 0
-python ...`) the file names of these three contain "one_core". Writes
-`benchmarks/results/acmix-<what>-<backend>-<date>.json`.
+python ...`) the file names of `time`, `profile` and `folding` contain
+"one_core". Writes `benchmarks/results/acmix-<what>-<backend>-<date>.json`.
 """
 
 import argparse

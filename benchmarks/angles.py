@@ -64,7 +64,7 @@ PHOTOGRAPHS, EPOCHS = 1000, 4
 # Rows and columns of the photographs that a layer learns from. Layers with
 # strides of 2 need an odd number.
 SMALL = 17
-# Of layers with attention.
+# Of layers that attend to windows.
 HEADS, FILTERS = 2, 16
 BASES = ("pixel", "steerable")
 # The entries that identify a row of a file.

@@ -25,7 +25,9 @@ from keras_equiattn.layers import GroupConv2D
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", nargs="+", default=["p4", "p8"])
-    parser.add_argument("--width", type=int, default=64, help="channels")
+    parser.add_argument(
+        "--width", type=int, default=64, help="channels times the order"
+    )
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=60)

@@ -103,9 +103,9 @@ def ACmixPVTTiny(
           `SpatialReductionACmix2D`. The authors give 13 and 25 M parameters and
           2.0 and 3.9 G multiplications for Tiny and Small. In our reading these
           are 13.4 and 24.8 M and, with the convolution path as they write it,
-          2.0 and 4.0 G. As one dense convolution, which runs here, it takes 3.8
-          and 7.9 G for an image of 224 x 224 pixels, and 0.18 and 0.35 G more
-          in each call to compose the kernels.
+          2.0 and 4.0 G. With one dense convolution in each layer, as it runs
+          here, the networks take 3.8 and 7.9 G for an image of 224 x 224
+          pixels, and 0.18 and 0.35 G more in each call to compose the kernels.
     """
     design = transformers.Design(mixer, patch_size, drop_path)
     frame = imagenet.Frame(

@@ -68,14 +68,14 @@ class TrainOptions:
         flip: Whether images are mirrored at random.
         turn: Whether images are turned by random multiples of 90 degrees.
         resized_crop: Whether images are random crops of several sizes. This
-            needs a folder of images, and replaces padding.
+            needs a folder of images, and a padding of 0.
         label_smoothing: How much of the target the other classes share.
         validation_size: Training examples that are held out.
         seed: Seed of the initial weights, the order of the data and dropout.
         train_on_all: Train on the validation examples too. There are no
             validation metrics and no best epoch then.
-        test: Evaluate on the test set at the end. Choose between settings with
-            `--no-test`.
+        test: Evaluate on the test set at the end. Use `--no-test` while you
+            choose between settings.
         evaluation_size: Validate and test on this many examples only, a
             multiple of the batch size, where a whole split takes too long.
         log_steps: Also log means over this many steps, in `steps.csv`, and draw

@@ -43,7 +43,7 @@ class Recipe:
         warmup_epochs: Epochs over which the learning rate rises linearly.
         cosine: Whether the learning rate falls to zero as half a cosine, from
             the warm-up to the end. The warm-up then starts at
-            `warmup_start`. It replaces milestones.
+            `warmup_start`, and `milestones` must be ().
         warmup_start: Fraction of the learning rate at which the warm-up
             before a cosine begins.
         plateau_patience: How many epochs in a row may pass without a better
@@ -56,7 +56,7 @@ class Recipe:
         flip: Whether images are mirrored at random.
         turn: Whether images are turned by random multiples of 90 degrees.
         resized_crop: Whether images are random crops of several sizes that are
-            resized. This needs a folder of images, and replaces `padding`.
+            resized. This needs a folder of images, and a `padding` of 0.
         label_smoothing: How much of the target the other classes share; the
             loss on validation and test images has it too.
         validation_size: Training examples that are held out; None takes the

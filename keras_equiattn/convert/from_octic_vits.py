@@ -279,7 +279,7 @@ def _merge(
 def _of_identity(
     parts: Sequence[np.ndarray], signs: float, vectors: float
 ) -> np.ndarray:
-    """The kernel of the identity of the group, as a function of pixels.
+    """The kernel or positions of the identity, as a function of pixels.
 
     Their arrays are quarters `(..., n, n)` of six functions `(..., 2 n, 2 n)`,
     one for each sign and two for the first components of vectors. A function

@@ -122,7 +122,8 @@ def becomes_whole(node: Any) -> bool:
             is_exact_activation(activation) or is_curved_activation(activation)
         )
     if type(operation) is keras.layers.UpSampling2D:
-        # The denominators of the weights of the four terms are powers of two.
+        # The weights of the four terms have powers of two as denominators if
+        # the sizes are powers of two.
         return operation.interpolation == "bilinear" and all(
             size & (size - 1) == 0 for size in operation.size
         )

@@ -224,7 +224,7 @@ def strided(
 
 
 def linear_at_the_end(layer: Any, to: Conversion) -> bool:
-    """Whether a layer of 1 x 1 pixels takes the mean over the poses instead."""
+    """Whether a layer with 1 x 1 filters takes the mean over the poses."""
     name = getattr(layer.activation, "__name__", "linear")
     return to.is_last and name in OF_LOGITS
 

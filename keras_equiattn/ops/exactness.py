@@ -173,8 +173,9 @@ def _advice(
         key=lambda n: abs(n - around),
     )[:4]
     if sizes:
+        which = "the nearest" if any(axis.size for axis in axes) else "some"
         parts.append(
-            f"With these strides, the nearest exact sizes are: {_list(sizes)}."
+            f"With these strides, {which} exact sizes are: {_list(sizes)}."
         )
     if height.size is None or width.size is None:
         parts.append("A size known only at run time is exact with strides 1.")
@@ -190,7 +191,8 @@ def _advice(
         steps = [s for s in range(1, most + 1) if exact(size, s)]
         if steps:
             parts.append(
-                f"On this size, the exact strides are: {_list(steps)}."
+                f"On this size, the exact strides up to {most} are: "
+                f"{_list(steps)}."
             )
     if height.window % 2:  # even windows would need other sizes
         parts.append(

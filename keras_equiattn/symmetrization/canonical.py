@@ -45,9 +45,9 @@ class Canonicalization(Symmetrized):
     the output turned back by each of them:
     `F(x) = 1 / |S| sum_(s in S) L_(sc) f(L_c^-1 x)`. That is equivariant at
     symmetric images too, and as symmetric as they are. The only other ties are
-    equal scores of poses that lead to different images. Such images are rare,
-    but near them rounding decides. This cannot be avoided: no choice of a pose
-    is continuous everywhere.
+    equal scores of poses that lead to different images. Inputs with such ties
+    are rare, but near them rounding decides. This cannot be avoided: no choice
+    of a pose is continuous everywhere.
 
     **Training.** A choice has no gradient. In the backward pass, the layer
     takes the softmax `p` of the scores in place of the choice (the

@@ -16,7 +16,7 @@ MARK = "tab:orange"
 
 
 def matplotlib_parts() -> tuple[Any, Any]:
-    """Matplotlib's `Normalize`, and its `Figure`, which needs no pyplot."""
+    """Matplotlib's `Figure`, without pyplot or a window, and `Normalize`."""
     try:
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure

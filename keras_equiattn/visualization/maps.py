@@ -123,10 +123,11 @@ def plot_attention_maps(
     the panel `(g, g h)` is the panel `(identity, h)` acted on by `g`.
 
     Maps of several channels are averaged over them. A map smaller than the
-    image is centred on it, and its pixels are as wide as the strides before it.
-    All panels share one colour scale, from the least to the largest value
-    shown; the title says which values those are, and says "uniform" where they
-    differ by less than 1e-3: the layer then weighs all pixels and poses alike.
+    image is centred on it. Strides before it widen its pixels, and upsampling
+    narrows them. All panels share one colour scale, from the least to the
+    largest value shown; the title says which values those are, and says
+    "uniform" where they differ by less than 1e-3: the layer then weighs all
+    pixels and poses alike.
 
     Args:
         model: see `attention_maps`.

@@ -386,7 +386,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded():
     assert "Missing: bn1.bias" in message
     assert "Not used by the model: c3.weight" in message
     assert "c1.weight is (5, 1, 3, 3), must be (2, 1, 3, 3)" in message
-    assert "looks" not in message  # the kind is right
+    assert "seems to be" not in message  # the kind is right
     assert all(map(np.array_equal, before, weights(model)))
     with pytest.raises(ValueError, match=r"Missing: .*, \.\.\. \(6 in all\)"):
         convert.att_gconvs(model, {})

@@ -112,7 +112,7 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
         attention_regularizer: the regularizer of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time, at most. All chunks have the same size, and
-            every size gives the same result. "auto" lets one step hold 256 MB,
+            every size gives the same result. "auto" lets one step hold 256 MiB,
             or one output channel where that takes more; where the size of the
             input is not known, it assumes 128 images of 64 x 64 pixels. None
             holds all responses, which takes `order * channels` times the memory
@@ -223,7 +223,7 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
         attention_regularizer: the regularizer of the attention weights.
         chunk_size: how many of the `order * filters` output channels are
             computed at a time, at most. All chunks have the same size, and
-            every size gives the same result. "auto" lets one step hold 256 MB,
+            every size gives the same result. "auto" lets one step hold 256 MiB,
             or one output channel where that takes more; where the size of the
             input is not known, it assumes 128 images of 64 x 64 pixels. None
             holds all responses, which takes `order * channels` times the memory

@@ -335,7 +335,7 @@ def for_products(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
 def part_at(
     x: Shaped[Tensor, "..."], start: tuple[Any, ...], shape: Any
 ) -> Shaped[Tensor, "..."]:
-    """`ops.slice`, which under PyTorch is a view and makes no tensors.
+    """`ops.slice`; under PyTorch a view, without tensors for the starts.
 
     Starts that are tensors cannot be exported.
     """
@@ -399,7 +399,8 @@ def sum_of_views(
     in_place = (
         keras.backend.backend() == "torch"
         and find_target(like).compiler is None
-        # Its new tensors may require a gradient, and cannot be changed.
+        # New tensors in `torch.func` may require a gradient, and cannot be
+        # changed.
         and not within_torch_func()
     )
     if in_place:

@@ -1,7 +1,7 @@
 """Which neighbours the pixels of a block see, one line after the other.
 
-A line is one row of the window, or some pixels of one row of the image. The
-pixels of a block see its neighbours as views of one tensor, one view for each.
+A line is one row of the window, or some pixels of one row of the image. To the
+pixels of a block, the neighbours in a line are views of one tensor, one each.
 The keys of windows slide along with the pixels, so their views have as many
 rows and columns as the block, while all pixels see a neighbour at the same
 offset. Where pixels see the whole image it is the other way round: all of them

@@ -122,10 +122,10 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded():
     assert f"Missing: {missing}." in message
     assert f"Not used by the model: {missing}s." in message
     assert f"{key} is (18, 6, 1, 1, 1), must be (18, 12, 1, 1, 1)" in message
-    assert "looks" not in message
+    assert "seems to be" not in message
     assert all(map(np.array_equal, before, model.get_weights()))
     other = GSANet("p4m", **TINY, epsilon=1e-12)
-    message = "looks on a group of order 4, the model is on a group of order 8"
+    message = "on a group of order 4, and the model is on a group of order 8"
     with pytest.raises(ValueError, match=message):
         convert.g_selfatt(other, state)
 
