@@ -201,8 +201,8 @@ class WindowACmix2D(TransformerACmix):
         ):
             raise ValueError(
                 f"{self._label()} needs a height and width that are multiples "
-                f"of window_size={self.window_size}, and known before run "
-                f"time. Received: input_shape={tuple(input_shape)}"
+                f"of window_size={self.window_size}, and not known only at "
+                f"run time. Received: input_shape={tuple(input_shape)}"
             )
         return shape
 
