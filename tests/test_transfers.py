@@ -69,7 +69,10 @@ OTHERS = {
 CASES = {**FAMILIES, **OTHERS}
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy",
+    ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.sweep)],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_steps_send_nothing(name, policy):
     """No number and no table goes to the device, and no number comes back.

@@ -424,7 +424,15 @@ def test_kills_at_random_lose_nothing(seed, whole_run, train, npz, tmp_path):
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    "content", [None, "", "epoch,loss\none,two\n", "epoch,loss\n1", "loss\n1\n"]
+    "content",
+    [
+        None,
+        "epoch,loss\n1",
+        *(
+            pytest.param(text, marks=pytest.mark.sweep)
+            for text in ("", "epoch,loss\none,two\n", "loss\n1\n")
+        ),
+    ],
 )
 def test_damaged_log_is_named(train, npz, tmp_path, content):
     out = tmp_path / "run"

@@ -193,9 +193,9 @@ def test_message_names_what_would_be_exact():
 
 @pytest.mark.once
 @pytest.mark.parametrize("group", ["z2m", "p2", "p4", "p8"])
-@pytest.mark.parametrize("size", [(31, 32), (32, 31), (8, 8), (7, 7)])
+@pytest.mark.parametrize("size", [(31, 32), (32, 31), (8, 8)])
 @pytest.mark.parametrize("padding", ["valid", "same"])
-@pytest.mark.parametrize("window", [2, 3, 4])
+@pytest.mark.parametrize("window", [2, 3])
 @pytest.mark.parametrize("strides", [2, 3])
 def test_every_number_in_the_message_is_exact(
     group, size, padding, window, strides

@@ -71,7 +71,14 @@ def test_compiled_as_in_fit(window, elements):
 
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("elements", [1, 2])
-@pytest.mark.parametrize("limit", [1, 100, 1000, 10**6])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        1,
+        100,
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in (1000, 10**6)),
+    ],
+)
 def test_sizes_of_blocks_change_nothing(local, elements, limit, limited):
     arrays = arguments(3 if local else None, (5, 2), elements, 2, heads=6)
     limited(limit)

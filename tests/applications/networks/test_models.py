@@ -155,8 +155,8 @@ def test_strided_downsampling(name, size, exact, short_resnet):
     [
         ("allcnnc_p4", (8, 8)),
         ("allcnnc_z2", (5, 7)),
-        ("pcam_densenet_p4", (80, 80)),
-        ("resnet44_p4m", (8, 8)),
+        pytest.param("pcam_densenet_p4", (80, 80), marks=pytest.mark.sweep),
+        pytest.param("resnet44_p4m", (8, 8), marks=pytest.mark.sweep),
         ("rotmnist_p4cnn", (28, 28)),
     ],
 )

@@ -31,14 +31,28 @@ def small(short_resnet, monkeypatch):
     ("group", "mixer", "squeeze_excite", "shallow", "deep"),
     [
         ("z2", "conv", False, 336_244, 892_660),
-        ("z2", "conv", True, 369_928, 993_712),
-        ("z2", "sasa", False, 258_292, 658_804),
-        ("z2", "simple_asc", False, 240_484, 605_380),
-        ("z2", "asc", False, 290_884, 756_580),
-        ("z2", "asc", True, 324_568, 857_632),
+        pytest.param(
+            "z2", "conv", True, 369_928, 993_712, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2", "sasa", False, 258_292, 658_804, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2", "simple_asc", False, 240_484, 605_380, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2", "asc", False, 290_884, 756_580, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2", "asc", True, 324_568, 857_632, marks=pytest.mark.sweep
+        ),
         ("p4", "conv", False, 320_748, 873_132),
-        ("p4", "conv", True, 353_844, 972_420),
-        ("p4", "asc", False, 283_452, 761_244),
+        pytest.param(
+            "p4", "conv", True, 353_844, 972_420, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "p4", "asc", False, 283_452, 761_244, marks=pytest.mark.sweep
+        ),
         ("p4", "asc", True, 316_548, 860_532),
     ],
 )
@@ -57,19 +71,39 @@ def test_parameters_for_100_classes(
 @pytest.mark.parametrize(
     ("group", "mixer", "widths", "count"),
     [
-        ("z2m", "conv", (11, 23, 45), 309_785),
-        ("z2m", "sasa", (16, 16, 48), 231_578),
-        ("z2m", "simple_asc", (8, 24, 48), 231_410),
-        ("z2m", "asc", (8, 24, 48), 285_938),
+        pytest.param(
+            "z2m", "conv", (11, 23, 45), 309_785, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2m", "sasa", (16, 16, 48), 231_578, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2m", "simple_asc", (8, 24, 48), 231_410, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "z2m", "asc", (8, 24, 48), 285_938, marks=pytest.mark.sweep
+        ),
         ("p4", "sasa", (16, 16, 32), 269_274),
-        ("p4", "simple_asc", (8, 16, 32), 217_410),
+        pytest.param(
+            "p4", "simple_asc", (8, 16, 32), 217_410, marks=pytest.mark.sweep
+        ),
         ("p4m", "conv", (6, 11, 23), 313_280),
-        ("p4m", "sasa", (16, 16, 16), 293_146),
-        ("p4m", "simple_asc", (8, 8, 24), 220_034),
-        ("p4m", "asc", (8, 8, 24), 282_146),
+        pytest.param(
+            "p4m", "sasa", (16, 16, 16), 293_146, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "p4m", "simple_asc", (8, 8, 24), 220_034, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "p4m", "asc", (8, 8, 24), 282_146, marks=pytest.mark.sweep
+        ),
         ("z2", "acmix", (16, 32, 64), 245_812),
-        ("z2m", "acmix", (12, 24, 44), 236_216),
-        ("p4", "acmix", (8, 16, 32), 227_598),
+        pytest.param(
+            "z2m", "acmix", (12, 24, 44), 236_216, marks=pytest.mark.sweep
+        ),
+        pytest.param(
+            "p4", "acmix", (8, 16, 32), 227_598, marks=pytest.mark.sweep
+        ),
         ("p4m", "acmix", (4, 12, 24), 239_158),
     ],
 )
@@ -171,8 +205,8 @@ def test_hidden_units_of_squeeze_and_excitation(group, hidden, short_resnet):
     ("group", "mixer"),
     [
         ("p4", "asc"),
-        ("p4", "sasa"),
-        ("p4", "simple_asc"),
+        pytest.param("p4", "sasa", marks=pytest.mark.sweep),
+        pytest.param("p4", "simple_asc", marks=pytest.mark.sweep),
         ("p4", "acmix"),
         ("p4m", "conv"),
         pytest.param(
