@@ -172,7 +172,9 @@ bench: .venv/.dev
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 KERAS_BACKEND=jax \
 	  $(BIN)/python benchmarks/vit.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/widths.py
-	$(BIN)/python -m keras_equiattn.applications.data prepare rot_mnist cifar10 pcam
+	set -e; for name in rot_mnist cifar10 pcam; do \
+	  $(BIN)/python -m keras_equiattn.applications.data prepare $$name; \
+	done
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/recipe_changes.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8

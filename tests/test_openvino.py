@@ -190,9 +190,10 @@ def takes(case, name):
     return name in inspect.signature(case.layer.call).parameters
 
 
-def test_every_public_layer(first_cases, tmp_path):
+def test_some_public_layers(first_cases, tmp_path):
     assert set(first_cases) == set(layers.__all__)
-    models = {name: with_layer(case) for name, case in first_cases.items()}
+    some = ("AttentiveGroupConv2D", "AffineSelfConv2D", "GroupPooling")
+    models = {name: with_layer(first_cases[name]) for name in some}
     assert_predicted(models, tmp_path)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from families import FAMILIES
 from layer_contract import as_array
+from sweeps import swept
 
 from keras_equiattn import export
 from keras_equiattn import layers
@@ -112,15 +113,8 @@ def largest_difference(model, path):
     return max(differences)
 
 
-def swept(names, *fast):
-    return [
-        n if n in fast else pytest.param(n, marks=pytest.mark.sweep)
-        for n in names
-    ]
-
-
 @pytest.mark.parametrize("name", swept(NETWORKS | MORE, SOME))
-@pytest.mark.parametrize("format", swept(OWN, "onnx", "torch"))
+@pytest.mark.parametrize("format", swept(OWN, "onnx"))
 def test_file_computes_the_same(format, name, tmp_path):
     model = build(name)
     path = tmp_path / f"network{FORMATS[format].suffix}"
@@ -279,6 +273,7 @@ def test_batch_of_known_size(format, tmp_path):
     assert relative_difference(y, as_array(model(x))) < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(BACKEND != "torch", reason="It uses torch.export.Dim.")
 def test_keras_exports_batches_of_any_size(tmp_path):
     """Narrow images lie side by side only where their number is known."""

@@ -88,6 +88,7 @@ def test_trains_prints_and_draws(example, npz, tmp_path, capsys):
     assert (out / "tiny.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sweep
 def test_strided_beside_exact(example, npz, weights, tmp_path, capsys):
     more = (f"--weights={weights}", "--downsampling=strided", "--images=2")
     example.main(arguments(npz, tmp_path / "a", *more))

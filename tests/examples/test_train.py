@@ -130,6 +130,7 @@ def test_train_on_all_selects_nothing(train, npz, tmp_path, capfd):
     assert lines[-1].startswith("tiny: 1 epochs, equivariance error")
 
 
+@pytest.mark.sweep
 @pytest.mark.once
 def test_folder_of_images(train, tmp_path, capsys):
     """Crops of several sizes and smoothed labels, from the command line."""

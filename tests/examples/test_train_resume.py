@@ -12,6 +12,7 @@ import subprocess
 import keras
 import numpy as np
 import pytest
+from sweeps import swept
 from training_run import arguments
 from training_run import assert_same_run
 from training_run import KILL_ITSELF
@@ -264,6 +265,7 @@ def test_every_file_of_a_backup_is_checked(train, npz, tmp_path, monkeypatch):
         assert backup.completed == 3
 
 
+@pytest.mark.sweep
 @pytest.mark.once
 def test_best_network_goes_back_with_the_backup(
     train, npz, tmp_path, monkeypatch
@@ -316,6 +318,7 @@ def test_all_backups_are_damaged(train, npz, tmp_path, capsys):
     assert (out / "last.keras").exists()
 
 
+@pytest.mark.sweep
 @pytest.mark.once
 def test_complete_run_gets_more_epochs(train, whole_run, npz, tmp_path):
     out = tmp_path / "run"
@@ -425,14 +428,9 @@ def test_kills_at_random_lose_nothing(seed, whole_run, train, npz, tmp_path):
 @pytest.mark.once
 @pytest.mark.parametrize(
     "content",
-    [
-        None,
-        "epoch,loss\n1",
-        *(
-            pytest.param(text, marks=pytest.mark.sweep)
-            for text in ("", "epoch,loss\none,two\n", "loss\n1\n")
-        ),
-    ],
+    swept(
+        (None, "", "epoch,loss\n1", "epoch,loss\none,two\n", "loss\n1\n"), None
+    ),
 )
 def test_damaged_log_is_named(train, npz, tmp_path, content):
     out = tmp_path / "run"

@@ -20,6 +20,7 @@ from layer_contract import LayerContract
 from layer_contract import LIMIT
 from layer_contract import second_derivative
 from layer_contract import weights_of
+from sweeps import swept
 
 from keras_equiattn.layers import ACmix2D
 from keras_equiattn.layers import FoldedACmix2D
@@ -143,7 +144,7 @@ def with_weights_of(layer, **arguments):
     ("group", "options"),
     [
         ("p4", {"kernel_groups": 1}),
-        ("p4", {"border": "mask"}),
+        pytest.param("p4", {"border": "mask"}, marks=pytest.mark.sweep),
         pytest.param(
             *("p4m", {"kernel_groups": 2, "filters": 8, "num_heads": 4}),
             marks=pytest.mark.sweep,
@@ -341,7 +342,7 @@ def test_regularizer_is_of_the_linear_maps():
 
 @pytest.mark.torch_first
 @pytest.mark.parametrize("policy", ["float16", "bfloat16", "mixed_bfloat16"])
-@pytest.mark.parametrize("size", [(1, 1), (3, 6), (7, 7)])
+@pytest.mark.parametrize("size", swept(((1, 1), (3, 6), (7, 7)), (1, 1)))
 def test_what_the_original_fails_on(policy, size):
     """Half precision, images smaller than the window, odd with strides."""
     for options in ({}, {"dilation_rate": 2}, {"strides": 2, "exact": False}):

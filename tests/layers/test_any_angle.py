@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from layer_contract import as_array
 from scipy import ndimage
+from sweeps import swept
 
 from keras_equiattn import groups
 from keras_equiattn import layers
@@ -59,7 +60,7 @@ def error(layer, x):
     return difference / np.abs(y)[:, inside].max()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", swept(LAYERS, "asc", "group"))
 def test_an_eighth_turn(name):
     layer, sizes, same, grid = LAYERS[name]
     x = smooth((1,) if name == "lifting" else (8, 3))

@@ -56,7 +56,11 @@ def moved_maps(maps, group, g):
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("group", "window", "size"),
-    [("p4m", 3, (3, 3)), ("p4", None, (3, 4)), ("p8", 3, (3, 4))],
+    [
+        ("p4m", 3, (3, 3)),
+        pytest.param("p4", None, (3, 4), marks=pytest.mark.sweep),
+        pytest.param("p8", 3, (3, 4), marks=pytest.mark.sweep),
+    ],
 )
 def test_maps_turn_with_the_image(layer, group, window, size):
     made = random_layer(layer, group, window)

@@ -10,6 +10,7 @@ from keras import ops
 from layer_contract import as_array
 from layer_contract import DTYPE
 from layer_contract import LIMIT
+from sweeps import swept
 
 from keras_equiattn import config
 from keras_equiattn import groups
@@ -117,11 +118,11 @@ def test_input_activations(activation, basis, recompute):
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="PyTorch takes all rows at once"
 )
-@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("activation", swept((None, "gelu"), None))
 @pytest.mark.parametrize(
     ("height", "known"),
     [
-        (6, True),
+        pytest.param(6, True, marks=pytest.mark.sweep),
         (7, True),
         pytest.param(
             7,
@@ -430,7 +431,7 @@ def test_mapped_over_feature_maps(monkeypatch):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="JAX and PyTorch can"
 )
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", swept((False, True), False))
 def test_tensorflow_refuses_what_it_cannot_do(compiled, monkeypatch):
     """Without custom gradients it can."""
     import tensorflow as tf

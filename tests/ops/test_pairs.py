@@ -11,6 +11,7 @@ from pairs_helpers import check
 from pairs_helpers import FLOAT64
 from pairs_helpers import RTOL
 from pairs_helpers import value_and_gradients
+from sweeps import swept
 
 from keras_equiattn.ops.pairs import dispatch
 from keras_equiattn.ops.pairs.api import group_self_attention
@@ -71,14 +72,7 @@ def test_compiled_as_in_fit(window, elements):
 
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("elements", [1, 2])
-@pytest.mark.parametrize(
-    "limit",
-    [
-        1,
-        100,
-        *(pytest.param(n, marks=pytest.mark.sweep) for n in (1000, 10**6)),
-    ],
-)
+@pytest.mark.parametrize("limit", swept((1, 100, 1000, 10**6), 100))
 def test_sizes_of_blocks_change_nothing(local, elements, limit, limited):
     arrays = arguments(3 if local else None, (5, 2), elements, 2, heads=6)
     limited(limit)
@@ -158,7 +152,7 @@ def test_sizes_known_only_at_run_time_are_one_block():
 @pytest.mark.parametrize(
     "compiled", [True, pytest.param(False, marks=pytest.mark.sweep)]
 )
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("local", swept((True, False), True))
 def test_sizes_known_only_at_run_time(local, compiled):
     import tensorflow as tf
 

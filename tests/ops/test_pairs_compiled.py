@@ -9,6 +9,7 @@ from pairs_helpers import BACKEND
 from pairs_helpers import check
 from pairs_helpers import DTYPE
 from pairs_helpers import RTOL
+from sweeps import swept
 
 from keras_equiattn.ops.pairs import blocks as pair_blocks
 from keras_equiattn.ops.pairs import fused
@@ -129,7 +130,7 @@ def test_functions_of_any_batch_can_be_exported_by_jax(local):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the format is PyTorch's")
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("local", swept((True, False), True))
 def test_programs_can_be_exported_by_torch(local):
     import torch
 

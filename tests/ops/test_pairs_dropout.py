@@ -87,7 +87,7 @@ def _all_but(name):
     ("window", "elements", "shape"),
     [
         (3, 2, "square"),
-        (None, 1, "square"),
+        pytest.param(None, 1, "square", marks=SLOW),
         pytest.param(3, 1, "disc", marks=SLOW),
         pytest.param(None, 2, "square", marks=SLOW),
     ],

@@ -601,11 +601,8 @@ def test_softmax(window):
     )
 
 
-@pytest.mark.parametrize(
-    "window",
-    [DISCS[0], pytest.param(DISCS[1], marks=pytest.mark.torch_first)],
-    ids=str,
-)
+@pytest.mark.torch_first
+@pytest.mark.parametrize("window", DISCS, ids=str)
 def test_attention_of_discs(window):
     """Its three parts, one after the other."""
     kind = (2, 2, False, True)

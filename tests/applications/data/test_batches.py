@@ -10,6 +10,7 @@ from dataset_helpers import make_spy
 from dataset_helpers import numpy_batches
 from dataset_helpers import once
 from dataset_helpers import random_arrays
+from sweeps import swept
 
 from keras_equiattn.applications.data import datasets
 
@@ -202,7 +203,9 @@ def test_iterations_are_epochs(pipeline):
         assert_equal(numpy_batches(dataset), list(batches.epoch(epoch)))
 
 
-@pytest.mark.parametrize("batch_size", [400, 2000], ids=["several", "one"])
+@pytest.mark.parametrize(
+    "batch_size", swept((400, 2000), 400), ids=["several", "one"]
+)
 @pytest.mark.parametrize("pipeline", LOADERS)
 def test_epochs_of_fit_are_epochs_of_the_data(pipeline, batch_size, tmp_path):
     load = get_loader(pipeline)

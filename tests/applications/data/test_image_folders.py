@@ -9,6 +9,7 @@ from dataset_helpers import make_spy
 from dataset_helpers import numpy_batches
 from dataset_helpers import once
 from PIL import Image
+from sweeps import swept
 
 from keras_equiattn.applications.data import augmentation
 from keras_equiattn.applications.data import datasets
@@ -236,7 +237,7 @@ def test_folders_are_not_exported(folder, tmp_path):
 
 @pytest.mark.parametrize(
     "augment",
-    [None, CROP, datasets.Augmentation(5, True, turn=True)],
+    swept((None, CROP, datasets.Augmentation(5, True, turn=True)), CROP),
     ids=["none", "crops", "turns"],
 )
 def test_grain_reads_what_tensorflow_reads(folder, augment):

@@ -10,6 +10,7 @@ from network_helpers import assert_images_matter
 from network_helpers import images
 from network_helpers import invariance_error
 from network_helpers import randomize
+from sweeps import swept
 
 from keras_equiattn import applications
 from keras_equiattn import groups
@@ -214,9 +215,12 @@ def test_invariance_of_all(name):
             *("input", "mixed_bfloat16", RotMNISTCNN),
             marks=pytest.mark.every_backend,
         ),
-        ("input", "mixed_bfloat16", AllCNNC),
-        ("input", "mixed_bfloat16", PCamDenseNet),
-        ("input", "mixed_bfloat16", ResNet44),
+        *(
+            pytest.param(
+                "input", "mixed_bfloat16", network, marks=pytest.mark.sweep
+            )
+            for network in (AllCNNC, PCamDenseNet, ResNet44)
+        ),
         ("full", "float32", RotMNISTCNN),
         pytest.param("full", "float32", AllCNNC, marks=pytest.mark.sweep),
         pytest.param("full", "float32", PCamDenseNet, marks=pytest.mark.sweep),
@@ -300,13 +304,7 @@ def test_normalization_is_the_first_layer():
 @pytest.mark.parametrize("attention", convolution.ATTENTION)
 @pytest.mark.parametrize(
     "group",
-    [
-        *("z2", "p4", "p4m", "p8"),
-        *(
-            pytest.param(g, marks=pytest.mark.sweep)
-            for g in ("z2m", "p2", "p2m")
-        ),
-    ],
+    swept(("z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"), "p4m", "p8"),
 )
 @NETWORKS
 def test_every_group_and_attention(network, group, attention, short):

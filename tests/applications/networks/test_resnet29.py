@@ -8,6 +8,7 @@ from network_helpers import assert_images_matter
 from network_helpers import images
 from network_helpers import invariance_error
 from network_helpers import randomize
+from sweeps import swept
 
 from keras_equiattn import layers
 from keras_equiattn.applications import ResNet29
@@ -283,11 +284,11 @@ def test_antialiased_downsampling(small):
     ("mixer", "policy"),
     [
         ("asc", "float32"),
-        ("acmix", "float32"),
+        pytest.param("acmix", "float32", marks=pytest.mark.sweep),
         # The layers are tested on every backend.
         ("sasa", "mixed_bfloat16"),
-        ("simple_asc", "float32"),
-        ("acmix", "mixed_bfloat16"),
+        pytest.param("simple_asc", "float32", marks=pytest.mark.sweep),
+        pytest.param("acmix", "mixed_bfloat16", marks=pytest.mark.sweep),
     ],
 )
 def test_one_step_of_fit(mixer, policy, small):
@@ -348,7 +349,10 @@ def test_attention_maps(small):
 
 @pytest.mark.once
 @pytest.mark.parametrize("mixer", resnet29.MIXERS)
-@pytest.mark.parametrize("group", ["z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"])
+@pytest.mark.parametrize(
+    "group",
+    swept(("z2", "z2m", "p2", "p2m", "p4", "p4m", "p8"), "p4m", "p8"),
+)
 def test_every_group_and_mixer(group, mixer, small):
     model = ResNet29(group, mixer, True, **TINY)
     assert {x.group.name for x in model.layers if hasattr(x, "group")} == {
