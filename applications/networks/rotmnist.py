@@ -60,6 +60,8 @@ SHIPPED: dict[int, pretrained.Shipped] = {
 
 @register(
     {  # not in the papers
+        "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10},
+        "rotmnist_p8cnn_input": {"group": "p8", "attention": "input"},
         "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
         "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
         "rotmnist_p16cnn_5x5_big20": {

@@ -134,6 +134,8 @@ PARAMETERS = {
     "rotmnist_p4mcnn": 26_747,  # not in the papers
     # Not in the papers, with steerable filters.
     "rotmnist_p8cnn": 25_362,
+    "rotmnist_p8cnn_big10": 30_580,
+    "rotmnist_p8cnn_input": 30_976,
     "rotmnist_p16cnn": 25_068,
     "rotmnist_p16cnn_big8": 41_104,
     "rotmnist_p16cnn_5x5": 45_270,
