@@ -4,10 +4,10 @@
 
 Trains the rotated MNIST network on p8 in four forms: with filters of pixels;
 with steerable filters and as many parameters; with steerable filters and
-antialiased downsampling; and with these two and SiLU in place of ReLU. All have
-the same seed, data and schedule: Adam with a learning rate that falls to a
-tenth for the last fifth of the epochs. Then it turns test digits by each angle
-of the group with splines of degree 3, and compares logits, from which their
+antialiased downsampling; and with these two and SiLU in place of ReLU. For each
+seed, all have the same data and schedule: Adam with a learning rate that falls
+to a tenth for the last fifth of the epochs. Then it turns test digits by each
+angle of the group with splines of degree 3, and compares logits, from which their
 mean over the classes is subtracted: the root mean square of their change over
 that of the logits, and how many digits keep their class. As a reference it
 compares the logits of digits that are turned there and back again: that change

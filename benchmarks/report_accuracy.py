@@ -503,7 +503,8 @@ def equivariance(results: Results) -> str:
     rows = [
         [
             files[0]["model"],
-            f"{files[0]['dataset']['name']}, {files[0]['epochs']} epochs",
+            f"{files[0]['dataset']['name']}, {files[0]['epochs']} epochs"
+            + ", kernel factors" * bool(training_table.kernel_factor(files[0])),
             training_table.symmetry_error(files),
         ]
         for files in trained

@@ -114,7 +114,7 @@ def largest_difference(model, path):
 
 
 @pytest.mark.parametrize("name", swept(NETWORKS | MORE, SOME))
-@pytest.mark.parametrize("format", swept(OWN, "onnx"))
+@pytest.mark.parametrize("format", swept(OWN, *OWN[:1]))
 def test_file_computes_the_same(format, name, tmp_path):
     model = build(name)
     path = tmp_path / f"network{FORMATS[format].suffix}"

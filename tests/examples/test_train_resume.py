@@ -265,7 +265,6 @@ def test_every_file_of_a_backup_is_checked(train, npz, tmp_path, monkeypatch):
         assert backup.completed == 3
 
 
-@pytest.mark.sweep
 @pytest.mark.once
 def test_best_network_goes_back_with_the_backup(
     train, npz, tmp_path, monkeypatch
@@ -318,7 +317,6 @@ def test_all_backups_are_damaged(train, npz, tmp_path, capsys):
     assert (out / "last.keras").exists()
 
 
-@pytest.mark.sweep
 @pytest.mark.once
 def test_complete_run_gets_more_epochs(train, whole_run, npz, tmp_path):
     out = tmp_path / "run"

@@ -145,7 +145,6 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sweep
 @once
 def test_training_without_tensorflow(digits_npz):
     pytest.importorskip("jax")

@@ -28,7 +28,7 @@ PRESETS = (
     (GSANetPCam, (80, 80, 3)),
     (GSANetRotMNIST, (24, 24, 1)),
 )
-FIRST_PRESET = pytest.mark.parametrize(
+EACH_PRESET = pytest.mark.parametrize(
     ("network", "shape"),
     [
         PRESETS[0],
@@ -68,7 +68,7 @@ def test_one_step_of_fit():
         assert changed[name]
 
 
-@FIRST_PRESET
+@EACH_PRESET
 def test_one_step_of_fit_of_each_preset(network, shape):
     model = network(**NARROW, input_shape=shape)
     still = unmoved_by_a_step(model, images((2, *shape)), np.array([0, 1]))
@@ -99,7 +99,7 @@ def test_files(tmp_path):
     assert_files_load(build, model, x, tmp_path)
 
 
-@FIRST_PRESET
+@EACH_PRESET
 def test_files_of_each_preset(network, shape, tmp_path):
     build = functools.partial(network, **NARROW, input_shape=shape)
     model = build()
