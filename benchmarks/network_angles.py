@@ -7,9 +7,9 @@ with steerable filters and as many parameters; with steerable filters and
 antialiased downsampling; and with these two and SiLU in place of ReLU. For each
 seed, all have the same data and schedule: Adam with a learning rate that falls
 to a tenth for the last fifth of the epochs. Then it turns test digits by each
-angle of the group with splines of degree 3, and compares logits, from which their
-mean over the classes is subtracted: the root mean square of their change over
-that of the logits, and how many digits keep their class. As a reference it
+angle of the group with splines of degree 3, and compares logits, from which
+their mean over the classes is subtracted: the root mean square of their change
+over that of the logits, and how many digits keep their class. As a reference it
 compares the logits of digits that are turned there and back again: that change
 comes from two interpolations alone. "layers" is the equivariance error of the
 feature maps under the smallest turn: the root mean square of the difference
