@@ -21,8 +21,9 @@ _recompute = True
 def disable_recompute() -> None:
     """Leaves gradients to the backend, which can differentiate them again.
 
-    Every layer then acts as with `recompute=False` and `chunk_size=None`: its
-    result is the same to rounding, and it holds more in memory.
+    Every layer then acts as with `recompute=False` and `chunk_size=None`,
+    except that linear maps by blocks stay in blocks. Its result is the same to
+    rounding, and it holds more in memory.
     """
     global _recompute
     _recompute = False

@@ -511,21 +511,81 @@ def test_errors():
         group_linear(x, kernel, bias, "p4m")
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="float64 is off by default"
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_float64_is_as_precise(name):
-    """Results and gradients."""
-    given = tuple(map(ops.convert_to_tensor, arguments(name)))
-    upstream = given[0][..., :1] * ops.ones(5, DTYPE)
+@pytest.fixture
+def float64():
+    """Float64, which JAX must be told to have."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
 
-    def both(basis):
-        def function(*tensors):
-            return group_linear(*tensors, name, basis)
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
-        y, gradients = backend.vjp(function, given, upstream)
+
+def in_float64(name):
+    """Arguments of a linear map, and a second kernel for its result."""
+    rng = np.random.default_rng(0)
+    order = groups.get(name).order
+    shapes = (2, 4, 3, order, 3), (order, 3, 5), (5,), (order, 5, 5)
+    return [ops.convert_to_tensor(rng.normal(size=shape)) for shape in shapes]
+
+
+def compare_in_float64(one, other, given):
+    """Results and gradients of two functions of the same arguments."""
+
+    def both(function):
+        upstream = given[0][..., :1] * ops.ones(5, "float64")
+        y, gradients = backend.vjp(function, tuple(given), upstream)
         return (y, *gradients)
 
-    for pair in zip(*map(both, BASES), strict=True):
+    for pair in zip(both(one), both(other), strict=True):
+        assert pair[0].dtype == pair[1].dtype == ops.ones(1, "float64").dtype
         assert difference(*pair) < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_is_as_precise(name, float64):
+    def by(basis):
+        return lambda *given: group_linear(*given, name, basis)
+
+    compare_in_float64(*map(by, BASES), in_float64(name)[:3])
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_float64_between_linear_maps(name, float64):
+    """Two maps with sums between them, as in multi-head attention."""
+    group = groups.get(name)
+
+    def with_sums(x, kernel, bias, second):
+        sums = block_linear.linear_to_sums(x, kernel, bias, group)
+        return block_linear.linear_from_sums(sums, second, bias, group)
+
+    def with_matrices(x, kernel, bias, second):
+        y = group_linear(x, kernel, bias, name, "regular")
+        return group_linear(y, second, bias, name, "regular")
+
+    compare_in_float64(with_sums, with_matrices, in_float64(name))
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() not in ("jax", "torch"),
+    reason="other backends take no blocks here",
+)
+@pytest.mark.parametrize("name", ["p4", "p4m", "p8", "p8m", "p16"])
+def test_float64_of_convolutions(name, float64, monkeypatch):
+    """Of one pixel, by blocks and by the matrix."""
+    target = backend.Target("cpu", None)
+    monkeypatch.setattr(dispatch.backend, "find_target", lambda *_: target)
+
+    def from_values(fewest):
+        def function(x, kernel):
+            values = dict.fromkeys(dispatch.FEWEST_VALUES, fewest)
+            monkeypatch.setattr(dispatch, "FEWEST_VALUES", values)
+            return group_conv(x, kernel[None, None], name)
+
+        return function
+
+    given = in_float64(name)[:2]
+    compare_in_float64(from_values(8), from_values(10**9), given)

@@ -42,7 +42,14 @@ def images(model):
 @pytest.mark.parametrize("basis", ["regular", "irreps"])
 @pytest.mark.parametrize(
     "group",
-    ["p4", "p4m", *(pytest.param(g, marks=SLOW) for g in ("z2m", "p8"))],
+    [
+        "p4",
+        "p4m",
+        *(
+            pytest.param(group, marks=SLOW)
+            for group in ("p2", "z2m", "p2m", "p8")
+        ),
+    ],
 )
 def test_invariance(group, basis):
     model = small(group, basis=basis)
