@@ -316,12 +316,14 @@ def equally_wide(results: Results) -> str:
                 for group in ("z2", "p4")
             ),
             f"{row['ratio_of_medians']:.2f}",
+            f"{row['ratio_of_medians_with_more_blocks']:.2f}",
         ]
         for backend, file in files.items()
         for row in file["rows"]
     ]
     header = ("backend", "mixer", "parameters, planar", "parameters, p4")
     header += ("step, planar", "step, p4", "ratio")
+    header += ("more blocks, over p4",)
     return block(header, rows, list(files.values()), run("resnet29.py"))
 
 

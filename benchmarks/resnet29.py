@@ -5,7 +5,9 @@
 The planar network has four times the channels of the one on p4, and so the same
 number of values per pixel in every layer. Each step gives the logits and the
 gradients of images and weights; networks take turns in one process, in the mode
-that Keras compiles in by default on a CPU.
+that Keras compiles in by default on a CPU. A third network is that on p4 where
+linear maps take blocks from 128 values per pixel on, in place of the numbers of
+`keras_equiattn.ops.group.dispatch.FEWEST_VALUES`.
 
 Writes `benchmarks/results/resnet29-<backend>-<date>.json`, on a GPU
 `resnet29-<backend>-gpu-<date>.json`.
@@ -14,15 +16,37 @@ Writes `benchmarks/results/resnet29-<backend>-<date>.json`, on a GPU
 import argparse
 import json
 import statistics
+from collections.abc import Callable
 
 import numpy as np
 import report_files
 import timing
 
 from keras_equiattn.applications import ResNet29
+from keras_equiattn.ops.group import dispatch
 
 MIXERS = ("conv", "asc")
 FILTERS = 8  # of the network on p4, for each element: the paper's
+# Most pointwise maps of the network on p4 have 128 values per pixel or fewer on
+# one side.
+FEWER_VALUES = dict.fromkeys(dispatch.FEWEST_VALUES, 128)
+
+
+def with_more_blocks(step: Callable[[], None]) -> Callable[[], None]:
+    """The step, where linear maps take blocks from fewer values on.
+
+    Under TensorFlow and JAX this has an effect when the step is traced.
+    """
+
+    def run() -> None:
+        defaults = dict(dispatch.FEWEST_VALUES)
+        dispatch.FEWEST_VALUES.update(FEWER_VALUES)
+        try:
+            step()
+        finally:
+            dispatch.FEWEST_VALUES.update(defaults)
+
+    return run
 
 
 def main() -> None:
@@ -47,6 +71,9 @@ def main() -> None:
             group: timing.training_step(model, x)
             for group, model in models.items()
         }
+        steps["p4, more blocks"] = with_more_blocks(
+            timing.training_step(models["p4"], x)
+        )
         seconds = timing.alternate(steps, options.repeats, warm_up=3)
         ratios = [
             a / b for a, b in zip(seconds["p4"], seconds["z2"], strict=True)
@@ -64,6 +91,10 @@ def main() -> None:
                 },
                 "ratio_of_medians": statistics.median(seconds["p4"])
                 / statistics.median(seconds["z2"]),
+                "ratio_of_medians_with_more_blocks": statistics.median(
+                    seconds["p4, more blocks"]
+                )
+                / statistics.median(seconds["p4"]),
                 "ratio_quartiles": statistics.quantiles(ratios, n=4),
             }
         )

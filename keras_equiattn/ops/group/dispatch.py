@@ -17,15 +17,19 @@ from keras_equiattn.ops.numerics import part_size
 # p8, p8m and p16 in single precision, except for p4 under JAX with 192 values,
 # see benchmarks/results/pointwise-<backend>-<date>.json.
 # Other groups and double precision were not measured and take blocks as well,
-# half precision was not measured and takes the matrix. The forward pass alone
-# takes less time as well, except that it takes up to 1.5 times as long under
-# JAX with fewer than 384 values, and up to 1.15 times as long under TensorFlow
-# with 384. On a GPU a step took 2.3 to 2.8 times as long with 512 values
+# half precision was not measured and takes the matrix. With 128 values PyTorch
+# would take 0.7 to 0.8 times as long for a map by itself, but ResNet29 on p4,
+# most of whose maps have at most as many, gains nothing from it
+# (resnet29-torch-2026-11-29.json). The forward pass alone takes less time as
+# well, except that it takes up to 1.5 times as long under JAX with fewer than
+# 384 values, and up to 1.15 times as long under TensorFlow with 384. On a GPU a
+# step took 2.3 to 2.8 times as long with 512 values
 # (pointwise-torch-gpu-2026-11-26.json).
 FEWEST_VALUES = {"jax": 192, "tensorflow": 384, "torch": 192}
 # Values of a feature map that one step takes on a CPU: 8 MiB. With half and
 # four times as many, multi-head attention takes 0.97 and 1.09 times as long
-# under JAX (benchmarks/results/tuning-jax-128-2026-11-27.json).
+# under JAX (benchmarks/results/tuning-jax-128-2026-11-27.json, measured before
+# the loop took all images as one tall image).
 VALUES_OF_STEP = 2**21
 
 
