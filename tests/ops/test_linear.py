@@ -578,14 +578,22 @@ def test_float64_of_convolutions(name, float64, monkeypatch):
     """Of one pixel, by blocks and by the matrix."""
     target = backend.Target("cpu", None)
     monkeypatch.setattr(dispatch.backend, "find_target", lambda *_: target)
+    taken = []
+    by_blocks = linear.block_linear
+    monkeypatch.setattr(
+        linear, "block_linear", lambda *a: taken.append(True) or by_blocks(*a)
+    )
 
-    def from_values(fewest):
+    def from_values(fewest, blocks):
         def function(x, kernel):
             values = dict.fromkeys(dispatch.FEWEST_VALUES, fewest)
             monkeypatch.setattr(dispatch, "FEWEST_VALUES", values)
-            return group_conv(x, kernel[None, None], name)
+            taken.clear()
+            y = group_conv(x, kernel[None, None], name)
+            assert bool(taken) == blocks
+            return y
 
         return function
 
     given = in_float64(name)[:2]
-    compare_in_float64(from_values(8), from_values(10**9), given)
+    compare_in_float64(from_values(8, True), from_values(10**9, False), given)
