@@ -1,6 +1,7 @@
 """How much turns by less than 90 degrees change the logits of a network.
 
     KERAS_BACKEND=tensorflow python benchmarks/network_angles.py
+    KERAS_BACKEND=tensorflow python benchmarks/network_angles.py --shipped
 
 Trains the rotated MNIST network on p8 in four forms: with filters of pixels;
 with steerable filters and as many parameters; with steerable filters and
@@ -17,10 +18,13 @@ between the map of the turned digit and the turned map, within the disc that
 stays in the image, over that of the map, from which the mean of each channel is
 subtracted.
 
+With `--shipped` it trains nothing, and measures networks whose weights are part
+of the package under the turns of p16, whatever their own group is.
+
 Prepare the digits first: `python -m keras_equiattn.applications.data prepare
-rot_mnist`. Writes `benchmarks/results/network_angles-<attention or
-convolution>-<date>.json` after each network. With `--resume` it goes on from
-the newest such file.
+rot_mnist`. Writes `benchmarks/results/network_angles-<attention, convolution or
+shipped>-<date>.json` after each network. With `--resume` it goes on from the
+newest such file.
 """
 
 import argparse
@@ -33,6 +37,7 @@ import report_files
 from scipy import ndimage
 
 from keras_equiattn import groups
+from keras_equiattn.applications import from_preset
 from keras_equiattn.applications import RotMNISTCNN
 from keras_equiattn.applications.data import datasets
 
@@ -48,6 +53,8 @@ NETWORKS = (
     ("steerable", "antialiased", "relu"),
     ("steerable", "antialiased", "silu"),
 )
+SHIPPED = ("rotmnist_p4cnn", "rotmnist_p16cnn", "rotmnist_p16cnn_5x5")
+SHIPPED_TURNS = groups.get("p16")
 
 
 def network(
@@ -132,7 +139,10 @@ def layer_errors(
 
 
 def measure(model, group, x: np.ndarray, y: np.ndarray) -> dict:
-    """Changes and agreement by angle, and the accuracy on the digits."""
+    """Changes and agreement by angle, and the accuracy on the digits.
+
+    The angles are the turns of `group`.
+    """
     still = logits(model, x)
 
     def change(moved):
@@ -155,44 +165,85 @@ def measure(model, group, x: np.ndarray, y: np.ndarray) -> dict:
     return {
         "accuracy": float(np.mean(still.argmax(axis=1) == y)),
         "angles": rows,
-        "layers": layer_errors(model, group, x[:LAYER_IMAGES]),
     }
+
+
+def measure_trained(settings: dict, seeds: list[int], resume: bool) -> None:
+    """Trains each form of the network with each seed, and measures it."""
+    kind = f"network_angles-{settings['attention'] or 'convolution'}"
+    rows = report_files.earlier(kind, settings, "rows") if resume else []
+    digits = test_digits(settings["images"])
+    kinds = ("basis", "downsampling", "activation")
+    for seed, network_kind in itertools.product(seeds, NETWORKS):
+        about = {"seed": seed, **dict(zip(kinds, network_kind, strict=True))}
+        if any(about.items() <= row.items() for row in rows):
+            continue
+        keras.utils.set_random_seed(seed)
+        model = network(GROUP, settings["attention"], *network_kind)
+        trained(model, settings["epochs"], seed)
+        group = groups.get(GROUP)
+        about |= {
+            "parameters": parameters(model),
+            **measure(model, group, *digits),
+            "layers": layer_errors(model, group, digits[0][:LAYER_IMAGES]),
+        }
+        write(kind, settings, rows, about)
+
+
+def measure_shipped(images: int, resume: bool) -> None:
+    """Measures networks whose weights are part of the package."""
+    kind, settings = "network_angles-shipped", {"images": images}
+    rows = report_files.earlier(kind, settings, "rows") if resume else []
+    digits = test_digits(images)
+    for name in SHIPPED:
+        if any(row["network"] == name for row in rows):
+            continue
+        model = from_preset(name)
+        about = {
+            "network": name,
+            "parameters": parameters(model),
+            **measure(model, SHIPPED_TURNS, *digits),
+        }
+        write(kind, settings, rows, about)
+
+
+def test_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
+    images, classes = datasets.load_pydataset("rot_mnist", "test", count)[0]
+    return np.asarray(images), np.asarray(classes)
+
+
+def parameters(model: keras.Model) -> int:
+    return sum(int(np.prod(w.shape)) for w in model.trainable_weights)
+
+
+def write(kind: str, settings: dict, rows: list[dict], row: dict) -> None:
+    """Adds a row to those before it, and writes all."""
+    rows.append(row)
+    print(json.dumps(row), flush=True)
+    results = {"benchmark": "network_angles.py", "settings": settings}
+    report_files.write(kind, {**results, "rows": rows})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--shipped", action="store_true")
     parser.add_argument("--attention", choices=("full", "input"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
+    if options.shipped:
+        measure_shipped(options.images, options.resume)
+        return
     settings = {
         "attention": options.attention,
         "epochs": options.epochs,
         "images": options.images,
     }
-    kind = f"network_angles-{options.attention or 'convolution'}"
-    resume = options.resume
-    rows = report_files.earlier(kind, settings, "rows") if resume else []
-    digits = datasets.load_pydataset("rot_mnist", "test", options.images)[0]
-    digits = tuple(map(np.asarray, digits))
-    kinds = ("basis", "downsampling", "activation")
-    for seed, network_kind in itertools.product(options.seeds, NETWORKS):
-        about = {"seed": seed, **dict(zip(kinds, network_kind, strict=True))}
-        if any(about.items() <= row.items() for row in rows):
-            continue
-        keras.utils.set_random_seed(seed)
-        model = network(GROUP, options.attention, *network_kind)
-        trained(model, options.epochs, seed)
-        found = measure(model, groups.get(GROUP), *digits)
-        trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
-        rows.append({**about, "parameters": trainable, **found})
-        print(json.dumps(rows[-1]), flush=True)
-        results = {"benchmark": "network_angles.py", "settings": settings}
-        report_files.write(kind, {**results, "rows": rows})
+    measure_trained(settings, options.seeds, options.resume)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from layer_contract import as_array
 from keras_equiattn import groups
 from keras_equiattn.layers import AttentiveGroupConv2D
 from keras_equiattn.layers import CoAttentiveGroupConv2D
+from keras_equiattn.ops import steerable_basis
 
 SLOW = (pytest.mark.slow, pytest.mark.every_backend)
 
@@ -41,13 +42,21 @@ def weights_of(layer):
     return {name: arrays.get(name) for name in names}
 
 
+def filters(layer, weight):
+    """A weight of 3 x 3 pixels, made from the basis of the layer."""
+    if weight is None or layer.filter_basis == "pixel":
+        return weight
+    pixels = np.tensordot(steerable_basis("z2", 3)[0], weight, axes=1)
+    return pixels.reshape(3, 3, *weight.shape[1:])
+
+
 def attentive_oracle(layer, x, weights):
     y, channel, spatial = oracles.attentive_conv(
         x,
-        weights["kernel"],
+        filters(layer, weights["kernel"]),
         weights["channel_kernel_1"],
         weights["channel_kernel_2"],
-        weights["spatial_kernel"],
+        filters(layer, weights["spatial_kernel"]),
         layer.group.name,
         attention_dilation=layer.attention_dilation_rate,
         strides=layer.strides[0],

@@ -85,6 +85,7 @@ def convolution_cases(layer, planar):
             case("p4", {}, (8, 8), (6, 6), rectangle=(7, 5)),
             case("p4m", {"padding": "same"}, (7, 7), (7, 7), reach=1),
             case("z2m", {"kernel_size": (2, 3)}, (6, 9), (5, 7)),
+            case("p8", {}, (5, 5), (3, 3)),
         )
     # Statistics over space see the border: no shift shows exactly.
     full = case("p4m", own, (8, 8), (6, 6), reach=None, rectangle=(7, 5))
@@ -95,10 +96,15 @@ def convolution_cases(layer, planar):
         "attention_dilation_rate": 2,
     }
     channel = {**own, "attention": "channel", "strides": (1, 2)}
+    steerable = case("p8", own, (5, 5), (3, 3), reach=None)
     if planar:
         unknown = {"reach": None, "unknown_size": False}
-        return full, case("z2m", channel, (6, 9), (4, 4), **unknown)
-    return full, case("p4", spatial, (9, 9), (9, 9), reach=3)
+        return (
+            full,
+            case("z2m", channel, (6, 9), (4, 4), **unknown),
+            steerable,
+        )
+    return full, case("p4", spatial, (9, 9), (9, 9), reach=3), steerable
 
 
 # Its group form runs in the fast suite.

@@ -5,6 +5,7 @@ import numpy as np
 import oracles
 import pytest
 from attentive_helpers import attentive_oracle
+from attentive_helpers import filters
 from attentive_helpers import random_layer
 from attentive_helpers import weights_of
 from layer_contract import as_array
@@ -25,7 +26,7 @@ def input_oracle(layer, x, weights):
         x,
         weights["channel_kernel_1"],
         weights["channel_kernel_2"],
-        weights["spatial_kernel"],
+        filters(layer, weights["spatial_kernel"]),
         layer.group.name,
         layer.attention_dilation_rate,
     )
@@ -33,7 +34,10 @@ def input_oracle(layer, x, weights):
 
 def co_oracle(layer, x, weights):
     y = oracles.co_attentive_conv(
-        x, weights["kernel"], weights["attention_kernel"], layer.group.name
+        x,
+        filters(layer, weights["kernel"]),
+        weights["attention_kernel"],
+        layer.group.name,
     )
     return y + weights["bias"]
 
@@ -102,6 +106,21 @@ def check_oracle(layer, x, oracle, tolerance=1e-5):
             marks=pytest.mark.torch_first,
         ),
         (AttentiveLiftingConv2D, "z2", (5, 6), {"chunk_size": 1}),
+        # On p8 filters are steerable.
+        pytest.param(
+            AttentiveGroupConv2D,
+            "p8",
+            (4, 4),
+            {},
+            marks=pytest.mark.torch_first,
+        ),
+        pytest.param(
+            AttentiveLiftingConv2D,
+            "p8",
+            (5, 4),
+            {"attention": "spatial", "padding": "same"},
+            marks=pytest.mark.torch_first,
+        ),
     ],
 )
 def test_attention_on_responses_agrees_with_oracle(
@@ -168,6 +187,11 @@ def test_attention_on_responses_in_float64(chunk_size):
             {"attention": "spatial", "attention_dilation_rate": 2},
             marks=pytest.mark.torch_first,
         ),
+        pytest.param(
+            "p8",
+            {"attention": "spatial", "attention_kernel_size": 3},
+            marks=pytest.mark.torch_first,
+        ),
     ],
 )
 def test_input_attention_agrees_with_oracle(lifting, group, arguments):
@@ -185,7 +209,10 @@ def test_input_attention_agrees_with_oracle(lifting, group, arguments):
 @pytest.mark.parametrize(
     "layer", [CoAttentiveLiftingConv2D, CoAttentiveGroupConv2D]
 )
-@pytest.mark.parametrize("group", ["p4m", "z2"])
+@pytest.mark.parametrize(
+    "group",
+    ["p4m", "z2", pytest.param("p8", marks=pytest.mark.torch_first)],
+)
 def test_co_attention_agrees_with_oracle(layer, group):
     built, x = random_layer(
         layer, (2, 5, 5, 2), group, filters=2, kernel_size=3

@@ -149,6 +149,7 @@ class TestGroupSeparableConv2D(LayerContract):
             weights=3,
             reach=1,
         ),
+        case(layer, "p8", {"kernel_size": 3}, (5, 5), (3, 3), weights=3),
     )
 
 
