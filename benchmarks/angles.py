@@ -15,7 +15,8 @@ Inputs and outputs are turned with splines of degree 5, so that interpolation
 adds little to the error. "identity" shows how much: the error of inputs that
 are turned and turned back. An error is the largest difference over the largest
 output, within a disc that the border does not influence, as a mean over draws
-of the weights.
+of the weights. "pose_spread" is the largest difference between two poses over
+the largest output: where it is small, a small error means little.
 
 Turns by 90 degrees and mirrors are exact. So the elements that are measured
 turn by at most 90 degrees, with and without a mirror.
@@ -106,10 +107,18 @@ def convolution(layer, *arguments, **of_layer):
     return make
 
 
-def attentive(layer):
+def attentive(layer, attention="full"):
     def make(basis, size, group):
-        made = convolution(layer, CHANNELS)
+        made = convolution(layer, CHANNELS, attention=attention)
         return made(basis, size, group=group, attention_kernel_size=size)
+
+    return make
+
+
+def pooling(mode):
+    def make(basis, size, group):
+        del basis  # there are no filters
+        return layers.SpatialPooling2D(size, 2, mode, group=group)
 
     return make
 
@@ -189,6 +198,18 @@ LAYERS = {
         attentive(layers.AttentiveLiftingConv2D), True
     ),
     "AttentiveGroupConv2D": Kind(attentive(layers.AttentiveGroupConv2D)),
+    "AttentiveGroupConv2D, channel": Kind(
+        attentive(layers.AttentiveGroupConv2D, "channel")
+    ),
+    "AttentiveGroupConv2D, spatial": Kind(
+        attentive(layers.AttentiveGroupConv2D, "spatial")
+    ),
+    "CoAttentiveLiftingConv2D": Kind(
+        convolution(layers.CoAttentiveLiftingConv2D, CHANNELS), True
+    ),
+    "CoAttentiveGroupConv2D": Kind(
+        convolution(layers.CoAttentiveGroupConv2D, CHANNELS)
+    ),
     "InputAttention": Kind(input_attention),
     "StandAloneSelfAttention2D": Kind(
         window_attention(layers.StandAloneSelfAttention2D)
@@ -208,6 +229,11 @@ LAYERS = {
     ),
     "GroupSelfAttention2D": Kind(
         self_attention(layers.GroupSelfAttention2D), bases=("paper", *BASES)
+    ),
+    # What stands between layers, with strides of 2.
+    "SpatialPooling2D, max": Kind(pooling("max"), bases=("steerable",)),
+    "SpatialPooling2D, binomial": Kind(
+        pooling("binomial"), bases=("steerable",)
     ),
 }
 
@@ -280,17 +306,22 @@ def inner_disc(size: int) -> np.ndarray:
     return radius < DISC * size / SIZE
 
 
-def errors(function, x: np.ndarray, group: groups.Group) -> np.ndarray:
-    """The error of each measured element."""
+def errors(
+    function, x: np.ndarray, group: groups.Group
+) -> tuple[np.ndarray, float]:
+    """The error of each measured element, and how far poses lie apart."""
     found = []
     y = function(x)
     inside = inner_disc(y.shape[1])
+    largest = np.abs(y)[:, inside].max()
     for element in measured_elements(group):
         expected = turned(y, group, element)
         actual = function(turned(x, group, element))
         difference = np.abs(actual - expected)[:, inside].max()
-        found.append(difference / np.abs(y)[:, inside].max())
-    return np.array(found)
+        found.append(difference / largest)
+    # Feature maps have their poses on axis 3, images have none.
+    spread = np.ptp(y, axis=3)[:, inside].max() if y.ndim == 5 else 0.0
+    return np.array(found), spread / largest
 
 
 def new_layer(name, group, basis, size, seed):
@@ -365,13 +396,15 @@ def measure(name, group, basis, size, kind, draws, trained=False):
     """Mean error of each measured element over several layers and images."""
     group = groups.get(group)
     rest = input_axes(name, group)
-    found, of_input = [], []
+    found, spreads, of_input = [], [], []
     for seed in range(draws):
         count = int(np.prod(rest))
         x = images(kind, count, seed)
         x = np.moveaxis(x, 0, -1).reshape(1, SIZE, SIZE, *rest)
         function = function_of(name, group, basis, size, seed, trained)
-        found.append(errors(function, x, group))
+        of_elements, spread = errors(function, x, group)
+        found.append(of_elements)
+        spreads.append(spread)
         there = turned(x, group, 1)
         back = turned(there, group, int(group.inverse[1]))
         of_input.append(np.abs(back - x).max() / np.abs(x).max())
@@ -388,6 +421,7 @@ def measure(name, group, basis, size, kind, draws, trained=False):
         ],
         "mirrored": [n >= group.rotations for n in elements],
         "errors": np.mean(found, axis=0).tolist(),
+        "pose_spread": float(np.mean(spreads)),
         "identity": float(np.mean(of_input)),
     }
 
