@@ -176,6 +176,7 @@ bench: .venv/.dev
 	  $(BIN)/python -m keras_equiattn.applications.data prepare $$name; \
 	done
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py
+	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py --shipped
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/recipe_changes.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
@@ -184,6 +185,8 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m
 	TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch $(BIN)/python \
 	  benchmarks/angles.py --trained --sizes 5
+	TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch $(BIN)/python \
+	  benchmarks/angle_choices.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/step_time.py --eager \
 	  --size 14 --width 256 --repeats 3

@@ -101,13 +101,21 @@ def rotmnist_paper(results: Results) -> str:
             [
                 model,
                 count(counts["parameters"][model]),
+                training_table.kernel_factor(files[0]) if files else "",
                 training_table.test_error(files) if files else "",
                 str(len(files) or ""),
                 printed,
             ]
         )
     return block(
-        ("network", "parameters", "ours", "seeds", "paper"),
+        (
+            "network",
+            "parameters",
+            "kernel factor",
+            "ours, %",
+            "seeds",
+            "paper, %",
+        ),
         rows,
         [counts, *chain.from_iterable(runs.values())],
         run("parameters.py", "torch"),
@@ -410,6 +418,50 @@ def other_angles(results: Results) -> str:
     return block(("layer", "window", *header), rows, [file], OTHER_ANGLES)
 
 
+def pose_spread(results: Results) -> str:
+    """Errors on p8 of self-attention, beside how far its poses lie apart."""
+    file = results.latest("angles-p8", ANGLES)
+    kinds = ("paper", "pixel", "steerable")
+    names = ("LiftingSelfAttention2D", "GroupSelfAttention2D")
+    found: dict[tuple[str, int], dict[str, File]] = {}
+    for row in file["rows"]:
+        if row["layer"] in names and row["images"] == "smooth":
+            of_layer = found.setdefault((row["layer"], row["kernel_size"]), {})
+            of_layer[row["basis"]] = row
+    rows = [
+        [
+            layer,
+            f"{size} x {size}",
+            *(
+                f"{max(of[kind]['errors']):.3f} / {of[kind]['pose_spread']:.3f}"
+                if kind in of
+                else ""
+                for kind in kinds
+            ),
+        ]
+        for (layer, size), of in found.items()
+    ]
+    return block(("layer", "window", *kinds), rows, [file], ANGLES)
+
+
+def angle_choices(results: Results) -> str:
+    """Errors on p8 by the width of rings and of the edge of discs."""
+    command = "TORCH_COMPILE_DISABLE=1 " + run("angle_choices.py", "torch")
+    file = results.latest("angle_choices", command)
+    rows = [
+        [
+            row["choice"],
+            f"{row['value']:.2f}" + " (chosen)" * row["chosen"],
+            row["layer"],
+            *(f"{error:.3f}" for error in row["errors"]),
+        ]
+        for row in file["rows"]
+    ]
+    sizes = [f"{size} x {size}" for size in file["settings"]["sizes"]]
+    header = ("what", "pixels", "layer", *sizes)
+    return block(header, rows, [file], command)
+
+
 def network_angles(results: Results) -> str:
     """How much a turn by 45 degrees changes the logits of trained networks."""
     command = run("network_angles.py", "tensorflow")
@@ -454,6 +506,39 @@ def network_angles(results: Results) -> str:
         "seeds",
         "accuracy, %",
         "change under 45°",
+        "there and back",
+        "same class, %",
+        "change under quarter turns",
+    )
+    return block(header, rows, [file], command)
+
+
+def shipped_angles(results: Results) -> str:
+    """How much turns by multiples of 22.5 degrees change shipped networks."""
+    command = run("network_angles.py --shipped", "tensorflow")
+    file = results.latest("network_angles-shipped", command)
+    rows = []
+    for network in file["rows"]:
+        found = {row["angle"]: row for row in network["angles"]}
+        between = [found[angle] for angle in (22.5, 45, 67.5)]
+        rows.append(
+            [
+                network["network"],
+                count(network["parameters"]),
+                f"{100 * network['accuracy']:.1f}",
+                *(f"{row['change']:.3f}" for row in between),
+                f"{max(row['there_and_back'] for row in between):.3f}",
+                f"{100 * min(row['same'] for row in between):.1f}",
+                f"{max(found[a]['change'] for a in (90, 180, 270)):.0e}",
+            ]
+        )
+    header = (
+        "network",
+        "parameters",
+        "accuracy, %",
+        "change under 22.5°",
+        "45°",
+        "67.5°",
         "there and back",
         "same class, %",
         "change under quarter turns",
@@ -542,6 +627,7 @@ def fuzz(results: Results) -> str:
 
 
 TABLES = (
+    angle_choices,
     angles,
     checkpoints,
     equivariance,
@@ -551,10 +637,12 @@ TABLES = (
     multiply_adds,
     network_angles,
     other_angles,
+    pose_spread,
     recipe_changes,
     resnet29,
     rotmnist_paper,
     rotmnist_runs,
+    shipped_angles,
     short_runs,
     short_runs_bfloat16,
     trained_angles,

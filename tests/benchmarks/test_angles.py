@@ -78,6 +78,46 @@ def test_layers_that_change_the_size_learn(name, angles, monkeypatch):
     assert max(learnt["errors"]) < 0.06
 
 
+def test_poses_lie_apart(angles):
+    """Those of a mean over the group do not."""
+    group = groups.get("p8")
+    x = np.random.default_rng(0).normal(size=(1, 9, 9, 8, 2))
+
+    def mean(x):
+        return np.broadcast_to(x.mean(axis=3, keepdims=True), x.shape)
+
+    assert angles.errors(lambda x: x, x, group)[1] > 0.5
+    assert angles.errors(mean, x, group)[1] < 1e-12
+
+
+def test_pooling_over_few_pixels_does_not_turn(angles):
+    error = {
+        mode: max(
+            angles.measure(
+                f"SpatialPooling2D, {mode}", "p8", "steerable", 3, "smooth", 1
+            )["errors"]
+        )
+        for mode in ("max", "binomial")
+    }
+    assert error["binomial"] < 0.05 < 0.1 < error["max"]
+
+
+def test_other_constants_of_filters(angles, monkeypatch):
+    import angle_choices
+
+    from keras_equiattn.ops.group import bases
+
+    monkeypatch.setattr(angle_choices, "SIZES", (5,))
+    before = bases.steerable_basis("p8", 5)
+    place = bases, "RING_WIDTH"
+    narrow, usual = (
+        angle_choices.errors(place, width, "GroupConv2D", 1)[0]
+        for width in (0.35, bases.RING_WIDTH)
+    )
+    assert narrow > 2 * usual
+    np.testing.assert_array_equal(bases.steerable_basis("p8", 5), before)
+
+
 def test_an_interrupted_run_goes_on(angles, monkeypatch, tmp_path):
     measured = []
 
