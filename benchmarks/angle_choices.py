@@ -10,12 +10,14 @@ start with, on smooth images: the largest error under 45 degrees, as
 `benchmarks/angles.py` defines it, as a mean over draws. Nothing may be
 compiled, since what is compiled keeps the constants that it has seen.
 
-Writes `benchmarks/results/angle_choices-<date>.json`.
+Writes `benchmarks/results/angle_choices-<date>.json` after each measurement.
 """
 
 import argparse
+import os
 
 import angles
+import keras
 import report_files
 
 from keras_equiattn.ops import geometry
@@ -25,7 +27,7 @@ GROUP = "p8"
 SIZES = (3, 5, 7)
 # Each constant, the values to compare, and the layers that depend on it.
 CHOICES = {
-    "ring width": (
+    "rings": (
         (bases, "RING_WIDTH"),
         (0.35, 0.4, 0.45, 0.5, 0.6),
         ("LiftingConv2D", "GroupConv2D", "AttentiveGroupConv2D"),
@@ -67,7 +69,19 @@ def main() -> None:
     )
     parser.add_argument("--draws", type=int, default=3)
     draws = parser.parse_args().draws
+    compiles = os.environ.get("TORCH_COMPILE_DISABLE") != "1"
+    if keras.backend.backend() != "torch" or compiles:
+        raise SystemExit(
+            "What is compiled keeps the constants. Set KERAS_BACKEND=torch and "
+            "TORCH_COMPILE_DISABLE=1."
+        )
+    settings = {"group": GROUP, "sizes": list(SIZES), "draws": draws}
     rows = []
+    results = {
+        "benchmark": "angle_choices.py",
+        "settings": settings,
+        "rows": rows,
+    }
     for choice, (place, values, names) in CHOICES.items():
         usual = getattr(*place)
         for value in values:
@@ -80,10 +94,8 @@ def main() -> None:
                     "errors": errors(place, value, name, draws),
                 }
                 rows.append(row)
+                report_files.write("angle_choices", results)
                 print(row, flush=True)
-    settings = {"group": GROUP, "sizes": list(SIZES), "draws": draws}
-    results = {"benchmark": "angle_choices.py", "settings": settings}
-    report_files.write("angle_choices", {**results, "rows": rows})
 
 
 if __name__ == "__main__":

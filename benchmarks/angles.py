@@ -230,7 +230,7 @@ LAYERS = {
     "GroupSelfAttention2D": Kind(
         self_attention(layers.GroupSelfAttention2D), bases=("paper", *BASES)
     ),
-    # What stands between layers, with strides of 2.
+    # Between layers. `SIZE` is odd, so windows with strides of 2 are odd too.
     "SpatialPooling2D, max": Kind(pooling("max"), bases=("steerable",)),
     "SpatialPooling2D, binomial": Kind(
         pooling("binomial"), bases=("steerable",)
@@ -319,8 +319,8 @@ def errors(
         actual = function(turned(x, group, element))
         difference = np.abs(actual - expected)[:, inside].max()
         found.append(difference / largest)
-    # Feature maps have their poses on axis 3, images have none.
-    spread = np.ptp(y, axis=3)[:, inside].max() if y.ndim == 5 else 0.0
+    # Feature maps have their poses on axis 3.
+    spread = np.ptp(y, axis=3)[:, inside].max()
     return np.array(found), spread / largest
 
 

@@ -187,7 +187,7 @@ def measure_trained(settings: dict, seeds: list[int], resume: bool) -> None:
             **measure(model, group, *digits),
             "layers": layer_errors(model, group, digits[0][:LAYER_IMAGES]),
         }
-        write(kind, settings, rows, about)
+        add_row(kind, settings, rows, about)
 
 
 def measure_shipped(images: int, resume: bool) -> None:
@@ -204,7 +204,7 @@ def measure_shipped(images: int, resume: bool) -> None:
             "parameters": parameters(model),
             **measure(model, SHIPPED_TURNS, *digits),
         }
-        write(kind, settings, rows, about)
+        add_row(kind, settings, rows, about)
 
 
 def test_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,8 +216,8 @@ def parameters(model: keras.Model) -> int:
     return sum(int(np.prod(w.shape)) for w in model.trainable_weights)
 
 
-def write(kind: str, settings: dict, rows: list[dict], row: dict) -> None:
-    """Adds a row to those before it, and writes all."""
+def add_row(kind: str, settings: dict, rows: list[dict], row: dict) -> None:
+    """Adds a row to those before it, prints it, and writes all."""
     rows.append(row)
     print(json.dumps(row), flush=True)
     results = {"benchmark": "network_angles.py", "settings": settings}
@@ -236,6 +236,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     if options.shipped:
+        if options.attention:
+            parser.error("--shipped takes no --attention.")
         measure_shipped(options.images, options.resume)
         return
     settings = {

@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 
 import training_table
@@ -344,35 +345,47 @@ TRAINED_ANGLES = "TORCH_COMPILE_DISABLE=1 " + run(
 )
 
 
-def angle_errors(file: File) -> dict[tuple[str, int], dict[tuple, float]]:
-    """The largest error by layer and size, then by group, basis and images."""
-    found: dict[tuple[str, int], dict[tuple, float]] = {}
-    for row in file["rows"]:
-        of_layer = found.setdefault((row["layer"], row["kernel_size"]), {})
-        key = row["group"], row["basis"], row["images"]
-        of_layer[key] = max(row["errors"])
-    return found
+# The forms of a layer, see benchmarks/angles.py.
+FORMS = ("paper", "pixel", "steerable")
 
 
 def angle_rows(
-    file: File, columns: list[list[tuple[str, str, str]]]
+    file: File,
+    columns: list[list[tuple[str, str, str]]],
+    names: Sequence[str] | None = None,
+    spread: bool = False,
 ) -> list[list[str]]:
-    """A row for each layer and size; errors of a column share its cell.
+    """A row for each layer and size, with the largest error in each column.
 
     Cells without a measurement are empty.
+
+    Args:
+        file: the results of benchmarks/angles.py.
+        columns: the group, basis and images of the errors that share a cell.
+        names: the layers, or None for all.
+        spread: whether the distance of the poses follows each error.
     """
+    found: dict[tuple[str, int], dict[tuple, str]] = {}
+    for row in file["rows"]:
+        if names and row["layer"] not in names:
+            continue
+        cell = f"{max(row['errors']):.3f}"
+        if spread:
+            cell += f" / {row['pose_spread']:.3f}"
+        of_layer = found.setdefault((row["layer"], row["kernel_size"]), {})
+        of_layer[row["group"], row["basis"], row["images"]] = cell
     return [
         [
             layer,
             f"{size} x {size}",
             *(
-                " / ".join(f"{found[key]:.3f}" for key in keys)
-                if set(keys) <= set(found)
+                " / ".join(cells[key] for key in keys)
+                if set(keys) <= set(cells)
                 else ""
                 for keys in columns
             ),
         ]
-        for (layer, size), found in angle_errors(file).items()
+        for (layer, size), cells in found.items()
     ]
 
 
@@ -393,7 +406,7 @@ def errors_by_images(file: File, command: str) -> str:
     columns = [
         ("p8", basis, images)
         for images in file["settings"]["images"]
-        for basis in ("paper", "pixel", "steerable")
+        for basis in FORMS
         if basis in measured
     ]
     rows = angle_rows(file, [[column] for column in columns])
@@ -421,27 +434,11 @@ def other_angles(results: Results) -> str:
 def pose_spread(results: Results) -> str:
     """Errors on p8 of self-attention, beside how far its poses lie apart."""
     file = results.latest("angles-p8", ANGLES)
-    kinds = ("paper", "pixel", "steerable")
+    columns = [[("p8", basis, "smooth")] for basis in FORMS]
     names = ("LiftingSelfAttention2D", "GroupSelfAttention2D")
-    found: dict[tuple[str, int], dict[str, File]] = {}
-    for row in file["rows"]:
-        if row["layer"] in names and row["images"] == "smooth":
-            of_layer = found.setdefault((row["layer"], row["kernel_size"]), {})
-            of_layer[row["basis"]] = row
-    rows = [
-        [
-            layer,
-            f"{size} x {size}",
-            *(
-                f"{max(of[kind]['errors']):.3f} / {of[kind]['pose_spread']:.3f}"
-                if kind in of
-                else ""
-                for kind in kinds
-            ),
-        ]
-        for (layer, size), of in found.items()
-    ]
-    return block(("layer", "window", *kinds), rows, [file], ANGLES)
+    rows = angle_rows(file, columns, names, spread=True)
+    header = [f"{basis}: error / poses" for basis in FORMS]
+    return block(("layer", "window", *header), rows, [file], ANGLES)
 
 
 def angle_choices(results: Results) -> str:
@@ -451,15 +448,25 @@ def angle_choices(results: Results) -> str:
     rows = [
         [
             row["choice"],
-            f"{row['value']:.2f}" + " (chosen)" * row["chosen"],
+            f"{row['value']:.2f}{' (chosen)' if row['chosen'] else ''}",
             row["layer"],
             *(f"{error:.3f}" for error in row["errors"]),
         ]
         for row in file["rows"]
     ]
     sizes = [f"{size} x {size}" for size in file["settings"]["sizes"]]
-    header = ("what", "pixels", "layer", *sizes)
+    header = ("width of", "pixels", "layer", *sizes)
     return block(header, rows, [file], command)
+
+
+def by_angle(network: File) -> dict[float, File]:
+    """The measurements of a network by the angle of the turn."""
+    return {row["angle"]: row for row in network["angles"]}
+
+
+def change_under_quarters(found: dict[float, File]) -> float:
+    """The largest change of the logits under quarter turns."""
+    return max(found[angle]["change"] for angle in (90, 180, 270))
 
 
 def network_angles(results: Results) -> str:
@@ -469,13 +476,10 @@ def network_angles(results: Results) -> str:
     networks: dict[tuple[str, ...], list[File]] = {}
     kinds = ("basis", "downsampling", "activation")
     for row in file["rows"]:
-        half, *quarters = (
-            next(found for found in row["angles"] if found["angle"] == angle)
-            for angle in (45, 90, 180, 270)
-        )
-        quarter = max(found["change"] for found in quarters)
+        found = by_angle(row)
         key = tuple(row[kind] for kind in kinds)
-        networks.setdefault(key, []).append({**row, **half, "exact": quarter})
+        run_of = {**row, **found[45], "exact": change_under_quarters(found)}
+        networks.setdefault(key, []).append(run_of)
     rows = []
     for key, of_seeds in networks.items():
         changes, there_and_back = (
@@ -519,7 +523,7 @@ def shipped_angles(results: Results) -> str:
     file = results.latest("network_angles-shipped", command)
     rows = []
     for network in file["rows"]:
-        found = {row["angle"]: row for row in network["angles"]}
+        found = by_angle(network)
         between = [found[angle] for angle in (22.5, 45, 67.5)]
         rows.append(
             [
@@ -529,7 +533,7 @@ def shipped_angles(results: Results) -> str:
                 *(f"{row['change']:.3f}" for row in between),
                 f"{max(row['there_and_back'] for row in between):.3f}",
                 f"{100 * min(row['same'] for row in between):.1f}",
-                f"{max(found[a]['change'] for a in (90, 180, 270)):.0e}",
+                f"{change_under_quarters(found):.0e}",
             ]
         )
     header = (

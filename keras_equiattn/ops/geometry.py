@@ -22,10 +22,10 @@ from keras_equiattn.ops.numerics import MASKED
 
 BORDERS = ("zeros", "mask", "reflect")
 WINDOW_SHAPES = ("square", "disc")
-# The width of the edge of a disc, in pixels. With a width of one the errors of
-# `AffineSelfConv2D` in turns by 45 degrees grow for windows of 3 x 3 and 5 x 5
-# pixels, and with a wider edge the disc shrinks, see
-# `benchmarks/angle_choices.py`.
+# The width of the edge of a disc, in pixels, at most half of the window. With a
+# width of one the errors of `AffineSelfConv2D` in turns by 45 degrees grow for
+# windows of 3 x 3 and 5 x 5 pixels. A wider edge makes them smaller for windows
+# of 7 x 7, but leaves fewer neighbours: see `benchmarks/angle_choices.py`.
 DISC_EDGE = 2.0
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from keras_equiattn import groups
+from keras_equiattn.ops import geometry
+from keras_equiattn.ops.group import bases
 
 pytestmark = pytest.mark.once
 
@@ -102,20 +104,27 @@ def test_pooling_over_few_pixels_does_not_turn(angles):
     assert error["binomial"] < 0.05 < 0.1 < error["max"]
 
 
-def test_other_constants_of_filters(angles, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "constant", "worse", "layer"),
+    [
+        (bases, "RING_WIDTH", 0.35, "GroupConv2D"),
+        (geometry, "DISC_EDGE", 1.0, "StandAloneSelfAttention2D"),
+    ],
+)
+def test_other_choices(angles, monkeypatch, module, constant, worse, layer):
     import angle_choices
 
-    from keras_equiattn.ops.group import bases
-
     monkeypatch.setattr(angle_choices, "SIZES", (5,))
-    before = bases.steerable_basis("p8", 5)
-    place = bases, "RING_WIDTH"
-    narrow, usual = (
-        angle_choices.errors(place, width, "GroupConv2D", 1)[0]
-        for width in (0.35, bases.RING_WIDTH)
+    chosen = getattr(module, constant)
+    basis = bases.steerable_basis("p8", 5)
+    usual, other = (
+        angle_choices.errors((module, constant), value, layer, 1)[0]
+        for value in (chosen, worse)
     )
-    assert narrow > 2 * usual
-    np.testing.assert_array_equal(bases.steerable_basis("p8", 5), before)
+    assert other > 1.5 * usual
+    # The constant is what it was, and nothing is kept from the other one.
+    assert getattr(module, constant) == chosen
+    np.testing.assert_array_equal(bases.steerable_basis("p8", 5), basis)
 
 
 def test_an_interrupted_run_goes_on(angles, monkeypatch, tmp_path):

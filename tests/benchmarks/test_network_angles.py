@@ -94,6 +94,42 @@ def test_layers_turn_with_the_image(benchmark):
     assert found["does_not"] > 0.3
 
 
+def test_shipped_networks_go_on(benchmark, monkeypatch, tmp_path):
+    """An interrupted run measures each network once, and fills a table."""
+    import report_accuracy
+    import report_files
+
+    built = []
+
+    def network(name):
+        built.append(name)
+        if len(built) == 2:
+            raise KeyboardInterrupt
+        inputs = keras.Input((28, 28, 1))
+        pooled = keras.layers.GlobalAveragePooling2D()(inputs)
+        return keras.Model(inputs, keras.layers.Dense(3)(pooled))
+
+    monkeypatch.setattr(benchmark, "from_preset", network)
+    monkeypatch.setattr(benchmark, "SHIPPED", ("first", "second"))
+    digits = images(), np.zeros(4, int)
+    monkeypatch.setattr(benchmark, "test_digits", lambda count: digits)
+    monkeypatch.setattr(report_files, "RESULTS", tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.measure_shipped(4, resume=False)
+    benchmark.measure_shipped(4, resume=True)
+    assert built == ["first", "second", "second"]
+    results = report_files.Results(tmp_path)
+    table = report_accuracy.shipped_angles(results)
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[2:]] == ["| first", "| second"]
+    # A mean over the image hardly changes, and under quarter turns not at all.
+    for row in rows[2:]:
+        cells = row.strip("| ").split(" | ")
+        assert cells[1] == "6"
+        assert max(map(float, cells[3:7])) < 0.05
+        assert float(cells[-1]) < 1e-5
+
+
 def test_networks(benchmark):
     for basis, downsampling, activation in benchmark.NETWORKS:
         model = benchmark.network("p8", None, basis, downsampling, activation)

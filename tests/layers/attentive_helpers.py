@@ -42,8 +42,8 @@ def weights_of(layer):
     return {name: arrays.get(name) for name in names}
 
 
-def filters(layer, weight):
-    """A weight of 3 x 3 pixels, made from the basis of the layer."""
+def as_pixels(layer, weight):
+    """A weight as pixels; coefficients are of filters of 3 x 3 pixels."""
     if weight is None or layer.filter_basis == "pixel":
         return weight
     pixels = np.tensordot(steerable_basis("z2", 3)[0], weight, axes=1)
@@ -53,10 +53,10 @@ def filters(layer, weight):
 def attentive_oracle(layer, x, weights):
     y, channel, spatial = oracles.attentive_conv(
         x,
-        filters(layer, weights["kernel"]),
+        as_pixels(layer, weights["kernel"]),
         weights["channel_kernel_1"],
         weights["channel_kernel_2"],
-        filters(layer, weights["spatial_kernel"]),
+        as_pixels(layer, weights["spatial_kernel"]),
         layer.group.name,
         attention_dilation=layer.attention_dilation_rate,
         strides=layer.strides[0],

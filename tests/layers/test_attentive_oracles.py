@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import oracles
 import pytest
+from attentive_helpers import as_pixels
 from attentive_helpers import attentive_oracle
-from attentive_helpers import filters
 from attentive_helpers import random_layer
 from attentive_helpers import weights_of
 from layer_contract import as_array
@@ -26,7 +26,7 @@ def input_oracle(layer, x, weights):
         x,
         weights["channel_kernel_1"],
         weights["channel_kernel_2"],
-        filters(layer, weights["spatial_kernel"]),
+        as_pixels(layer, weights["spatial_kernel"]),
         layer.group.name,
         layer.attention_dilation_rate,
     )
@@ -35,7 +35,7 @@ def input_oracle(layer, x, weights):
 def co_oracle(layer, x, weights):
     y = oracles.co_attentive_conv(
         x,
-        filters(layer, weights["kernel"]),
+        as_pixels(layer, weights["kernel"]),
         weights["attention_kernel"],
         layer.group.name,
     )

@@ -18,7 +18,7 @@ from keras_equiattn.ops.group.interpolation import positions
 # The bases of filters: numbers for each pixel, or steerable filters.
 FILTER_BASES = ("pixel", "steerable")
 # The standard deviation of a ring, in pixels. Wider rings leave the square of
-# the filter, narrower ones fall between the pixels: both make the errors of
+# the filter, and narrower ones fall between the pixels. Both make the errors of
 # filters of 5 x 5 and 7 x 7 pixels larger, see `benchmarks/angle_choices.py`.
 RING_WIDTH = 0.45
 
@@ -63,8 +63,9 @@ def steerable_basis(
 
     References:
         - [Weiler et al., 2018](https://arxiv.org/abs/1711.07289):
-          circular harmonics with Gaussian radial parts. Rings, width and
-          frequencies are chosen here for the smallest error at 45 degrees.
+          circular harmonics with Gaussian radial parts. The width of the
+          rings is chosen here for the smallest errors at 45 degrees with
+          filters of 5 x 5 and 7 x 7 pixels.
     """
     size = _checks.integer(size, "size")
     multiplied = _checks.flag(multiplied, "multiplied")
