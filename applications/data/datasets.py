@@ -44,6 +44,7 @@ from keras_equiattn.applications.data.epochs import EpochCounter
 from keras_equiattn.applications.data.epochs import iterate
 from keras_equiattn.applications.data.epochs import Shard
 from keras_equiattn.applications.data.normalization import PerChannel
+from keras_equiattn.applications.data.prefetching import prefetched
 from keras_equiattn.applications.data.sources import access
 from keras_equiattn.applications.data.sources import folders
 from keras_equiattn.applications.data.sources import npz
@@ -158,7 +159,7 @@ def load(
     dataset = dataset.apply(
         tf.data.experimental.assert_cardinality(len(batches))
     )
-    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    dataset = prefetched(dataset)
     dataset.clock = clock
     return dataset
 

@@ -15,6 +15,7 @@ from keras_equiattn.applications.data.augmentation import Plan
 from keras_equiattn.applications.data.epochs import Batch
 from keras_equiattn.applications.data.epochs import Epochs
 from keras_equiattn.applications.data.normalization import to_float
+from keras_equiattn.applications.data.prefetching import prefetched
 from keras_equiattn.applications.data.sources import folders
 from keras_equiattn.applications.data.sources.optional import import_tensorflow
 from keras_equiattn.applications.data.sources.optional import optional_import
@@ -141,8 +142,7 @@ def _with_tensorflow(
     data = data.map(
         read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
-    data = data.batch(batch_size).prefetch(tf.data.AUTOTUNE)
-    batches = data.as_numpy_iterator()
+    batches = prefetched(data.batch(batch_size)).as_numpy_iterator()
     for first in range(0, len(paths), batch_size):
         try:
             batch = next(batches)

@@ -11,6 +11,7 @@ from keras_equiattn.applications.data.augmentation import Plan
 from keras_equiattn.applications.data.epochs import Batch
 from keras_equiattn.applications.data.epochs import Epochs
 from keras_equiattn.applications.data.normalization import to_float
+from keras_equiattn.applications.data.prefetching import prefetched
 from keras_equiattn.applications.data.sources import tfds
 from keras_equiattn.applications.data.sources.catalogue import INFOS
 from keras_equiattn.applications.data.sources.optional import import_tensorflow
@@ -77,7 +78,7 @@ class StreamedBatches(Epochs):
             deterministic=True,
         )
         share = self.batch_size // self.shard.count
-        data = data.batch(share).prefetch(tf.data.AUTOTUNE)
+        data = prefetched(data.batch(share))
         # tf.data decides the order, and the plan the augmentation.
         plan = Plan(self.count, self.seed, epoch, False, self.augment)
         batches = zip(range(len(self)), data.as_numpy_iterator(), strict=False)
