@@ -8,11 +8,10 @@ from keras_equiattn.applications.data.sources.optional import import_tensorflow
 def prefetched(data: Any) -> Any:
     """A `tf.data.Dataset` that reads ahead, with a fixed number of threads.
 
-    A thread of TensorFlow tunes how many calls run at a time. Between two looks
-    it sleeps for about as long as the iteration has lasted, and the end of the
-    iteration waits until it wakes up. With TensorFlow 2.21 an epoch therefore
-    takes up to twice its time. Without tuning, `tf.data.AUTOTUNE` stands for
-    the number of cores, up to 16.
+    Otherwise a thread of TensorFlow 2.21 tunes how many calls run at a time.
+    Between two looks it sleeps, each time twice as long, and the end of an
+    iteration may wait until it wakes up: an epoch then takes up to twice its
+    time. Without tuning, `tf.data.AUTOTUNE` stands for a fixed number.
 
     Args:
         data: a `tf.data.Dataset`.

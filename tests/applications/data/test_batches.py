@@ -13,6 +13,7 @@ from dataset_helpers import random_arrays
 from sweeps import swept
 
 from keras_equiattn.applications.data import datasets
+from keras_equiattn.applications.data.prefetching import prefetched
 
 # --- Batches ----------------------------------------------------------------
 
@@ -186,6 +187,22 @@ def test_both_pipelines_give_the_same_bits(split, digits_npz):
         dataset = datasets.load("digits_upright", split, **kwargs)
         for _ in range(2):
             assert_equal(numpy_batches(other), numpy_batches(dataset))
+
+
+@once
+def test_nothing_is_tuned_while_an_epoch_runs():
+    """The end of an epoch would wait for the thread that tunes."""
+    tf = pytest.importorskip("tensorflow")
+    for dataset in (
+        datasets.load("digits_upright"),
+        prefetched(tf.data.Dataset.range(5)),
+    ):
+        # Options of whatever the dataset is made into hold as well.
+        for data in (dataset, dataset.take(2)):
+            assert data.options().autotune.enabled is False
+    assert list(prefetched(tf.data.Dataset.range(5)).as_numpy_iterator()) == [
+        *range(5)
+    ]
 
 
 @once
