@@ -5,11 +5,11 @@
 
 The pages are prose that people edit. What stands between
 `<!-- table: step_time -->` and `<!-- end -->` is written by the function of
-that name in `report_accuracy.py`, `report_costs.py` or `report_deployment.py`,
-from the newest files in `benchmarks/results`, and `<!-- figure: traffic -->` is
-filled with the picture of that name that `report_figures.py` draws. No number
-in them is typed by hand except those that a paper prints, which stand in
-`report_accuracy.PRINTED`.
+that name in `report_accuracy.py`, `report_angles.py`, `report_costs.py` or
+`report_deployment.py`, from the newest files in `benchmarks/results`, and
+`<!-- figure: traffic -->` is filled with the picture of that name that
+`report_figures.py` draws. No number in them is typed by hand except those that
+a paper prints, which stand in `report_accuracy.PRINTED`.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 import report_accuracy
+import report_angles
 import report_costs
 import report_deployment
 import report_figures
@@ -38,7 +39,12 @@ BLOCK = re.compile(
 )
 TABLES = {
     function.__name__: function
-    for tables in (report_accuracy, report_costs, report_deployment)
+    for tables in (
+        report_accuracy,
+        report_angles,
+        report_costs,
+        report_deployment,
+    )
     for function in tables.TABLES
 }
 

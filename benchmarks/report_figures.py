@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import report_accuracy
+import report_angles
 import report_costs
 from report_files import Results
 
@@ -111,7 +112,7 @@ ANGLE_LAYERS = (
 
 
 def angles(results: Results) -> dict[str, Any]:
-    command = report_accuracy.OTHER_ANGLES
+    command = report_angles.OTHER_ANGLES
     file = results.latest("angles-p12_p16_p8m", command)
     rows = [
         row

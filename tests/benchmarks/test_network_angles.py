@@ -96,7 +96,7 @@ def test_layers_turn_with_the_image(benchmark):
 
 def test_shipped_networks_go_on(benchmark, monkeypatch, tmp_path):
     """An interrupted run measures each network once, and fills a table."""
-    import report_accuracy
+    import report_angles
     import report_files
 
     built = []
@@ -119,7 +119,7 @@ def test_shipped_networks_go_on(benchmark, monkeypatch, tmp_path):
     benchmark.measure_shipped(4, resume=True)
     assert built == ["first", "second", "second"]
     results = report_files.Results(tmp_path)
-    table = report_accuracy.shipped_angles(results)
+    table = report_angles.shipped_angles(results)
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[2:]] == ["| first", "| second"]
     # A mean over the image hardly changes, and under quarter turns not at all.
