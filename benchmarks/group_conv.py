@@ -1,12 +1,14 @@
 """Cost of a group convolution over that of a plain one of the same width.
 
     KERAS_BACKEND=jax python benchmarks/group_conv.py
+    KERAS_BACKEND=jax taskset -c 0 python benchmarks/group_conv.py
 
 The width of a group convolution is its channels times the order of the group.
 Training steps (outputs, gradients of input and weights) alternate in one
 process, in the mode that Keras compiles in by default on a CPU. Writes
 `benchmarks/results/group_conv-<backend>-<date>.json`, on a GPU
-`group_conv-<backend>-gpu-<date>.json`.
+`group_conv-<backend>-gpu-<date>.json`, on one core
+`group_conv-<backend>-one_core-<date>.json`.
 """
 
 import argparse

@@ -200,20 +200,32 @@ def linear_maps_gpu(results: Results) -> str:
 
 
 def group_conv(results: Results) -> str:
-    files = results.by_backend("group_conv-{}", run("group_conv.py"))
+    on_one_core = run("group_conv.py", "jax").replace(
+        "python", "taskset -c 0 python"
+    )
+    files = {
+        versioned(backend, file): file
+        for backend, file in results.by_backend(
+            "group_conv-{}", run("group_conv.py")
+        ).items()
+    }
+    alone = results.latest("group_conv-jax-one_core", on_one_core)
+    files[f"{versioned('jax', alone)}, one core"] = alone
     rows = [
         [
-            versioned(backend, file),
+            where,
             f"{1000 * file['seconds_median']['Conv2D']:.0f}",
             group,
             f"{1000 * file['seconds_median'][group]:.0f}",
             f"{ratio:.2f}",
         ]
-        for backend, file in files.items()
+        for where, file in files.items()
         for group, ratio in file["ratio_of_medians"].items()
     ]
     header = ("backend", "`Conv2D`, ms", "group", "`GroupConv2D`, ms", "ratio")
-    return block(header, rows, list(files.values()), run("group_conv.py"))
+    return block(
+        header, rows, list(files.values()), run("group_conv.py"), on_one_core
+    )
 
 
 def pointwise(results: Results) -> str:

@@ -17,13 +17,16 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 def place() -> str:
     """The backend and what it runs on, for the name of a file of results.
 
-    That is "gpu" on a GPU, and "huge_pages" where the environment variable
-    `GLIBC_TUNABLES` makes glibc 2.35 or newer ask Linux for pages of 2 MiB, so
-    that JAX has hardly any page faults.
+    That is "gpu" on a GPU, "one_core" where the process may use a single core,
+    and "huge_pages" where the environment variable `GLIBC_TUNABLES` makes glibc
+    2.35 or newer ask Linux for pages of 2 MiB, so that JAX has hardly any page
+    faults.
     """
     backend = keras.backend.backend()
     if reporting.device() != "CPU":
         return f"{backend}-gpu"
+    if reporting.hardware()["cores"] == 1:
+        return f"{backend}-one_core"
     if HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", ""):
         return f"{backend}-huge_pages"
     return backend

@@ -46,13 +46,17 @@ def test_a_step_returns_the_output_and_all_gradients(timing):
         assert relative_difference(as_array(found), right) < 1e-5
 
 
-def test_huge_pages_name_the_file(timing, monkeypatch):
+def test_the_place_names_the_file(timing, monkeypatch):
+    hardware = {"cores": 2}
+    monkeypatch.setattr(timing.reporting, "hardware", lambda: hardware)
     monkeypatch.setattr(timing.reporting, "device", lambda: "CPU")
     backend = keras.backend.backend()
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert timing.place() == backend
     monkeypatch.setenv("GLIBC_TUNABLES", f"a=b:{timing.HUGE_PAGES}")
     assert timing.place() == f"{backend}-huge_pages"
+    hardware["cores"] = 1
+    assert timing.place() == f"{backend}-one_core"
     monkeypatch.setattr(timing.reporting, "device", lambda: "GPU")
     assert timing.place() == f"{backend}-gpu"
 
