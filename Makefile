@@ -171,6 +171,7 @@ bench: .venv/.dev
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/scale.py folders
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 KERAS_BACKEND=jax \
 	  $(BIN)/python benchmarks/vit.py
+	KERAS_BACKEND=jax taskset -c 0 $(BIN)/python benchmarks/group_conv.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/widths.py
 	set -e; for name in rot_mnist cifar10 pcam; do \
 	  $(BIN)/python -m keras_equiattn.applications.data prepare $$name; \
@@ -178,6 +179,8 @@ bench: .venv/.dev
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py --shipped
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/recipe_changes.py
+	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/authors_protocol.py \
+	  rotmnist_p4cnn_input
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py

@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections import Counter
+from collections import defaultdict
 from itertools import chain
 
 import training_table
@@ -341,36 +342,64 @@ def recipe_changes(results: Results) -> str:
     """Errors on held-out digits with one change of the recipe at a time."""
     command = run("recipe_changes.py", "tensorflow")
     file = results.latest("recipe_changes-tensorflow-30", command)
-    runs: dict[str, list[File]] = {}
+    runs = defaultdict(list)
     for one in file["runs"]:
-        runs.setdefault(one["change"], []).append(one)
-    # How a run is judged: by its last epochs, or by the best that it had.
-    judged = (
-        lambda errors: errors[-1],
-        lambda errors: statistics.mean(errors[-5:]),
-        min,
-    )
+        runs[one["change"]].append(one)
     rows = [
         [
             change,
             ", ".join(str(one["seed"]) for one in of_seeds),
-            *(
-                with_deviation(
-                    [judge(one["errors"]) for one in of_seeds], ".2f"
-                )
-                for judge in judged
-            ),
+            *judged([one["errors"] for one in of_seeds], ".2f"),
         ]
         for change, of_seeds in runs.items()
     ]
-    header = (
-        "change",
-        "seeds",
-        "error in the last epoch, %",
-        "mean of the last five, %",
-        "lowest, %",
+    return block(("change", "seeds", *JUDGED), rows, [file], command)
+
+
+# How the errors of a run after its epochs are judged.
+JUDGED = ("error in the last epoch, %", "mean of the last five, %", "lowest, %")
+
+
+def judged(runs: list[list[float]], form: str) -> list[str]:
+    """The columns `JUDGED`, means over the seeds."""
+    return [
+        with_deviation([judge(errors) for errors in runs], form)
+        for judge in (
+            lambda errors: errors[-1],
+            lambda errors: statistics.mean(errors[-5:]),
+            min,
+        )
+    ]
+
+
+def authors_protocol(results: Results) -> str:
+    """Errors on the test digits by the protocol of the authors."""
+    command = run(
+        "authors_protocol.py rotmnist_p4cnn_input --seed 0", "tensorflow"
     )
-    return block(header, rows, [file], command)
+    files = results.all("authors_protocol-*.json", command)
+    runs = defaultdict(list)
+    for file in files:
+        runs[file["settings"]["network"]].append(file)
+    rows = []
+    for network, of_seeds in runs.items():
+        seeds = [file["settings"]["seed"] for file in of_seeds]
+        by_recipe = [
+            file
+            for file in tested(results, "rot_mnist")[network]
+            if file["options"]["seed"] in seeds
+        ]
+        rows.append(
+            [
+                network,
+                ", ".join(map(str, seeds)),
+                *judged([file["errors"] for file in of_seeds], ".3f"),
+                training_table.test_error(by_recipe),
+                *PRINTED["romero2020"][network],
+            ]
+        )
+    header = ("network", "seeds", *JUDGED, "falling rate, %", "paper, %")
+    return block(header, rows, files, command)
 
 
 def equivariance(results: Results) -> str:
@@ -418,6 +447,7 @@ def fuzz(results: Results) -> str:
 
 
 TABLES = (
+    authors_protocol,
     checkpoints,
     equivariance,
     fuzz,

@@ -1,0 +1,77 @@
+"""The benchmark of the authors' protocol: what it trains and what it tests."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from layer_contract import as_array
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    import authors_protocol
+
+    return authors_protocol
+
+
+class Batches(keras.utils.PyDataset):
+    """Some images of one split in batches of five."""
+
+    def __init__(self, count, seed):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        self.x = rng.normal(size=(count, 28, 28, 1)).astype("float32")
+        self.y = rng.integers(0, 10, size=count)
+
+    def __len__(self):
+        return len(self.y) // 5
+
+    def __getitem__(self, index):
+        part = slice(5 * index, 5 * index + 5)
+        return self.x[part], self.y[part]
+
+    def set_epoch(self, epoch):
+        pass
+
+
+def test_rate_factors_and_tested_epochs(benchmark, monkeypatch):
+    """The rate is constant, and the last epochs are tested on test digits."""
+    splits = {"train+validation": Batches(20, 0), "test": Batches(10, 1)}
+    opened, rates, models = [], [], []
+
+    def load(name, split, *options, **named):
+        opened.append(split)
+        return splits[split]
+
+    class Rates(keras.callbacks.Callback):
+        def __init__(self, *_):
+            super().__init__()
+
+        def on_epoch_end(self, epoch, logs=None):
+            rates.append(float(as_array(self.model.optimizer.learning_rate)))
+
+    def get_model(name, **options):
+        models.append(
+            keras.Sequential(
+                [keras.layers.Flatten(), keras.layers.Dense(10, name="conv7")]
+            )
+        )
+        return models[-1]
+
+    monkeypatch.setattr(benchmark.datasets, "load", load)
+    monkeypatch.setattr(benchmark.datasets, "EpochCounter", Rates)
+    monkeypatch.setattr(benchmark, "get_model", get_model)
+    errors = benchmark.train("rotmnist_p4cnn_input", 0, epochs=4, tested=2)
+    assert set(opened) == {"train+validation", "test"}
+    assert rates == [pytest.approx(1e-3)] * 4
+    assert len(errors) == 2
+    test = splits["test"]
+    right = as_array(models[0](test.x)).argmax(-1) == test.y
+    assert errors[-1] == pytest.approx(100 * (1 - right.mean()), abs=1e-4)
+    factors = models[0].optimizer.kernel_factors
+    assert any(pattern == "conv7/kernel" for pattern in dict(factors))
