@@ -179,8 +179,13 @@ bench: .venv/.dev
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/network_angles.py --shipped
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/recipe_changes.py
-	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/authors_protocol.py \
+	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/protocols.py \
 	  rotmnist_p4cnn_input
+	set -e; for seed in 0 1; do \
+	  KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/protocols.py \
+	    rotmnist_p4cnn_input --milestones 80 --dropout-after-attention \
+	    --tested 5 --seed $$seed; \
+	done
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/deployment.py int8
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/parameters.py
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py

@@ -1,4 +1,4 @@
-"""The benchmark of the authors' protocol: what it trains and what it tests."""
+"""The benchmark of ways of training: what it trains and what it tests."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.once
 def benchmark(monkeypatch):
     folder = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(folder)
-    import authors_protocol
+    import protocols
 
-    return authors_protocol
+    return protocols
 
 
 class Batches(keras.utils.PyDataset):
@@ -39,8 +39,9 @@ class Batches(keras.utils.PyDataset):
         pass
 
 
-def test_rate_factors_and_tested_epochs(benchmark, monkeypatch):
-    """The rate is constant, and the last epochs are tested on test digits."""
+@pytest.mark.parametrize("milestones", [(), (3,)])
+def test_rate_factors_and_tested_epochs(benchmark, monkeypatch, milestones):
+    """The rate is constant or falls, and the last epochs are tested."""
     splits = {"train+validation": Batches(20, 0), "test": Batches(10, 1)}
     opened, rates, models = [], [], []
 
@@ -66,9 +67,11 @@ def test_rate_factors_and_tested_epochs(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark.datasets, "load", load)
     monkeypatch.setattr(benchmark.datasets, "EpochCounter", Rates)
     monkeypatch.setattr(benchmark, "get_model", get_model)
-    errors = benchmark.train("rotmnist_p4cnn_input", 0, epochs=4, tested=2)
+    errors = benchmark.train("rotmnist_p4cnn_input", 0, 4, 2, milestones)
     assert set(opened) == {"train+validation", "test"}
-    assert rates == [pytest.approx(1e-3)] * 4
+    # The rate at the end of an epoch is that of the step which follows.
+    falls = [1e-3, 1e-3, 1e-4, 1e-4] if milestones else [1e-3] * 4
+    assert rates == pytest.approx(falls)
     assert len(errors) == 2
     test = splits["test"]
     right = as_array(models[0](test.x)).argmax(-1) == test.y
