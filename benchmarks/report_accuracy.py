@@ -1,5 +1,6 @@
 """Tables of the accuracy of networks, and of how exact they are."""
 
+import json
 import re
 import statistics
 from collections import Counter
@@ -338,6 +339,26 @@ def transformers(results: Results) -> str:
     return block(header, rows, [file], ONE_THREAD + file["command"])
 
 
+# Three summaries of the errors after each epoch of a run.
+SUMMARIES = (
+    "error in the last epoch, %",
+    "mean of the last five, %",
+    "lowest, %",
+)
+
+
+def summaries(runs: list[list[float]], form: str) -> list[str]:
+    """The columns `SUMMARIES`, means over the seeds."""
+    return [
+        with_deviation([summary(errors) for errors in runs], form)
+        for summary in (
+            lambda errors: errors[-1],
+            lambda errors: statistics.mean(errors[-5:]),
+            min,
+        )
+    ]
+
+
 def recipe_changes(results: Results) -> str:
     """Errors on held-out digits with one change of the recipe at a time."""
     command = run("recipe_changes.py", "tensorflow")
@@ -349,58 +370,47 @@ def recipe_changes(results: Results) -> str:
         [
             change,
             ", ".join(str(one["seed"]) for one in of_seeds),
-            *judged([one["errors"] for one in of_seeds], ".2f"),
+            *summaries([one["errors"] for one in of_seeds], ".2f"),
         ]
         for change, of_seeds in runs.items()
     ]
-    return block(("change", "seeds", *JUDGED), rows, [file], command)
-
-
-# How the errors of a run after its epochs are judged.
-JUDGED = ("error in the last epoch, %", "mean of the last five, %", "lowest, %")
-
-
-def judged(runs: list[list[float]], form: str) -> list[str]:
-    """The columns `JUDGED`, means over the seeds."""
-    return [
-        with_deviation([judge(errors) for errors in runs], form)
-        for judge in (
-            lambda errors: errors[-1],
-            lambda errors: statistics.mean(errors[-5:]),
-            min,
-        )
-    ]
+    return block(("change", "seeds", *SUMMARIES), rows, [file], command)
 
 
 def protocols(results: Results) -> str:
     """Errors on the test digits after other ways of training."""
     command = run("protocols.py rotmnist_p4cnn_input", "tensorflow")
     files = results.all("protocol-*.json", command)
-    runs = defaultdict(list)
-    for file in files:
+    # Of files with the same settings the newest, which comes last.
+    newest = {json.dumps(file["settings"]): file for file in files}
+    variants = defaultdict(list)
+    for file in newest.values():
         settings = file["settings"]
         after = settings["dropout_after_attention"]
-        way = (
+        falls = ", ".join(map(str, settings["milestones"]))
+        variant = (
             settings["network"],
-            "falls" if settings["milestones"] else "constant",
+            f"falls after {falls} epochs" if falls else "constant",
             "after attention" if after else "before attention",
+            str(settings["epochs"]),
+            f"last {settings['tested']}",
         )
-        runs[way].append(file)
+        variants[variant].append(file)
     rows = [
         [
-            *way,
+            *variant,
             ", ".join(str(file["settings"]["seed"]) for file in of_seeds),
-            *judged([file["errors"] for file in of_seeds], ".3f"),
+            *summaries([file["errors"] for file in of_seeds], ".3f"),
         ]
-        for way, of_seeds in runs.items()
+        for variant, of_seeds in variants.items()
     ]
-    header = ("network", "rate", "dropout", "seeds", *JUDGED)
+    header = ("network", "rate", "dropout", "epochs", "tested", "seeds")
     return block(
-        header,
+        (*header, *SUMMARIES),
         rows,
-        files,
-        command,
-        f"{command} \\\n"
+        list(newest.values()),
+        f"{command} --seed 0",
+        f"{command} --seed 0 \\\n"
         "    --milestones 80 --dropout-after-attention --tested 5",
     )
 

@@ -25,11 +25,9 @@ def place() -> str:
     backend = keras.backend.backend()
     if reporting.device() != "CPU":
         return f"{backend}-gpu"
-    if reporting.hardware()["cores"] == 1:
-        return f"{backend}-one_core"
-    if HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", ""):
-        return f"{backend}-huge_pages"
-    return backend
+    one_core = reporting.hardware()["cores"] == 1
+    huge_pages = HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")
+    return backend + "-one_core" * one_core + "-huge_pages" * huge_pages
 
 
 def training_step(layer: keras.layers.Layer, x: np.ndarray) -> Callable:

@@ -1,4 +1,4 @@
-"""The benchmark of ways of training: what it trains and what it tests."""
+"""`benchmarks/protocols.py`: rate, kernel factors and tested epochs."""
 
 from pathlib import Path
 
@@ -39,9 +39,14 @@ class Batches(keras.utils.PyDataset):
         pass
 
 
-@pytest.mark.parametrize("milestones", [(), (3,)])
-def test_rate_factors_and_tested_epochs(benchmark, monkeypatch, milestones):
+@pytest.mark.parametrize(
+    ("milestones", "later"), [((), False), ((3,), False), ((), True)]
+)
+def test_rate_factors_and_tested_epochs(
+    benchmark, monkeypatch, milestones, later
+):
     """The rate is constant or falls, and the last epochs are tested."""
+    changed, tested = [], []
     splits = {"train+validation": Batches(20, 0), "test": Batches(10, 1)}
     opened, rates, models = [], [], []
 
@@ -54,6 +59,7 @@ def test_rate_factors_and_tested_epochs(benchmark, monkeypatch, milestones):
             super().__init__()
 
         def on_epoch_end(self, epoch, logs=None):
+            tested.append("val_accuracy" in logs)
             rates.append(float(as_array(self.model.optimizer.learning_rate)))
 
     def get_model(name, **options):
@@ -66,15 +72,33 @@ def test_rate_factors_and_tested_epochs(benchmark, monkeypatch, milestones):
 
     monkeypatch.setattr(benchmark.datasets, "load", load)
     monkeypatch.setattr(benchmark.datasets, "EpochCounter", Rates)
+
+    def with_dropout_after_attention(model):
+        changed.append(model)
+        return model
+
     monkeypatch.setattr(benchmark, "get_model", get_model)
-    errors = benchmark.train("rotmnist_p4cnn_input", 0, 4, 2, milestones)
+    monkeypatch.setattr(
+        benchmark.recipe_changes,
+        "with_dropout_after_attention",
+        with_dropout_after_attention,
+    )
+    errors = benchmark.train(
+        "rotmnist_p4cnn_input",
+        seed=0,
+        epochs=4,
+        tested=2,
+        milestones=milestones,
+        dropout_after_attention=later,
+    )
     assert set(opened) == {"train+validation", "test"}
+    assert changed == models * later
+    assert tested == [False, False, True, True]
     # The rate at the end of an epoch is that of the step which follows.
-    falls = [1e-3, 1e-3, 1e-4, 1e-4] if milestones else [1e-3] * 4
-    assert rates == pytest.approx(falls)
+    expected = [1e-3, 1e-3, 1e-4, 1e-4] if milestones else [1e-3] * 4
+    assert rates == pytest.approx(expected)
     assert len(errors) == 2
     test = splits["test"]
     right = as_array(models[0](test.x)).argmax(-1) == test.y
     assert errors[-1] == pytest.approx(100 * (1 - right.mean()), abs=1e-4)
-    factors = models[0].optimizer.kernel_factors
-    assert any(pattern == "conv7/kernel" for pattern in dict(factors))
+    assert "conv7/kernel" in dict(models[0].optimizer.kernel_factors)

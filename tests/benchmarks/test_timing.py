@@ -56,6 +56,8 @@ def test_the_place_names_the_file(timing, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", f"a=b:{timing.HUGE_PAGES}")
     assert timing.place() == f"{backend}-huge_pages"
     hardware["cores"] = 1
+    assert timing.place() == f"{backend}-one_core-huge_pages"
+    monkeypatch.delenv("GLIBC_TUNABLES")
     assert timing.place() == f"{backend}-one_core"
     monkeypatch.setattr(timing.reporting, "device", lambda: "GPU")
     assert timing.place() == f"{backend}-gpu"
