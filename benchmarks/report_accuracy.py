@@ -382,7 +382,9 @@ def protocols(results: Results) -> str:
     command = run("protocols.py rotmnist_p4cnn_input", "tensorflow")
     files = results.all("protocol-*.json", command)
     # Of files with the same settings the newest, which comes last.
-    newest = {json.dumps(file["settings"]): file for file in files}
+    newest = {
+        json.dumps(file["settings"], sort_keys=True): file for file in files
+    }
     variants = defaultdict(list)
     for file in newest.values():
         settings = file["settings"]

@@ -199,18 +199,34 @@ def linear_maps_gpu(results: Results) -> str:
     )
 
 
-def group_conv(results: Results) -> str:
-    on_one_core = run("group_conv.py", "jax").replace(
-        "python", "taskset -c 0 python"
-    )
+def with_another_run(
+    results: Results, kind: str, place: str, command: str
+) -> dict[str, File]:
+    """The files of all backends, and one of JAX in other surroundings.
+
+    Args:
+        kind: the name of the benchmark, with which its files begin.
+        place: what `timing.place` calls the surroundings.
+        command: what makes the file of JAX there.
+
+    Returns:
+        The files by backend and version; the last one also names the place.
+    """
+    of_backends = results.by_backend(f"{kind}-{{}}", run(f"{kind}.py"))
     files = {
-        versioned(backend, file): file
-        for backend, file in results.by_backend(
-            "group_conv-{}", run("group_conv.py")
-        ).items()
+        versioned(backend, file): file for backend, file in of_backends.items()
     }
-    alone = results.latest("group_conv-jax-one_core", on_one_core)
-    files[f"{versioned('jax', alone)}, one core"] = alone
+    other = results.latest(f"{kind}-jax-{place}", command)
+    files[f"{versioned('jax', other)}, {place.replace('_', ' ')}"] = other
+    return files
+
+
+def group_conv(results: Results) -> str:
+    """Steps of group convolutions over that of a plain one."""
+    on_one_core = (
+        "KERAS_BACKEND=jax taskset -c 0 python benchmarks/group_conv.py"
+    )
+    files = with_another_run(results, "group_conv", "one_core", on_one_core)
     rows = [
         [
             where,
@@ -292,12 +308,7 @@ def pointwise_parts(results: Results) -> str:
 def vit(results: Results) -> str:
     """Steps of vision transformers beside that of a plain one."""
     in_huge_pages = f"GLIBC_TUNABLES={HUGE_PAGES} {run('vit.py', 'jax')}"
-    files = {
-        versioned(backend, file): file
-        for backend, file in results.by_backend("vit-{}", run("vit.py")).items()
-    }
-    huge = results.latest("vit-jax-huge_pages", in_huge_pages)
-    files[f"{versioned('jax', huge)}, huge pages"] = huge
+    files = with_another_run(results, "vit", "huge_pages", in_huge_pages)
     rows = [
         [
             where,

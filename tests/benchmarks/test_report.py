@@ -90,6 +90,35 @@ def test_the_latest_file_counts(tmp_path):
     assert report.filled(full, results) == full
 
 
+def test_a_run_that_was_repeated_counts_once(tmp_path):
+    from report_accuracy import protocols
+    from report_files import Results
+
+    def run(seed, epochs, error):
+        return {
+            "settings": {
+                "network": "a network",
+                "seed": seed,
+                "epochs": epochs,
+                "tested": 1,
+                "milestones": [],
+                "dropout_after_attention": False,
+            },
+            "errors": [error],
+            "hardware": step_time(1)["hardware"],
+            "versions": step_time(1)["versions"],
+        }
+
+    write(tmp_path, "protocol-a-100-seed0-2026-10-09.json", run(0, 100, 7.0))
+    write(tmp_path, "protocol-a-100-seed0-2026-11-01.json", run(0, 100, 2.0))
+    write(tmp_path, "protocol-a-100-seed1-2026-11-01.json", run(1, 100, 4.0))
+    write(tmp_path, "protocol-a-2-seed0-2026-11-01.json", run(0, 2, 9.0))
+    table = protocols(Results(tmp_path))
+    assert "| 100 | last 1 | 0, 1 | 3.000 ± 1.414 |" in table
+    assert "| 2 | last 1 | 0 | 9.000 |" in table
+    assert "7.0" not in table
+
+
 def test_a_missing_file_names_its_command(tmp_path):
     from report_costs import windows_memory
     from report_files import MissingResultError
