@@ -23,7 +23,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import keras
-import recipe_changes
 import report_files
 
 from keras_equiattn.applications import get_model
@@ -48,9 +47,10 @@ def train(
         recipes.get_recipe(network), milestones=tuple(milestones)
     )
     info = datasets.info(DATASET)
-    model = get_model(network, normalization=info.normalization)
-    if dropout_after_attention:
-        model = recipe_changes.with_dropout_after_attention(model)
+    changed = (
+        {"dropout_after_attention": True} if dropout_after_attention else {}
+    )
+    model = get_model(network, normalization=info.normalization, **changed)
     batches = datasets.load(
         DATASET, "train+validation", recipe.batch_size, seed=seed
     )

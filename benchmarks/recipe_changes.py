@@ -91,26 +91,17 @@ def make_optimizer(change: str) -> keras.optimizers.Optimizer:
 def network(change: str) -> keras.Model:
     """The network, with the weights that it starts with."""
     info = datasets.info("rot_mnist")
-    model = get_model(NAME, normalization=info.normalization)
+    model = get_model(
+        NAME,
+        normalization=info.normalization,
+        dropout_after_attention=change == "dropout after attention",
+    )
     if change == "former start":
         attention = model.get_layer("conv1_attention").spatial_kernel
         attention.assign(attention * FACTOR)
         last = model.get_layer("conv7").kernel
         last.assign(last / FACTOR)
-    if change == "dropout after attention":
-        model = with_dropout_after_attention(model)
     return model
-
-
-def with_dropout_after_attention(model: keras.Model) -> keras.Model:
-    """The layers as a chain, with each dropout after the layer it preceded."""
-    chain = list(model.layers)
-    for place, layer in enumerate(chain[:-1]):
-        after = chain[place + 1]
-        if layer.name.startswith("dropout"):
-            assert after.name.endswith("_attention")
-            chain[place : place + 2] = after, layer
-    return keras.Sequential(chain)
 
 
 def held_out_digits() -> tuple[np.ndarray, np.ndarray]:

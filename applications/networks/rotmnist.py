@@ -62,6 +62,14 @@ SHIPPED: dict[int, pretrained.Shipped] = {
     {  # not in the papers
         "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10},
         "rotmnist_p8cnn_input": {"group": "p8", "attention": "input"},
+        **{
+            f"rotmnist_{group}cnn_input_late_dropout": {
+                "group": group,
+                "attention": "input",
+                "dropout_after_attention": True,
+            }
+            for group in ("p4", "p8")
+        },
         "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
         "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
         "rotmnist_p16cnn_5x5_big20": {
@@ -99,6 +107,7 @@ def RotMNISTCNN(
     name: str | None = None,
     kernel_size: int = 3,
     activation: str = "relu",
+    dropout_after_attention: bool = False,
 ) -> keras.Model:
     """The seven-layer network for rotated MNIST, for any group.
 
@@ -154,6 +163,10 @@ def RotMNISTCNN(
         activation: what follows batch normalisation: "relu" as in the papers,
             "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". Shipped
             weights have "relu".
+        dropout_after_attention: whether dropout comes after input attention
+            rather than before it, as it does in the authors' code. Attention
+            then sees all values in training as well, and three seeds of p4
+            have a lower error. Weights fit both networks.
 
     Returns:
         A functional `keras.Model` from images `(batch, 28, 28, channels)` to
@@ -178,6 +191,14 @@ def RotMNISTCNN(
           shows.
     """
     group = groups.get(group)
+    late_dropout = _checks.flag(
+        dropout_after_attention, "dropout_after_attention"
+    )
+    if late_dropout and attention != "input":
+        raise ValueError(
+            "`dropout_after_attention` must be False unless `attention` is "
+            f"'input'. Received: attention={attention!r}"
+        )
     _checks.choice(activation, "activation", ELEMENTWISE_ACTIVATIONS)
     if _checks.integer(kernel_size, "kernel_size", 3) % 2 == 0:
         raise ValueError(
@@ -211,6 +232,7 @@ def RotMNISTCNN(
         )
 
     inputs, x = network.start()
+    after_attention = None
     for index in range(1, 7):
         strided = index == 2 and not network.exact
         if kernel_size > 3:
@@ -223,10 +245,16 @@ def RotMNISTCNN(
             strides=2 if strided else 1,
             exact=not strided,
             name=f"conv{index}",
+            after_attention=after_attention,
         )
         x = convolution.batch_norm_activation(x, f"{{}}{index}", activation)
+        after_attention = None
         if index != 2:
-            x = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")(x)
+            dropout = keras.layers.Dropout(DROPOUT, name=f"dropout{index}")
+            if late_dropout:
+                after_attention = dropout
+            else:
+                x = dropout(x)
         elif network.exact:
             x = network.pool(x, "pool2")
     x = network.convolution(
@@ -236,6 +264,7 @@ def RotMNISTCNN(
         _attention(7, attention),
         rescaled=False,
         name="conv7",
+        after_attention=after_attention,
     )
     x = GroupPooling("max", data_format="channels_last", name="group_max")(x)
     x = keras.layers.Flatten(data_format="channels_last", name="flatten")(x)

@@ -80,6 +80,7 @@ def group_convolution(
     attention: str | None,
     settings: AttentionSettings,
     name: str,
+    after_attention: keras.layers.Layer | None = None,
     **options: Any,
 ) -> Any:
     """Applies a convolution without bias, with attention or without.
@@ -95,6 +96,7 @@ def group_convolution(
         attention: one of `ATTENTION`.
         settings: the settings of the attention.
         name: name of the layer.
+        after_attention: a layer between input attention and the convolution.
         **options: more arguments of the convolution.
 
     Returns:
@@ -119,6 +121,8 @@ def group_convolution(
                 name=f"{name}_attention",
                 **_attention_arguments(settings, factor),
             )(x)
+            if after_attention is not None:
+                x = after_attention(x)
         layer = layers.LiftingConv2D if lifting else layers.GroupConv2D
         return layer(filters, kernel_size, **options)(x)
     if attention == "co":

@@ -127,6 +127,7 @@ PARAMETERS = {
     "rotmnist_p4cnn_channel": 48_630,
     "rotmnist_p4cnn_spatial": 49_110,
     "rotmnist_p4cnn_input": 29_462,
+    "rotmnist_p4cnn_input_late_dropout": 29_462,  # ours
     "rotmnist_p4cnn_co": 24_851,
     "rotmnist_p4cnn_big11": 29_051,
     "rotmnist_p4cnn_big15": 50_415,
@@ -136,6 +137,7 @@ PARAMETERS = {
     "rotmnist_p8cnn": 25_362,
     "rotmnist_p8cnn_big10": 30_580,
     "rotmnist_p8cnn_input": 30_976,
+    "rotmnist_p8cnn_input_late_dropout": 30_976,
     "rotmnist_p16cnn": 25_068,
     "rotmnist_p16cnn_big8": 41_104,
     "rotmnist_p16cnn_5x5": 45_270,

@@ -97,6 +97,34 @@ def test_wider_kernels_for_rotmnist(group, kernel_size):
     assert_images_matter(model)
 
 
+def test_dropout_after_attention_of_rotmnist(tmp_path):
+    """Each dropout follows attention, and the weights are as before."""
+    keras.utils.set_random_seed(0)
+    early = RotMNISTCNN("p4", "input", filters=2)
+    keras.utils.set_random_seed(0)
+    late = RotMNISTCNN("p4", "input", filters=2, dropout_after_attention=True)
+    for before, after in zip(early.weights, late.weights, strict=True):
+        np.testing.assert_array_equal(as_array(before), as_array(after))
+    neighbours = {
+        x.name: (y.name, z.name)
+        for y, x, z in zip(
+            late.layers[:-2], late.layers[1:-1], late.layers[2:], strict=True
+        )
+        if x.name.startswith("dropout")
+    }
+    assert neighbours == {
+        f"dropout{index}": (f"conv{index + 1}_attention", f"conv{index + 1}")
+        for index in (1, 3, 4, 5, 6)
+    }
+    randomize(early)
+    early.save_weights(tmp_path / "early.weights.h5")
+    late.load_weights(tmp_path / "early.weights.h5")
+    x = np.random.default_rng(0).uniform(size=(2, 28, 28, 1)).astype("float32")
+    np.testing.assert_allclose(
+        as_array(late(x)), as_array(early(x)), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_activation_of_rotmnist():
     """It replaces every ReLU, and keeps the symmetry."""
     paper, model = (
@@ -356,6 +384,10 @@ def test_bad_arguments(network, arguments, message):
         ({"weights": 3}, "`weights` of RotMNISTCNN must be.*3"),
         ({"kernel_size": 4}, "`kernel_size` must be odd.*Received: 4"),
         ({"kernel_size": 1}, "`kernel_size` must be an integer of at least 3"),
+        (
+            {"attention": "full", "dropout_after_attention": True},
+            "`dropout_after_attention` must be False unless.*'full'",
+        ),
     ],
 )
 def test_bad_arguments_of_rotmnist(arguments, message):
