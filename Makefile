@@ -181,7 +181,7 @@ bench: .venv/.dev
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/recipe_changes.py
 	KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/protocols.py \
 	  rotmnist_p4cnn_input
-	set -e; for seed in 0 1; do \
+	set -e; for seed in 0 1 2; do \
 	  KERAS_BACKEND=tensorflow $(BIN)/python benchmarks/protocols.py \
 	    rotmnist_p4cnn_input --milestones 80 --dropout-after-attention \
 	    --tested 5 --seed $$seed; \

@@ -20,6 +20,7 @@ the rate if that was asked for.
 
 import argparse
 import dataclasses
+import fnmatch
 from collections.abc import Sequence
 
 import keras
@@ -99,10 +100,17 @@ def main() -> None:
             f"--tested must be from 1 to --epochs, {options.epochs}. "
             f"Received: {options.tested}"
         )
-    if options.dropout_after_attention and "_input" not in options.network:
+    if "_late_dropout" in options.network:
         parser.error(
-            "--dropout-after-attention needs a network with input attention, "
-            f"such as rotmnist_p4cnn_input. Received: {options.network}"
+            "Pass the network without _late_dropout, and "
+            f"--dropout-after-attention. Received: {options.network}"
+        )
+    of_mnist = fnmatch.fnmatch(options.network, "rotmnist_*_input")
+    if options.dropout_after_attention and not of_mnist:
+        parser.error(
+            "--dropout-after-attention needs a network of rotated MNIST with "
+            f"input attention, such as rotmnist_p4cnn_input. Received: "
+            f"{options.network}"
         )
     errors = train(**vars(options))
     how = "falling" if options.milestones else "constant"

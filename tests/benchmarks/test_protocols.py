@@ -39,13 +39,11 @@ class Batches(keras.utils.PyDataset):
         pass
 
 
-@pytest.mark.parametrize(
-    ("milestones", "later"), [((), False), ((3,), False), ((), True)]
-)
+@pytest.mark.parametrize(("milestones", "later"), [((), False), ((3,), True)])
 def test_rate_factors_and_tested_epochs(
     benchmark, monkeypatch, milestones, later
 ):
-    """The rate is constant or falls, and the last epochs are tested."""
+    """Rate, place of dropout, and the epochs whose error is measured."""
     tested = []
     splits = {"train+validation": Batches(20, 0), "test": Batches(10, 1)}
     opened, rates, models, asked = [], [], [], []
@@ -73,7 +71,6 @@ def test_rate_factors_and_tested_epochs(
 
     monkeypatch.setattr(benchmark.datasets, "load", load)
     monkeypatch.setattr(benchmark.datasets, "EpochCounter", Rates)
-
     monkeypatch.setattr(benchmark, "get_model", get_model)
     errors = benchmark.train(
         "rotmnist_p4cnn_input",
@@ -94,3 +91,21 @@ def test_rate_factors_and_tested_epochs(
     right = as_array(models[0](test.x)).argmax(-1) == test.y
     assert errors[-1] == pytest.approx(100 * (1 - right.mean()), abs=1e-4)
     assert "conv7/kernel" in dict(models[0].optimizer.kernel_factors)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("rotmnist_p4cnn_input_late_dropout", "without _late_dropout"),
+        ("rotmnist_p4cnn", "with input attention, such as"),
+        ("allcnnc_p4_input", "of rotated MNIST"),
+    ],
+)
+def test_networks_that_are_refused(
+    benchmark, monkeypatch, capsys, network, message
+):
+    arguments = ["protocols.py", network, "--dropout-after-attention"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -96,12 +96,14 @@ def group_convolution(
         attention: one of `ATTENTION`.
         settings: the settings of the attention.
         name: name of the layer.
-        after_attention: a layer between input attention and the convolution.
+        after_attention: a layer between input attention and the convolution,
+            or None. Only input attention accepts one.
         **options: more arguments of the convolution.
 
     Returns:
         A feature map `(batch, height, width, order, filters)`.
     """
+    assert after_attention is None or attention == "input"
     lifting = len(x.shape) == 4
     channels = x.shape[-1]
     layer: Any

@@ -140,7 +140,7 @@ class Network:
                 batch normalisation of its channels alone follows. Otherwise the
                 kernel starts with the authors' factor, see `haar`; attention on
                 its responses starts as in all other layers.
-            **options: more arguments of the convolution.
+            **options: more arguments of `group_convolution`.
         """
         lifting = len(x.shape) == 4
         constant = 1.0 if rescaled or lifting else haar(self.group)

@@ -97,32 +97,44 @@ def test_wider_kernels_for_rotmnist(group, kernel_size):
     assert_images_matter(model)
 
 
-def test_dropout_after_attention_of_rotmnist(tmp_path):
-    """Each dropout follows attention, and the weights are as before."""
-    keras.utils.set_random_seed(0)
-    early = RotMNISTCNN("p4", "input", filters=2)
-    keras.utils.set_random_seed(0)
-    late = RotMNISTCNN("p4", "input", filters=2, dropout_after_attention=True)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rotmnist_p4cnn_input_late_dropout", {"downsampling": "strided"}),
+        ("rotmnist_p8cnn_input_late_dropout", {"kernel_size": 5}),
+    ],
+)
+def test_dropout_after_attention_of_rotmnist(name, options):
+    """Each dropout comes between attention and its convolution."""
+    model = applications.get_model(name, filters=2, **options)
+    names = [layer.name for layer in model.layers]
+    for index in (1, 3, 4, 5, 6):
+        place = names.index(f"dropout{index}")
+        neighbours = names[place - 1], names[place + 1]
+        assert neighbours == (f"conv{index + 1}_attention", f"conv{index + 1}")
+
+
+def test_place_of_dropout_matters_in_training_alone(tmp_path):
+    """Both networks start alike, and can exchange their weights."""
+    models = []
+    for late in (False, True):
+        keras.utils.set_random_seed(0)
+        models.append(
+            RotMNISTCNN("p4", "input", filters=2, dropout_after_attention=late)
+        )
+    early, late = models
     for before, after in zip(early.weights, late.weights, strict=True):
         np.testing.assert_array_equal(as_array(before), as_array(after))
-    neighbours = {
-        x.name: (y.name, z.name)
-        for y, x, z in zip(
-            late.layers[:-2], late.layers[1:-1], late.layers[2:], strict=True
-        )
-        if x.name.startswith("dropout")
-    }
-    assert neighbours == {
-        f"dropout{index}": (f"conv{index + 1}_attention", f"conv{index + 1}")
-        for index in (1, 3, 4, 5, 6)
-    }
+    before, after = (
+        as_array(model.get_layer("dropout1").seed_generator.state)
+        for model in (early, late)
+    )
+    np.testing.assert_array_equal(before, after)
     randomize(early)
     early.save_weights(tmp_path / "early.weights.h5")
     late.load_weights(tmp_path / "early.weights.h5")
-    x = np.random.default_rng(0).uniform(size=(2, 28, 28, 1)).astype("float32")
-    np.testing.assert_allclose(
-        as_array(late(x)), as_array(early(x)), rtol=1e-5, atol=1e-5
-    )
+    x = images((2, 28, 28, 1))
+    assert relative_difference(as_array(late(x)), as_array(early(x))) < 1e-5
 
 
 def test_activation_of_rotmnist():

@@ -73,6 +73,10 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
         ({"kernel_size": 5}, "none for these arguments"),
         ({"kernel_size": 7}, "none for these arguments"),
         ({"activation": "silu"}, "none for these arguments"),
+        (
+            {"attention": "input", "dropout_after_attention": True},
+            "none for these arguments",
+        ),
     ],
 )
 def test_shipped_weights_fit_what_they_were_trained_for(arguments, message):
