@@ -48,6 +48,7 @@ def train(
         recipes.get_recipe(network), milestones=tuple(milestones)
     )
     info = datasets.info(DATASET)
+    # Networks without input attention need not know the argument.
     changed = (
         {"dropout_after_attention": True} if dropout_after_attention else {}
     )
@@ -109,7 +110,7 @@ def main() -> None:
     if options.dropout_after_attention and not of_mnist:
         parser.error(
             "--dropout-after-attention needs a network of rotated MNIST with "
-            f"input attention, such as rotmnist_p4cnn_input. Received: "
+            "input attention, such as rotmnist_p4cnn_input. Received: "
             f"{options.network}"
         )
     errors = train(**vars(options))

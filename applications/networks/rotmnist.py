@@ -229,7 +229,7 @@ def RotMNISTCNN(
     if late_dropout and attention != "input":
         raise ValueError(
             "`dropout_after_attention` must be False unless `attention` is "
-            f"'input'. Received: dropout_after_attention=True, "
+            "'input'. Received: dropout_after_attention=True, "
             f"attention={attention!r}"
         )
     if network.input_shape[:2] != (28, 28):

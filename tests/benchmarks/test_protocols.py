@@ -39,7 +39,8 @@ class Batches(keras.utils.PyDataset):
         pass
 
 
-@pytest.mark.parametrize(("milestones", "later"), [((), False), ((3,), True)])
+@pytest.mark.parametrize("milestones", [(), (3,)])
+@pytest.mark.parametrize("later", [False, True])
 def test_rate_factors_and_tested_epochs(
     benchmark, monkeypatch, milestones, later
 ):
