@@ -74,6 +74,8 @@ def test_names():
         "rotmnist_p4cnn_big15",
         "rotmnist_p4cnn_co",
         "rotmnist_p4cnn_input",
+        "rotmnist_p4cnn_spatial",
+        "rotmnist_p8cnn_input",
     ]
 
 

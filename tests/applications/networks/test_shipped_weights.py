@@ -67,7 +67,7 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
         ({"input_shape": (28, 28, 3)}, r"trained with input_shape=\(28, 28, 1"),
         ({"filters": 11}, "none for these arguments"),
         ({"group": "z2"}, "none for these arguments"),
-        ({"attention": "spatial"}, "none for these arguments"),
+        ({"attention": "channel"}, "none for these arguments"),
         ({"weights": [1]}, r"the name of shipped.*Received: \[1\]"),
         ({"downsampling": "strided"}, "none for these arguments"),
         ({"kernel_size": 5}, "none for these arguments"),
