@@ -100,7 +100,8 @@ def card(name: str, run: dict, others: list[dict]) -> str:
     return (
         f"# {name}\n\n| | |\n|---|---|\n{table}\n\nMade by:\n\n"
         f"```\npython {' '.join(run['command'])}\n```\n\n"
-        f"Source of the recipe: {recipe['source']}.\n"
+        f"Source of the recipe: {recipe['source']}. Options of the command "
+        "replace some of its settings.\n"
     )
 
 
