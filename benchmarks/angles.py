@@ -2,7 +2,8 @@
 
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
     KERAS_BACKEND=jax python benchmarks/angles.py --groups p12 p16 p8m
-    KERAS_BACKEND=torch python benchmarks/angles.py --trained --sizes 5
+    TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch \\
+        python benchmarks/angles.py --trained --sizes 5
 
 Each layer is measured on images and on feature maps that are turned by elements
 of the group: with filters of pixels and square windows ("pixel"), and with

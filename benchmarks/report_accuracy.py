@@ -412,8 +412,9 @@ def protocols(results: Results) -> str:
         rows,
         list(newest.values()),
         f"{command} --seed 0",
-        f"{command} --seed 0 \\\n"
-        "    --milestones 80 --dropout-after-attention --tested 5",
+        f"for seed in 0 1 2; do\n  {command} \\\n"
+        "    --milestones 80 --dropout-after-attention --tested 5 "
+        "--seed $seed\ndone",
     )
 
 

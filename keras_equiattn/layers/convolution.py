@@ -241,9 +241,11 @@ class LiftingConv2D(BaseGroupConv2D):
             unknown at build, and refuses inexact ones when the layer is called.
         filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
-            "steerable" has coefficients of circular harmonics, which turn by
-            every angle. None is "pixel" for groups that act on the grid, and
-            "steerable" for p8, p12 and p16.
+            "steerable" has coefficients of filters that turn by any angle, see
+            `ops.steerable_basis`, and needs square filters. Initializers then
+            draw pixels, whose projections on these filters are scaled to keep
+            the variance. None is "pixel" for groups that act on the grid, and
+            "steerable" for others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -270,7 +272,8 @@ class LiftingConv2D(BaseGroupConv2D):
     Variables:
         `kernel (rows, columns, channels, filters)`, `bias (filters,)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -329,9 +332,11 @@ class GroupConv2D(BaseGroupConv2D):
             unknown at build, and refuses inexact ones when the layer is called.
         filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
-            "steerable" has coefficients of circular harmonics, which turn by
-            every angle. None is "pixel" for groups that act on the grid, and
-            "steerable" for p8, p12 and p16.
+            "steerable" has coefficients of filters that turn by any angle, see
+            `ops.steerable_basis`, and needs square filters. Initializers then
+            draw pixels, whose projections on these filters are scaled to keep
+            the variance. None is "pixel" for groups that act on the grid, and
+            "steerable" for others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -358,7 +363,8 @@ class GroupConv2D(BaseGroupConv2D):
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -415,9 +421,11 @@ class GroupConv2DTranspose(BaseGroupConv2D):
             since the size of the input does not matter.
         filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
-            "steerable" has coefficients of circular harmonics, which turn by
-            every angle. None is "pixel" for groups that act on the grid, and
-            "steerable" for p8, p12 and p16.
+            "steerable" has coefficients of filters that turn by any angle, see
+            `ops.steerable_basis`, and needs square filters. Initializers then
+            draw pixels, whose projections on these filters are scaled to keep
+            the variance. None is "pixel" for groups that act on the grid, and
+            "steerable" for others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -449,7 +457,8 @@ class GroupConv2DTranspose(BaseGroupConv2D):
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments and for what would not be exact, in

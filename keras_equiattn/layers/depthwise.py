@@ -49,7 +49,8 @@ class GroupDepthwiseConv2D(BaseGroupConv2D):
         `kernel (rows, columns, order, channels, depth_multiplier)`,
         `bias (channels * depth_multiplier,)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -131,7 +132,8 @@ class GroupSeparableConv2D(BaseGroupConv2D):
         `bias (filters,)`,
         `pointwise_kernel (order, channels * depth_multiplier, filters)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

@@ -306,10 +306,10 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
             channels of the input, for squares; and `1 / (4 sqrt(key_dim))` for
             discs, with which scores start with a standard deviation of about a
             half.
-        window_shape: "square" or "disc", which covers the same after a turn by
-            any angle, see `ops.Window`. None is "square" for groups that act on
-            the grid, and "disc" for others. Without a window there is only
-            "square".
+        window_shape: "square" or "disc", which covers the same part of the
+            image after a turn by any angle, see `ops.Window`. None is "square"
+            for groups that act on the grid, and "disc" for others. Without a
+            window there is only "square".
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -343,7 +343,8 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         approximate. On smooth images, turned by 45 degrees, new layers on
         p8 with windows of 3, 5 and 7 pixels were off by 0.020 of their largest
         output or less, on average over three draws of the weights, and by 0.558
-        with square windows and the scale of the paper. The sharper attention
+        with square windows and the scale of the paper. Both the disc and the
+        smaller scale of the scores contribute to this. The sharper attention
         becomes in training, the larger the error.
 
     Variables:
@@ -427,10 +428,10 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
             channels of the input, for squares; and `1 / (4 sqrt(key_dim))` for
             discs, with which scores start with a standard deviation of about a
             half.
-        window_shape: "square" or "disc", which covers the same after a turn by
-            any angle, see `ops.Window`. None is "square" for groups that act on
-            the grid, and "disc" for others. Without a window there is only
-            "square".
+        window_shape: "square" or "disc", which covers the same part of the
+            image after a turn by any angle, see `ops.Window`. None is "square"
+            for groups that act on the grid, and "disc" for others. Without a
+            window there is only "square".
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -465,7 +466,8 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         approximate. On smooth feature maps, turned by 45 degrees, new layers on
         p8 with windows of 3, 5 and 7 pixels were off by 0.006 of their largest
         output or less, on average over three draws of the weights, and by 0.317
-        with square windows and the scale of the paper. The sharper attention
+        with square windows and the scale of the paper. Both the disc and the
+        smaller scale of the scores contribute to this. The sharper attention
         becomes in training, the larger the error.
 
     Variables:

@@ -11,8 +11,10 @@ from keras_equiattn import groups
 from keras_equiattn.layers.base import linear_maps
 from keras_equiattn.layers.base.attention_layer import AttentionLayer
 from keras_equiattn.layers.base.filters import FilterLayer
+from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.bases import steerable_basis
 from keras_equiattn.ops.group.kernels import kernel_orbit
 from keras_equiattn.ops.group.linear import BASES
 from keras_equiattn.ops.multi_head import multi_head_attention_on_group
@@ -50,9 +52,13 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         kernel_regularizer: the regularizer of the kernels of the linear maps.
         filter_basis: the basis of the embedding: "pixel" has a number for each
             offset, which is interpolated where a turn does not map offsets to
-            offsets; "steerable" has coefficients of circular harmonics, which
-            turn by every angle. None is "pixel" for groups that act on the
-            grid, and "steerable" for p8, p12 and p16.
+            offsets; "steerable" has coefficients of filters that turn by any
+            angle, see `ops.steerable_basis`. Initializers then draw a number
+            for each offset, and the projections on these filters are scaled to
+            keep the variance. None is "pixel" for groups that act on the grid,
+            and "steerable" for others. Where embeddings are not moved from
+            offset to offset, they are zero beyond a disc: pixels that are
+            farther apart than the side of the image have no position.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -61,7 +67,9 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         Scores take `heads` times the square of the number of pixels for each
         image. With positions, the embeddings of all pairs of pixels take the
         square of the number of pixels times the values of a pixel, once for all
-        images.
+        images. The steerable filters of an image of `size` x `size` pixels are
+        a constant of about `4 order size^4` numbers: 5 MB for 14 x 14 pixels on
+        p8, and 140 MB for 32 x 32.
 
     Call arguments:
         inputs: feature maps on the group.
@@ -86,14 +94,15 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         every element of the group, to rounding, on every input. The map of a
         pixel turns with the image. For groups that do not act on the grid (p8,
         p12, p16) this holds for the turns by 90 degrees and the mirrors that
-        go with them.
+        go with them; in between the layer is approximate.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel` and `output_kernel`
         `(order, channels, channels)`, each with a bias `(channels,)`;
         `embedding (2 size - 1, 2 size - 1, channels)`, with the `size` of the
         larger side that the layer was built with. Steerable embeddings have one
-        axis of `count` coefficients in place of rows and columns.
+        axis of `count` coefficients in place of rows and columns, with the
+        `count` of `ops.steerable_basis(group, 2 size - 1)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -207,13 +216,17 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         """The embedding as each element sees it, by heads."""
         if self.embedding is None:
             return None
-        orbit = kernel_orbit(
-            self.filters_of(self.embedding, 2 * self._largest - 1),
-            self.group,
-            group_axis=False,
-            filter_basis=self.filter_basis,
-        )
-        return ops.reshape(orbit, (*orbit.shape[:3], self.num_heads, -1))
+        weight = ops.convert_to_tensor(self.embedding)
+        rows = 2 * self._largest - 1
+        if self.filter_basis == "pixel":
+            orbit = kernel_orbit(weight, self.group, group_axis=False)
+        else:
+            # Not by `kernel_orbit`, whose matrix has the square of the offsets.
+            basis = steerable_basis(self.group, rows)
+            basis = backend.constant(basis, weight, weight.dtype)
+            orbit = ops.einsum("hpc,cd->hpd", basis, weight)
+        shape = (self.group.order, rows, rows, self.num_heads, -1)
+        return ops.reshape(orbit, shape)
 
     def _known_size(self, shape: Shape) -> tuple[int, int]:
         height, width = shape[1:3]

@@ -231,11 +231,13 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
             and one for each column of the window, which are interpolated for
             turns by less than 90 degrees; "steerable" has coefficients of
             filters that turn by any angle, see `ops.steerable_basis`, and needs
-            a square window. None is "pixel" for groups that act on the grid,
-            and "steerable" for others.
-        window_shape: "square" or "disc", which covers the same after a turn by
-            any angle, see `ops.Window`. None is "square" for groups that act on
-            the grid, and "disc" for others.
+            a square window. Initializers then draw a number for each offset,
+            and the projections on these filters are scaled to keep the
+            variance. None is "pixel" for groups that act on the grid, and
+            "steerable" for others.
+        window_shape: "square" or "disc", which covers the same part of the
+            image after a turn by any angle, see `ops.Window`. None is "square"
+            for groups that act on the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -281,8 +283,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
-            not divisible by `2 * num_heads`; for shapes that do not fit, in
-            `build`.
+            not divisible as above; for shapes that do not fit, in `build`.
 
     Example:
         >>> layer = StandAloneSelfAttention2D(16, 3, num_heads=4)
@@ -420,11 +421,13 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         filter_basis: the basis of `psi` and `beta`: "pixel" has a number for
             each offset, which is interpolated for turns by less than 90
             degrees; "steerable" has coefficients of filters that turn by any
-            angle, see `ops.steerable_basis`, and needs a square window. None is
-            "pixel" for groups that act on the grid, and "steerable" for others.
-        window_shape: "square" or "disc", which covers the same after a turn by
-            any angle, see `ops.Window`. None is "square" for groups that act on
-            the grid, and "disc" for others.
+            angle, see `ops.steerable_basis`, and needs a square window.
+            Initializers then draw a number for each offset, and the projections
+            on these filters are scaled to keep the variance. None is "pixel"
+            for groups that act on the grid, and "steerable" for others.
+        window_shape: "square" or "disc", which covers the same part of the
+            image after a turn by any angle, see `ops.Window`. None is "square"
+            for groups that act on the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -545,11 +548,13 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
             has a number for each offset, which is interpolated for turns by
             less than 90 degrees; "steerable" has coefficients of filters that
             turn by any angle, see `ops.steerable_basis`, and needs a square
-            window. None is "pixel" for groups that act on the grid, and
-            "steerable" for others.
-        window_shape: "square" or "disc", which covers the same after a turn by
-            any angle, see `ops.Window`. None is "square" for groups that act on
-            the grid, and "disc" for others.
+            window. Initializers then draw a number for each offset, and the
+            projections on these filters are scaled to keep the variance. None
+            is "pixel" for groups that act on the grid, and "steerable" for
+            others.
+        window_shape: "square" or "disc", which covers the same part of the
+            image after a turn by any angle, see `ops.Window`. None is "square"
+            for groups that act on the grid, and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.

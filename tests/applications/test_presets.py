@@ -79,6 +79,12 @@ def test_names():
     ]
 
 
+@pytest.mark.once
+def test_size_of_the_package():
+    files = presets.SHIPPED.rglob("*")
+    assert sum(file.stat().st_size for file in files) < 3 * 10**6
+
+
 @pytest.mark.every_backend
 def test_folder(tmp_path):
     model = network()

@@ -1,6 +1,7 @@
 """The benchmark of changes of the recipe: what each of them changes."""
 
 import math
+import types
 from pathlib import Path
 
 import keras
@@ -105,3 +106,65 @@ def test_no_decay_of_attention(benchmark, layer, decays):
     start = [np.ones((3, 3)), np.zeros((3, 3))]
     a, _ = trained(optimizer, 0.0, ("a", "b"), layer, start)
     assert (a < 1).all() if decays else (a == 1).all()
+
+
+@pytest.fixture
+def collection(benchmark, monkeypatch, tmp_path):
+    """A stand-in for MNIST: 20 images whose labels are their numbers.
+
+    Returns a function that says which of them rotated MNIST uses.
+    """
+    images = np.zeros((20, 28, 28, 1), "uint8")
+    held_out = np.zeros((2, 28, 28, 1), "float32"), np.array([100, 101])
+    archive = tmp_path / "digits.npz"
+    replaced = {
+        (benchmark.tfds, "load"): lambda *_: (images, np.arange(20)),
+        (benchmark.rot_mnist, "cache"): lambda folder: archive,
+        (benchmark.datasets, "load_pydataset"): lambda *_: [held_out],
+    }
+    for (module, name), function in replaced.items():
+        monkeypatch.setattr(module, name, function)
+    return lambda **sources: np.savez(archive, **sources)
+
+
+def test_held_out_digits(benchmark, collection):
+    """They are those of validation, and those that no split uses."""
+    collection(train_source=np.arange(5), test_source=np.arange(12, 20))
+    images, labels = benchmark.held_out_digits()
+    assert sorted(labels) == [*range(5, 12), 100, 101]
+    assert images.shape == (9, 28, 28, 1)
+
+
+def test_digits_of_unknown_source(benchmark, collection):
+    collection(train_images=np.arange(5))
+    with pytest.raises(SystemExit, match="needs rotated MNIST as it is built"):
+        benchmark.held_out_digits()
+
+
+class Recorder:
+    """A model that keeps the callbacks of `fit`."""
+
+    def compile(self, *_, **__):
+        pass
+
+    def fit(self, *_, callbacks, **__):
+        self.callbacks = callbacks
+        return types.SimpleNamespace(history={"val_accuracy": [0.5, 0.75]})
+
+
+def test_rate(benchmark, monkeypatch):
+    """It stays constant for one change, and falls for all others."""
+    model = Recorder()
+    replaced = {
+        (benchmark, "network"): lambda change: model,
+        (benchmark.datasets, "load_pydataset"): lambda *_, **__: None,
+        (benchmark.datasets, "EpochCounter"): lambda batches: None,
+    }
+    for (module, name), function in replaced.items():
+        monkeypatch.setattr(module, name, function)
+    for change in benchmark.CHANGES:
+        found = benchmark.run(change, 0, 10, (None, None))
+        assert found == {"change": change, "seed": 0, "errors": [50, 25]}
+        rates = [model.callbacks[0].schedule(epoch) for epoch in range(10)]
+        last = 1e-3 if change == "constant rate" else 1e-4
+        np.testing.assert_allclose(rates, [1e-3] * 8 + [last] * 2)

@@ -15,6 +15,7 @@ from layer_contract import weights_of
 from keras_equiattn import groups
 from keras_equiattn.layers import GroupMultiHeadAttention2D
 from keras_equiattn.ops import backend
+from keras_equiattn.ops import kernel_orbit
 from keras_equiattn.ops import multi_head_attention
 from keras_equiattn.ops.multi_head import multi_head_attention_on_group
 from keras_equiattn.testing import equivariance_error
@@ -143,6 +144,19 @@ def test_groups_that_do_not_act_on_the_grid(group):
         layers[1], group, shape, elements=group.grid_elements
     )
     assert errors.max() < 1e-5
+
+
+def test_steerable_positions_turn_as_filters_do():
+    layer, _ = random_layer("p8", (1, 3, 3, 8, 2))
+    orbit = kernel_orbit(
+        layer.filters_of(layer.embedding, 5),
+        "p8",
+        group_axis=False,
+        filter_basis="steerable",
+    )
+    found, expected = as_array(layer._embedded()), as_array(orbit)
+    found = found.reshape(expected.shape)
+    assert relative_difference(found, expected) < LIMIT
 
 
 def test_the_map_of_one_pixel():

@@ -253,9 +253,9 @@ class ACmix2D(BaseACmix2D):
             None is "pixel" for groups that act on the grid, and "steerable" for
             others.
         window_shape: the shape of the window of attention: "square", or "disc",
-            which covers the same after a turn by any angle, see `ops.Window`.
-            None is "square" for groups that act on the grid, and "disc" for
-            others.
+            which covers the same part of the image after a turn by any angle,
+            see `ops.Window`. None is "square" for groups that act on the grid,
+            and "disc" for others.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.

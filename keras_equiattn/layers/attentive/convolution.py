@@ -120,7 +120,8 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             others are under JAX).
         **kwargs: arguments of `LiftingConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
-            `kernel_initializer`, `group`, `exact` and so on.
+            `kernel_initializer`, `group`, `exact`, `filter_basis` and so on.
+            `filter_basis` is the basis of the spatial attention filters too.
 
     Call arguments:
         inputs: images.
@@ -149,7 +150,8 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
         accepts with `exact=True` (see `ops.is_exact`). The maps follow: axis
         `h` is permuted by `g^-1`, space is turned. For groups that do
         not act on the grid (p8, p12, p16) this holds for the turns by 90
-        degrees and the mirrors that go with them.
+        degrees and the mirrors that go with them; in between the layer is
+        approximate.
 
     Variables:
         `kernel (rows, columns, channels, filters)`, `bias (filters,)`;
@@ -157,7 +159,8 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
         (hidden, channels, filters)`; `spatial_kernel (rows, columns, 2,
         filters)` for (mean, maximum).
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -231,7 +234,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             others are under JAX).
         **kwargs: arguments of `GroupConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
-            `kernel_initializer`, `group`, `exact` and so on.
+            `kernel_initializer`, `group`, `exact`, `filter_basis` and so on.
+            `filter_basis` is the basis of the spatial attention filters too.
 
     Call arguments:
         inputs: feature maps on the group.
@@ -261,7 +265,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
         accepts with `exact=True` (see `ops.is_exact`). The maps follow: axis
         `h` (and `j`) is permuted by `g^-1`, space is turned. For groups that do
         not act on the grid (p8, p12, p16) this holds for the turns by 90
-        degrees and the mirrors that go with them.
+        degrees and the mirrors that go with them; in between the layer is
+        approximate.
 
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`;
@@ -270,7 +275,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
         `spatial_kernel (rows, columns, order, 2, filters)` for (mean,
         maximum).
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

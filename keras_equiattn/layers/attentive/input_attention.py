@@ -51,9 +51,11 @@ class InputAttention(ChannelSpatialAttention):
             `keras.config.image_data_format()` says).
         filter_basis: the basis of the filters: "pixel" has a number for each
             pixel, and interpolates where a turn does not map pixels to pixels;
-            "steerable" has coefficients of circular harmonics, which turn by
-            every angle. None is "pixel" for groups that act on the grid, and
-            "steerable" for p8, p12 and p16.
+            "steerable" has coefficients of filters that turn by any angle, see
+            `ops.steerable_basis`. Initializers then draw pixels, whose
+            projections on these filters are scaled to keep the variance. None
+            is "pixel" for groups that act on the grid, and "steerable" for
+            others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -80,14 +82,15 @@ class InputAttention(ChannelSpatialAttention):
         Equivariant under the group to rounding on every input
         (`ops.group_action`), and so are the maps. For groups that do not act
         on the grid (p8, p12, p16) this holds for the turns by 90 degrees and
-        the mirrors that go with them.
+        the mirrors that go with them; in between the layer is approximate.
 
     Variables:
         `channel_kernel_1 ([order,] channels, hidden)`, `channel_kernel_2
         ([order,] hidden, channels)`; `spatial_kernel (rows, columns,
         [order,] 2, 1)` for (mean, maximum); with `order` for feature maps.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -246,7 +249,7 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
             regularizer of the attention weights.
         **kwargs: arguments of `LiftingConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
-            `kernel_initializer`, `group`, `exact` and so on.
+            `kernel_initializer`, `group`, `exact`, `filter_basis` and so on.
 
     Call arguments:
         inputs: images.
@@ -270,13 +273,14 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
         the group, to rounding, on every input that the layer accepts with
         `exact=True` (see `ops.is_exact`). For groups that do not act on the
         grid (p8, p12, p16) this holds for the turns by 90 degrees and the
-        mirrors that go with them.
+        mirrors that go with them; in between the layer is approximate.
 
     Variables:
         `kernel (rows, columns, channels, filters)`, `bias (filters,)`;
         `attention_kernel (1, 1, channels, 1)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -315,7 +319,7 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
             regularizer of the attention weights.
         **kwargs: arguments of `GroupConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
-            `kernel_initializer`, `group`, `exact` and so on.
+            `kernel_initializer`, `group`, `exact`, `filter_basis` and so on.
 
     Call arguments:
         inputs: feature maps on the group.
@@ -340,13 +344,14 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
         the group, to rounding, on every input that the layer accepts with
         `exact=True` (see `ops.is_exact`). For groups that do not act on the
         grid (p8, p12, p16) this holds for the turns by 90 degrees and the
-        mirrors that go with them.
+        mirrors that go with them; in between the layer is approximate.
 
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`;
         `attention_kernel (1, 1, order, channels, 1)`.
         Steerable filters have one axis of `count` coefficients in place of
-        rows and columns.
+        rows and columns, with the `count` of `ops.steerable_basis(group,
+        rows)`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
