@@ -343,7 +343,7 @@ def transformers(results: Results) -> str:
 SUMMARIES = (
     "error in the last epoch, %",
     "mean of the last five, %",
-    "lowest, %",
+    "lowest of all tested epochs, %",
 )
 
 
