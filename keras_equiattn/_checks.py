@@ -30,6 +30,18 @@ def integer(value: Any, name: str, least: int = 1) -> int:
     return number
 
 
+def optional_integer(value: Any, name: str, least: int = 1) -> int | None:
+    """None, or an integer that is `least` or more."""
+    if value is None:
+        return None
+    try:
+        return integer(value, name, least)
+    except ValueError as error:
+        raise ValueError(
+            str(error).replace("must be", "must be None or", 1)
+        ) from None
+
+
 def number(
     value: Any, name: str, kind: str, valid: Callable[[Any], bool]
 ) -> float:
@@ -170,7 +182,7 @@ def exactness(value: Any, name: str) -> bool | str:
         raise ValueError(
             f"`{name}` must be True or False or 'call'. Received: {value!r}"
         )
-    return bool(value) if isinstance(value, bool) else "call"
+    return value
 
 
 def path(value: Any, name: str) -> str:

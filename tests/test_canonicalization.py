@@ -372,7 +372,7 @@ def test_cost_of_the_canonicalizer(group, weights, millions):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"group": "p8"}, "'p8' does not act on the grid"),
+        ({"group": "p8"}, "must act on the grid: z2m.*'p8'"),
         ({"average": "median"}, "'probabilities' or 'canonical'.*'median'"),
         ({"batch_poses": 2}, "`batch_poses` has no meaning.*batch_poses=2"),
         ({"prior": -1}, "`prior` must be zero or a positive number.*-1"),

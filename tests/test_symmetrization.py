@@ -152,13 +152,25 @@ def test_functions():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"group": "p8"}, "'p8' does not act on the grid"),
+        ({"group": "p8"}, "must act on the grid: z2m.*'p8'"),
         ({"output": "logits"}, "'invariant' or 'image' or 'vector'.*'logits'"),
         ({"average": "median"}, "'logits' or 'probabilities'.*'median'"),
-        ({"batch_poses": 0}, "`batch_poses` must be a positive integer.*0"),
+        ({"batch_poses": 0}, "`batch_poses` must be None or a positive.*0"),
         ({"model": 3}, "`model` must be a Keras model.*3"),
         ({"model": keras.layers.Flatten()}, "needs its `input_shape`"),
         ({"output": "image"}, r"must return images of rank 4.*\(None, 3\)"),
+        (
+            {"output": "vector", "average": "probabilities"},
+            "components of vectors.*Take average='logits'",
+        ),
+        (
+            {
+                "model": lambda x: x,
+                "output": "vector",
+                "input_shape": (9, 9, 3),
+            },
+            r"must be even. Received: shape=\(None, 9, 9, 3\)",
+        ),
     ],
 )
 def test_bad_arguments(arguments, message):

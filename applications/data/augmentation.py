@@ -22,7 +22,8 @@ class Augmentation:
         flip: Whether half of the images are mirrored left to right.
         resized_crop: Whether the images are instead crops of 8 to 100 % of the
             area, with sides in a ratio of 3/4 to 4/3, that are resized to what
-            the network sees. Only folders of images can be cropped like this.
+            the network sees. Only folders of images can be cropped like this,
+            and `padding` must be 0.
         turn: Whether images, which must be square, are turned by a random
             multiple of 90 degrees.
 

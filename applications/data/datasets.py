@@ -1,8 +1,10 @@
 """Datasets by name, for every Keras backend.
 
 `load` returns a `tf.data.Dataset` and `load_pydataset` a
-`keras.utils.PyDataset` of the same batches, bit for bit: float32 images in
-[0, 1] (or normalised) and int32 labels. The order and the augmentation of epoch
+`keras.utils.PyDataset` of the same batches: float32 images in [0, 1] (or
+normalised) and int32 labels. They agree bit for bit, with two exceptions:
+images that are read from JPEG files may differ by one or two levels of 255, and
+`pcam` comes in another order. The order and the augmentation of epoch
 `e` depend only on the seed and on `e`, so that a resumed run sees the same
 batches as one that was not interrupted. Give `fit` an `EpochCounter`, which
 tells the dataset the epoch.

@@ -139,8 +139,9 @@ def ACmixPVTSmall(
 ) -> keras.Model:
     """PVT-Small with `SpatialReductionACmix2D` in place of its attention.
 
-    Stages of 3, 4, 6 and 3 blocks, otherwise as `ACmixPVTTiny`; 24,824,755
-    trainable parameters for 1000 classes, with `mixer="attention"` 24,485,864.
+    The stages have 3, 4, 6 and 3 blocks; all else is as in `ACmixPVTTiny`. With
+    1000 classes the network has 24,824,755 trainable parameters, and 24,485,864
+    with `mixer="attention"`.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixPVTTiny`.

@@ -37,10 +37,11 @@ def ACmixResNet26(
 ) -> keras.Model:
     """ResNet26 with `ACmix2D` in place of its 3 x 3 convolutions.
 
-    Stages of 1, 2, 4 and 1 blocks, otherwise as `ACmixResNet50`; 10,487,816
-    trainable parameters for 1000 classes, with `mixer="conv"` 13,696,552. It
-    takes 2.94 G multiply-adds, and 0.06 G in each call to compose kernels; in
-    the paper's form 2.22 G, with `mixer="conv"` 2.34 G.
+    The stages have 1, 2, 4 and 1 blocks; all else is as in `ACmixResNet50`.
+    With 1000 classes the network has 10,487,816 trainable parameters, and
+    13,696,552 with `mixer="conv"`. It takes 2.94 G multiply-adds, and 0.06 G
+    more in each call to compose kernels. The form of the paper takes 2.22 G,
+    and `mixer="conv"` 2.34 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.
@@ -90,10 +91,11 @@ def ACmixResNet38(
 ) -> keras.Model:
     """ResNet38 with `ACmix2D` in place of its 3 x 3 convolutions.
 
-    Stages of 2, 3, 5 and 2 blocks, otherwise as `ACmixResNet50`; 14,410,896
-    trainable parameters for 1000 classes, with `mixer="conv"` 19,626,792. It
-    takes 4.01 G multiply-adds, and 0.10 G in each call to compose kernels; in
-    the paper's form 2.86 G, with `mixer="conv"` 3.22 G.
+    The stages have 2, 3, 5 and 2 blocks; all else is as in `ACmixResNet50`.
+    With 1000 classes the network has 14,410,896 trainable parameters, and
+    19,626,792 with `mixer="conv"`. It takes 4.01 G multiply-adds, and 0.10 G
+    more in each call to compose kernels. The form of the paper takes 2.86 G,
+    and `mixer="conv"` 3.22 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.

@@ -41,11 +41,12 @@ def ACmixSAN10(
 ) -> keras.Model:
     """SAN10 with `PatchwiseACmix2D` in place of its patchwise attention.
 
-    Stages of 2, 1, 2, 4 and 1 blocks, otherwise as `ACmixSAN19`; 11,994,612
-    trainable parameters for 1000 classes (in the paper 12.1 M), with
-    `mixer="attention"` 11,841,124. It takes 5.72 G multiply-adds, and 0.12 G in
-    each call to compose kernels; with a grouped convolution 1.89 G (in the
-    paper 1.9 G), with `mixer="attention"` 1.79 G.
+    The stages have 2, 1, 2, 4 and 1 blocks; all else is as in `ACmixSAN19`.
+    With 1000 classes the network has 11,994,612 trainable parameters (12.1 M in
+    the paper), and 11,841,124 with `mixer="attention"`. It takes 5.72 G
+    multiply-adds, and 0.12 G more in each call to compose kernels. With a
+    grouped convolution it would take 1.89 G (1.9 G in the paper), and
+    `mixer="attention"` takes 1.79 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSAN19`.
@@ -94,11 +95,12 @@ def ACmixSAN15(
 ) -> keras.Model:
     """SAN15 with `PatchwiseACmix2D` in place of its patchwise attention.
 
-    Stages of 3, 2, 3, 5 and 2 blocks, otherwise as `ACmixSAN19`; 16,414,134
-    trainable parameters for 1000 classes (in the paper 16.6 M), with
-    `mixer="attention"` 16,181,310. It takes 8.37 G multiply-adds, and 0.20 G in
-    each call to compose kernels; with a grouped convolution 2.63 G (in the
-    paper 2.7 G), with `mixer="attention"` 2.48 G.
+    The stages have 3, 2, 3, 5 and 2 blocks; all else is as in `ACmixSAN19`.
+    With 1000 classes the network has 16,414,134 trainable parameters (16.6 M in
+    the paper), and 16,181,310 with `mixer="attention"`. It takes 8.37 G
+    multiply-adds, and 0.20 G more in each call to compose kernels. With a
+    grouped convolution it would take 2.63 G (2.7 G in the paper), and
+    `mixer="attention"` takes 2.48 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSAN19`.

@@ -144,10 +144,11 @@ def ACmixSwinSmall(
 ) -> keras.Model:
     """Swin-S with `WindowACmix2D` in place of its attention.
 
-    Stages of 2, 2, 18 and 2 blocks, otherwise as `ACmixSwinTiny`; 50,345,080
-    trainable parameters for 1000 classes, with `mixer="attention"` 49,606,258.
-    It takes 14.98 G multiply-adds, and 1.67 G in each call to compose kernels;
-    in the paper's form 8.99 G, with `mixer="attention"` 8.74 G.
+    The stages have 2, 2, 18 and 2 blocks; all else is as in `ACmixSwinTiny`.
+    With 1000 classes the network has 50,345,080 trainable parameters, and
+    49,606,258 with `mixer="attention"`. It takes 14.98 G multiply-adds, and
+    1.67 G more in each call to compose kernels. The form of the paper takes
+    8.99 G, and `mixer="attention"` 8.74 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSwinTiny`.

@@ -104,9 +104,10 @@ def OcticViT(
         num_heads: heads of the attention.
         head: "hybrid", in which the second half takes the values of all poses,
             or "invariant", in which it takes invariants of them.
-        invariants: "power_spectrum" for absolute values and lengths, 6 numbers
-            per channel, or "polynomial" for 32 products, which also keep the
-            signs of A2, B1, B2 and the vectors relative to each other.
+        invariants: for `head="invariant"` alone: "power_spectrum" for absolute
+            values and lengths, 6 numbers per channel, or "polynomial" for 32
+            products, which also keep the signs of A2, B1, B2 and the vectors
+            relative to each other.
         octic_depth: how many blocks are equivariant, from 1 to `depth`; None
             is half of them.
         mlp_ratio: values between the two linear maps of a block over those of

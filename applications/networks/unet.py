@@ -73,7 +73,7 @@ def GroupUNet(
             "input" (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
         mixer: the second layer of each block: "conv", or attention over windows
             of 5 x 5 pixels with 4 heads, "asc" (`AffineSelfConv2D`) or "acmix"
-            (`ACmix2D`, for groups that act on the grid).
+            (`ACmix2D`).
         outputs: "scores": numbers for each pixel, such as logits of classes;
             "vectors": vectors for each pixel, which turn with the image;
             "axes": the same for directions without a sign, see
@@ -119,11 +119,6 @@ def GroupUNet(
         raise ValueError(
             f"width={width} is not divisible by the {HEADS} heads of "
             f"mixer='{mixer}'."
-        )
-    if mixer == "acmix" and not group.acts_on_grid:
-        raise ValueError(
-            f"mixer='acmix' takes groups that act on the grid, such as 'p4'. "
-            f"Received: group='{group.name}'"
         )
     if outputs != "scores" and classifier_activation is not None:
         raise ValueError(

@@ -23,7 +23,7 @@ class Recipe:
         batch_size: Examples per update.
         optimizer: `"adam"`, `"adamw"` or `"sgd"`.
         learning_rate: Learning rate before any milestone.
-        momentum: Momentum of SGD.
+        momentum: Momentum of SGD, 0 for other optimizers.
         nesterov: Whether SGD's momentum is Nesterov's.
         epsilon: Epsilon of Adam and AdamW. PyTorch's default is 1e-8, Keras'
             1e-7.
@@ -96,8 +96,7 @@ class Recipe:
             _checks.integer(getattr(self, name), name)
         for name in ("warmup_epochs", "padding"):
             _checks.integer(getattr(self, name), name, 0)
-        if self.validation_size is not None:
-            _checks.integer(self.validation_size, "validation_size")
+        _checks.optional_integer(self.validation_size, "validation_size")
         for name in ("learning_rate", "epsilon"):
             _checks.number(
                 getattr(self, name),
@@ -146,6 +145,11 @@ class Recipe:
             raise ValueError(
                 "`padding` must be 0 where `resized_crop` is True. Received: "
                 f"{self.padding}"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"`momentum` must be 0 with the optimizer '{self.optimizer}'. "
+                f"Received: {self.momentum}"
             )
         if self.nesterov and not self.momentum:
             raise ValueError(

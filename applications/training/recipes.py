@@ -1,14 +1,14 @@
-"""How the papers train their networks: a recipe for each of them.
+"""How networks are trained: a recipe for each of them.
 
-Most recipes are published. Where the `source` of a recipe says so, it is
-recalled from memory, and not verified. Options that are not given on the
+Most recipes are those of papers and their authors' code. Where the `source` of
+a recipe says so, it is recalled from memory and not verified, or it is ours.
+Options that are not given on the
 command line of `examples/train.py` are taken from here.
 """
 
 import dataclasses
 import math
 
-from keras_equiattn import _checks
 from keras_equiattn.applications import registry
 from keras_equiattn.applications.training.recipe import learning_rate
 from keras_equiattn.applications.training.recipe import make_loss
@@ -242,7 +242,6 @@ _VIT = dataclasses.replace(
 )
 _VIT_SMALL = dataclasses.replace(
     _ACMIX_SWIN_CIFAR10,
-    source="ours, based on that for ImageNet; no paper has this network",
     label_smoothing=0.0,
 )
 
@@ -291,14 +290,24 @@ def list_recipes() -> list[str]:
 
 
 def get_recipe(model: str) -> Recipe:
-    """Returns the protocol with which the authors train a network.
+    """Returns the protocol with which a network is trained.
 
-    The protocol is published unless its `source` says that it is recalled.
+    Its `source` says where it comes from: a paper and its authors' code, memory
+    or this library.
 
     Args:
         model: name of a network, see `list_recipes`.
 
+    Returns:
+        The recipe.
+
     Raises:
-        ValueError: if there is no recipe of this name.
+        ValueError: if there is no network of this name, or no recipe for it.
     """
-    return _RECIPES[_checks.known_name(model, "recipe", list_recipes())]
+    if model not in list_recipes():
+        name = registry.check_name(model)
+        raise ValueError(
+            f"There is no recipe for the model '{name}'. The models that have "
+            "one are what `list_recipes()` returns."
+        )
+    return _RECIPES[model]

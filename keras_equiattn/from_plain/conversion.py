@@ -30,15 +30,15 @@ def register_conversion(
 ) -> Callable[[Converter], Converter]:
     """Registers how `equivariant` converts layers of a class.
 
-    The decorated function is called as `converter(layer, *inputs, to)` for each
-    call of such a layer. `inputs` are symbolic tensors of the new network:
-    feature maps on the group `(batch, height, width, order, channels)`, images
-    `(batch, height, width, channels)`, or tensors of a lower rank, which have
-    no pixels and do not change when the image is turned. What the plain
-    network has as `(batch, channels)` after global pooling is a feature map of
-    one pixel here, because its poses are not merged before the end. The
-    function returns what takes the place of the output. `to` is a
-    `Conversion`.
+    The decorated function is called as `converter(layer, *inputs, to=to)` for
+    each call of such a layer, so its last parameter must be called `to`.
+    `inputs` are symbolic tensors of the new network: feature maps on the group
+    `(batch, height, width, order, channels)`, images `(batch, height, width,
+    channels)`, or tensors of a lower rank, which have no pixels and do not
+    change when the image is turned. What the plain network has as `(batch,
+    channels)` after global pooling is a feature map of one pixel here, because
+    its poses are not merged before the end. The function returns what takes the
+    place of the output. `to` is a `Conversion`.
 
     Args:
         *classes: the classes of layers. Their subclasses are not converted,

@@ -416,7 +416,6 @@ def _converted_call(
             f"nothing is known of how `{kind}` acts on feature maps. Register "
             "a converter with `register_conversion`, or replace the layer."
         )
-        return []
     return list(keras.tree.flatten(converter(call.operation, *inputs, to=to)))
 
 
@@ -485,7 +484,7 @@ def _check_inflation(group: groups.Group, width: str) -> None:
         )
     if not group.acts_on_grid:
         raise ValueError(
-            f"Group '{group.name}' does not act on the grid: its filters are "
-            "interpolated, so that the plain ones cannot be kept. Choose a "
-            "group of quarter turns, such as 'p4'."
+            "With `inflate=True` the group must act on the grid: z2m, p2, p2m, "
+            "p4 or p4m. Others turn filters in ways that the plain ones do not "
+            f"allow. Received: group='{group.name}'"
         )

@@ -70,7 +70,7 @@ class GroupDense(GroupLayer):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build`.
+            fit, in `build` and in the call.
 
     Example:
         >>> layer = GroupDense(6, group="p4m", basis="irreps")

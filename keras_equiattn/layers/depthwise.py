@@ -71,6 +71,7 @@ class GroupDepthwiseConv2D(BaseGroupConv2D):
     def __init__(
         self,
         kernel_size: int | tuple[int, int],
+        *,
         depth_multiplier: int = 1,
         **kwargs: Any,
     ) -> None:
@@ -154,6 +155,7 @@ class GroupSeparableConv2D(BaseGroupConv2D):
         self,
         filters: int,
         kernel_size: int | tuple[int, int],
+        *,
         depth_multiplier: int = 1,
         pointwise_initializer: Any = "glorot_uniform",
         pointwise_regularizer: Any = None,

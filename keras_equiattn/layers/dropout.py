@@ -6,6 +6,8 @@ import keras
 
 from keras_equiattn import _checks
 from keras_equiattn.layers.base.group_layer import as_floats
+from keras_equiattn.layers.base.group_layer import check_feature_map
+from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 
 
@@ -39,6 +41,10 @@ class GroupDropout(keras.layers.Dropout):
         dropped in all poses, so a permutation of the poses alone permutes
         those of the output; different pixels are drawn independently.
 
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for inputs that are no
+            feature maps, when they are first seen.
+
     Example:
         >>> x = keras.ops.ones((2, 8, 8, 4, 10))
         >>> tuple(GroupDropout(0.5)(x, training=True).shape)
@@ -66,8 +72,13 @@ class GroupDropout(keras.layers.Dropout):
         )
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        check_feature_map(self, inputs.shape)
         # Keras leaves integers as they are.
         return super().call(as_floats(inputs, self.compute_dtype), training)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        check_feature_map(self, input_shape)
+        return super().compute_output_shape(input_shape)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

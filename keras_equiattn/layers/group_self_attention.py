@@ -351,7 +351,7 @@ class LiftingSelfAttention2D(BaseGroupSelfAttention2D):
         `query_kernel`, `key_kernel`, `value_kernel (channels, heads,
         key_dim)`, `query_bias`, `key_bias`, `value_bias (heads, key_dim)`;
         `output_kernel (heads, key_dim, filters)`, `output_bias (filters,)`;
-        those of the encoding.
+        the variables of `positions`, a `RelativePositionEncoding`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
@@ -474,8 +474,8 @@ class GroupSelfAttention2D(BaseGroupSelfAttention2D):
         `query_kernel`, `key_kernel`, `value_kernel (channels, heads,
         key_dim)`, `query_bias`, `key_bias`, `value_bias (heads, key_dim)`;
         `output_kernel (heads, key_dim, filters)`, `output_bias (filters,)`;
-        `group_embedding (order, key_dim - 2 * (key_dim // 3))`; those of the
-        encoding.
+        `group_embedding (order, key_dim - 2 * (key_dim // 3))`; the variables
+        of `positions`, a `RelativePositionEncoding`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

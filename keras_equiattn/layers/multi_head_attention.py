@@ -56,9 +56,9 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
             angle, see `ops.steerable_basis`. Initializers then draw a number
             for each offset, and the projections on these filters are scaled to
             keep the variance. None is "pixel" for groups that act on the grid,
-            and "steerable" for others. Where embeddings are not moved from
-            offset to offset, they are zero beyond a disc: pixels that are
-            farther apart than the side of the image have no position.
+            and "steerable" for others. On groups that do not act on the grid,
+            and with "steerable", embeddings vanish beyond a disc: pixels that
+            are farther apart than the side of the image have no position.
         data_format: "channels_last", "channels_first" or None (what
             `keras.config.image_data_format()` says).
         **kwargs: `name`, `dtype`, `trainable`.
@@ -102,7 +102,8 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         `embedding (2 size - 1, 2 size - 1, channels)`, with the `size` of the
         larger side that the layer was built with. Steerable embeddings have one
         axis of `count` coefficients in place of rows and columns, with the
-        `count` of `ops.steerable_basis(group, 2 size - 1)`.
+        `count` of `ops.steerable_basis(group, 2 size - 1)`. Without positions
+        there is no `embedding`.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not

@@ -8,6 +8,7 @@ from keras import ops
 from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.layers.base.group_layer import as_floats
+from keras_equiattn.layers.base.group_layer import check_feature_map
 from keras_equiattn.layers.base.group_layer import GroupLayer
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
@@ -236,8 +237,13 @@ class GroupPooling(keras.layers.Layer):
         "channels_first": `(batch, channels, height, width)`.
 
     Symmetry:
-        `L_g` of the feature map gives `L_g` of the image, exactly, for every
-        group and size. On a 1 x 1 map the output is invariant.
+        `L_g` of the feature map gives `L_g` of the image on every size, "max"
+        to the bit and "mean" to rounding, for every element that maps the grid
+        onto itself. On a 1 x 1 map the output is invariant.
+
+    Raises:
+        ValueError: for bad arguments, in `__init__`; for inputs that are no
+            feature maps, when they are first seen.
 
     Example:
         >>> tuple(GroupPooling()(keras.ops.ones((2, 1, 1, 4, 10))).shape)
@@ -272,17 +278,8 @@ class GroupPooling(keras.layers.Layer):
         return group_pool(x, self.mode, self._group_axis)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Any, ...]:
+        check_feature_map(self, input_shape)
         shape = list(input_shape)
-        if len(shape) != 5:
-            layout = (
-                "(batch, channels, height, width, order)"
-                if self.data_format == "channels_first"
-                else "(batch, height, width, order, channels)"
-            )
-            raise ValueError(
-                f"GroupPooling '{self.name}' takes feature maps on a group "
-                f"{layout}. Received: input_shape={tuple(shape)}"
-            )
         del shape[self._group_axis]
         return tuple(shape)
 

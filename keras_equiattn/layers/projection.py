@@ -13,6 +13,8 @@ from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.directions import group_vectors
 from keras_equiattn.ops.group.pooling import group_pool
+from keras_equiattn.ops.group.pooling import MODES
+from keras_equiattn.ops.group.pooling import pooling_mode
 from keras_equiattn.ops.numerics import softmax
 
 
@@ -26,7 +28,7 @@ class GroupProjection(GroupLayer):
     the softmax of `f(x, h) . w` over the poses `h`.
 
     Args:
-        mode: "mean", "max" or "learned".
+        mode: "mean" (or "avg", "average"), "max" or "learned".
         kernel_initializer, kernel_regularizer, kernel_constraint: options of
             `w`.
         group: a group or its name.
@@ -48,8 +50,9 @@ class GroupProjection(GroupLayer):
         "channels_first": `(batch, channels, height, width)`.
 
     Symmetry:
-        `L_g` of the feature map gives `L_g` of the image, to rounding, for
-        every element of every group and every size.
+        `L_g` of the feature map gives `L_g` of the image, to rounding, on every
+        size and for every element that maps the grid onto itself. With "mean"
+        this holds for all other elements too.
 
     Variables:
         `kernel (channels,)`, for "learned" alone.
@@ -81,7 +84,7 @@ class GroupProjection(GroupLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(group=group, data_format=data_format, **kwargs)
-        self.mode = _checks.choice(mode, "mode", ("mean", "max", "learned"))
+        self.mode = pooling_mode(mode, (*MODES, "learned"))
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
@@ -164,7 +167,7 @@ class GroupToVector2D(GroupLayer):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build` and in the call.
+            fit, in the call.
 
     Example:
         >>> x = keras.ops.ones((2, 32, 32, 4, 2))
@@ -243,7 +246,7 @@ class GroupToAngle2D(GroupToVector2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build` and in the call.
+            fit, in the call.
 
     Example:
         >>> x = keras.ops.ones((2, 32, 32, 4, 2))

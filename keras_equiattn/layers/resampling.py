@@ -46,7 +46,9 @@ class SpatialUpSampling2D(GroupLayer):
 
     Symmetry:
         Equivariant under the group on every size, "nearest" to the bit and
-        "bilinear" to rounding.
+        "bilinear" to rounding. For groups that do not act on the grid (p8, p12,
+        p16) this holds for the turns by 90 degrees and the mirrors that go with
+        them; in between the layer is approximate.
 
     Raises:
         ValueError: for bad arguments, such as a size that is not the same along
@@ -127,7 +129,10 @@ class SpatialPadding2D(GroupLayer):
         The shape of the input, with `2 * padding` more rows and columns.
 
     Symmetry:
-        Equivariant under the group to the bit, on every size.
+        Equivariant under the group to the bit, on every size. For groups that
+        do not act on the grid (p8, p12, p16) this holds for the turns by 90
+        degrees and the mirrors that go with them; in between the layer is
+        approximate.
 
     Raises:
         ValueError: for bad arguments, such as a padding that is not the same

@@ -37,7 +37,8 @@ class SqueezeExcite(AttentionLayer):
         inputs: images or feature maps on the group.
         return_attention_maps: also return the attention as applied, as a
             dict: "channel" `(batch, channels)` holds `s`.
-        query: changes nothing, since `s` is the same at every position.
+        query: `(row, column)` of a pixel. It changes nothing, since `s` is the
+            same at every position.
 
     Input shape:
         "channels_last": `(batch, height, width, channels)` or `(batch,
@@ -59,7 +60,7 @@ class SqueezeExcite(AttentionLayer):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build`.
+            fit, in `build` and in the call; for a `query` outside of the image.
 
     Example:
         >>> x = keras.ops.ones((2, 8, 8, 4, 32))
@@ -124,6 +125,7 @@ class SqueezeExcite(AttentionLayer):
     def attend_channels_last(
         self, x: Tensor, query: tuple[int, int] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        self.at_query(x, query)  # raises where there is no such pixel
         y, channel = squeeze_excite(
             x,
             *linear_maps.kernel_and_bias(self, "reduce"),

@@ -92,13 +92,8 @@ class BaseWindowAttention2D(WindowLayer, FilterLayer):
         self.window_initializer = keras.initializers.get(window_initializer)
         self.window_regularizer = keras.regularizers.get(window_regularizer)
 
-    def _check_heads(self, halves: int = 1) -> None:
-        if self.filters % (halves * self.num_heads):
-            times = f"{halves} * " if halves > 1 else ""
-            raise ValueError(
-                f"filters={self.filters} is not divisible by "
-                f"{times}num_heads={self.num_heads}."
-            )
+    def _check_heads(self) -> None:
+        _checks.divisible(self.filters, self.num_heads, "num_heads")
 
     def build(self, input_shape: Shape) -> None:
         shape = self.check_shape(input_shape)
@@ -208,7 +203,8 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         kernel_size: rows and columns of the window, odd, an integer or a pair.
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
-        group: a group or its name, see `keras_equiattn.groups.get`.
+        group: a group or its name, see `keras_equiattn.groups.get`. "z2" is the
+            layer of the paper, on images.
         border: how neighbours outside of the image count. "zeros": their linear
             maps are zero, and they take part in the softmax; "mask": the
             softmax leaves them out; "reflect": the mirror image lies there.
@@ -283,7 +279,8 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
-            not divisible as above; for shapes that do not fit, in `build`.
+            not divisible as above; for shapes that do not fit, in `build` and
+            in the call.
 
     Example:
         >>> layer = StandAloneSelfAttention2D(16, 3, num_heads=4)
@@ -297,9 +294,15 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
           the channels of a head. The paper has it on images alone.
     """
 
-    def _check_heads(self, halves: int = 1) -> None:
-        # Half of the channels of a head have embeddings of rows.
-        super()._check_heads(2 if self.filter_basis == "pixel" else halves)
+    def _check_heads(self) -> None:
+        if self.filter_basis == "steerable":
+            super()._check_heads()
+        elif self.filters % (2 * self.num_heads):
+            # Half of the channels of a head have embeddings of rows.
+            raise ValueError(
+                f"filters={self.filters} is not divisible by "
+                f"2 * num_heads={self.num_heads}."
+            )
 
     def build_maps(self, channels: int) -> None:
         for name in ("query", "key", "value"):
@@ -397,7 +400,8 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         kernel_size: rows and columns of the window, odd, an integer or a pair.
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
-        group: a group or its name, see `keras_equiattn.groups.get`.
+        group: a group or its name, see `keras_equiattn.groups.get`. "z2" is the
+            layer of the paper, on images.
         border: how neighbours outside of the image count. "zeros": their linear
             maps are zero, and they take part in the softmax; "mask": the
             softmax leaves them out; "reflect": the mirror image lies there.
@@ -473,8 +477,8 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
-            not divisible by `num_heads`; for shapes that do not fit, in
-            `build`.
+            not divisible by `num_heads`; for shapes that do not fit, in `build`
+            and in the call.
 
     Example:
         >>> layer = SimpleAffineSelfConv2D(8, 3, num_heads=4, group="p4")
@@ -523,7 +527,8 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         kernel_size: rows and columns of the window, odd, an integer or a pair.
             Groups with quarter turns need a square window.
         num_heads: number of heads, contiguous blocks of the channels.
-        group: a group or its name, see `keras_equiattn.groups.get`.
+        group: a group or its name, see `keras_equiattn.groups.get`. "z2" is the
+            layer of the paper, on images.
         border: how neighbours outside of the image count. "zeros": their linear
             maps are zero, and they take part in the softmax; "mask": the
             softmax leaves them out; "reflect": the mirror image lies there.
@@ -603,8 +608,8 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
 
     Raises:
         ValueError: for bad arguments, in `__init__`, such as filters that are
-            not divisible by `num_heads`; for shapes that do not fit, in
-            `build`.
+            not divisible by `num_heads`; for shapes that do not fit, in `build`
+            and in the call.
 
     Example:
         >>> layer = AffineSelfConv2D(8, 3, num_heads=4, group="p4m")

@@ -216,7 +216,8 @@ def _position_scores(
     if not all(isinstance(n, int) for n in size):
         raise ValueError(
             "With `embedding`, `multi_head_attention` takes no height or width "
-            "that is known only at run time."
+            f"that is known only at run time. Received: height={size[0]}, "
+            f"width={size[1]}"
         )
     sizes = zip((rows, columns), size, strict=True)
     if any(n % 2 == 0 or n < 2 * seen - 1 for n, seen in sizes):

@@ -12,6 +12,7 @@ from keras_equiattn.ops._types import Float
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.action import group_action
+from keras_equiattn.ops.group.directions import check_components
 from keras_equiattn.ops.group.directions import vector_action
 
 OUTPUTS = ("invariant", "image", "vector")
@@ -49,9 +50,9 @@ class Symmetrized(keras.layers.Layer):
         self.group = groups.get(group)
         if not self.group.acts_on_grid:
             raise ValueError(
-                f"Group '{self.group.name}' does not act on the grid: images "
-                "would be interpolated, and nothing would be exact. Take a "
-                "group of quarter turns, such as 'p4'."
+                "`group` must act on the grid: z2m, p2, p2m, p4 or p4m. For "
+                "others images would be interpolated, and nothing would be "
+                f"exact. Received: group='{self.group.name}'"
             )
         self.output_kind = _checks.choice(output, "output", OUTPUTS)
         self.data_format = _checks.data_format(data_format)
@@ -116,6 +117,9 @@ class Symmetrized(keras.layers.Layer):
                 f"A model with output='{self.output_kind}' must return images "
                 f"of rank 4. Received: an output of shape {tuple(shape)}"
             )
+        if self.output_kind == "vector":
+            first = self.data_format == "channels_first"
+            check_components(shape[1 if first else -1], shape)
 
     def turned_back(self, y: Tensor, element: int) -> Tensor:
         """`L_h y`, for what the model returns.

@@ -60,9 +60,14 @@ class OrbitAverage(Symmetrized):
     ) -> None:
         super().__init__(model, group, output, data_format, **kwargs)
         self.average = _checks.choice(average, "average", AVERAGES)
-        if batch_poses is not None:
-            _checks.integer(batch_poses, "batch_poses")
-        self.batch_poses = batch_poses
+        if average == "probabilities" and output == "vector":
+            raise ValueError(
+                "`average='probabilities'` takes logits along the channels, "
+                "but `output='vector'` has components of vectors there. Take "
+                "average='logits'. Received: average='probabilities', "
+                "output='vector'"
+            )
+        self.batch_poses = _checks.optional_integer(batch_poses, "batch_poses")
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         self.check_images(inputs.shape)

@@ -53,7 +53,7 @@ def refusal(train, command, capsys) -> str:
         ("--milestones=0", "`milestones` must be positive integers that"),
         ("--milestones=4", "less than the 4 epochs of the run"),
         ("--plateau-patience=-1", "`plateau_patience` must be a non-negative"),
-        ("--validation-size=0", "`validation_size` must be a positive integer"),
+        ("--validation-size=0", "`validation_size` must be None or a positive"),
         ("--seed=-1", "`seed` must be a non-negative integer. Received: -1"),
         ("--seed=4294967296", "`seed` must be less than 2**32"),
         ("--dtype-policy=float8", "float8"),

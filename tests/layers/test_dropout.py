@@ -69,3 +69,12 @@ def test_files(tmp_path):
 def test_bad_rates(rate):
     with pytest.raises(ValueError, match="`rate` must be"):
         GroupDropout(rate)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_images_are_refused(training):
+    layer = GroupDropout(0.5, name="drop")
+    with pytest.raises(
+        ValueError, match=r"'drop' takes feature maps.*\(2, 5, 5, 3\)"
+    ):
+        layer(np.ones((2, 5, 5, 3), "float32"), training=training)

@@ -515,7 +515,7 @@ def test_trained_model_after_a_round_trip(tmp_path):
             r"must divide filters=6.*Received: key_filters=None",
         ),
         ({"key_filters": 3}, r"must divide filters=8.*key_filters=3"),
-        ({"key_filters": "x"}, "`key_filters` must be a positive integer"),
+        ({"key_filters": "x"}, "`key_filters` must be None or a positive"),
         ({"kernel_size": 2}, r"`kernel_size` must be odd.*\(2, 2\)"),
         (
             {"attention_kernel_size": (7, 4)},

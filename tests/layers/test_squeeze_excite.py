@@ -163,6 +163,15 @@ def test_bad_arguments(arguments, message):
         SqueezeExcite(**arguments)
 
 
+def test_a_pixel_that_is_not_there():
+    with pytest.raises(ValueError, match=r"`query` must be.*\(5, 0\)"):
+        SqueezeExcite(group="z2")(
+            np.ones((1, 5, 5, 2), "float32"),
+            return_attention_maps=True,
+            query=(5, 0),
+        )
+
+
 def test_bad_shapes():
     layer = SqueezeExcite(group="p4")
     with pytest.raises(ValueError, match="size 8, group 'p4' has 4 elements"):

@@ -76,8 +76,9 @@ class ConvolutionPath:
             shift_kernels, "shift_kernels", SHIFT_KERNELS
         )
         self.kernel_groups = outputs
+        kernel_groups = _checks.optional_integer(kernel_groups, "kernel_groups")
         if kernel_groups is not None:
-            self.kernel_groups = _checks.integer(kernel_groups, "kernel_groups")
+            self.kernel_groups = kernel_groups
         if outputs % self.kernel_groups:
             raise ValueError(
                 f"`kernel_groups` must divide {outputs}, the outputs of a "

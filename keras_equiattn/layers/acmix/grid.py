@@ -217,7 +217,8 @@ class ACmix2D(BaseACmix2D):
             turns need equal ones, unless `exact=False`.
         dilation_rate: distance of adjacent neighbours in both paths, an
             integer or a pair. Not above 1 together with strides above 1.
-        group: a group or its name, see `keras_equiattn.groups.get`.
+        group: a group or its name, see `keras_equiattn.groups.get`. "z2" is the
+            layer of the paper, on images.
         paths: "both", "attention" or "convolution". A path alone has no rate.
         rates: "learned": both start at one half; "fixed": both are one.
         shift_kernels: "learned": they start as shifts; "fixed": they are shifts

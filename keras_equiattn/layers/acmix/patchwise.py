@@ -392,9 +392,8 @@ class BatchNorm(keras.layers.Layer):
 
 def _key_filters(key_filters: int | None, filters: int) -> int:
     """The channels of queries and keys."""
-    size = max(1, filters // 4)
-    if key_filters is not None:
-        size = _checks.integer(key_filters, "key_filters")
+    size = _checks.optional_integer(key_filters, "key_filters")
+    size = max(1, filters // 4) if size is None else size
     if filters % size or (key_filters is None and filters % 4):
         raise ValueError(
             f"`key_filters` must divide filters={filters}; None is a quarter. "

@@ -146,8 +146,8 @@ class TwoPaths(AttentionLayer):
         """Raises where there are no attention maps to return."""
         if not self.attends:
             raise ValueError(
-                f"{self._label()} has no attention to show. "
-                f"Received: paths='{self.paths}'"
+                f"{self._label()} has no attention to show. Take paths='both' "
+                f"or 'attention'. Received: paths='{self.paths}'"
             )
 
     def get_config(self) -> dict[str, Any]:

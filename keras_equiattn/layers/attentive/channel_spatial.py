@@ -67,11 +67,9 @@ class ChannelSpatialAttention(AttentionLayer, FilterLayer):
         self.attention_dilation_rate = _checks.integer(
             attention_dilation_rate, "attention_dilation_rate"
         )
-        if reduction_ratio is not None:
-            reduction_ratio = _checks.integer(
-                reduction_ratio, "reduction_ratio"
-            )
-        self.reduction_ratio = reduction_ratio
+        self.reduction_ratio = _checks.optional_integer(
+            reduction_ratio, "reduction_ratio"
+        )
         self.channel_kernel_initializer = keras.initializers.get(
             channel_kernel_initializer or uniform_by_fan_in()
         )

@@ -115,9 +115,9 @@ class AttentiveLiftingConv2D(BaseAttentiveConv2D):
             every size gives the same result. "auto" lets one step hold 256 MiB,
             or one output channel where that takes more; where the size of the
             input is not known, it assumes 128 images of 64 x 64 pixels. None
-            holds all responses, which takes `order * channels` times the memory
-            of the output, but is differentiable twice on every backend (the
-            others are under JAX).
+            holds all responses, which takes `channels` times the memory of the
+            output, but can be differentiated twice on every backend. A gradient
+            with chunks can be differentiated again only under JAX.
         **kwargs: arguments of `LiftingConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
             `kernel_initializer`, `group`, `exact`, `filter_basis` and so on.
@@ -230,8 +230,8 @@ class AttentiveGroupConv2D(BaseAttentiveConv2D):
             or one output channel where that takes more; where the size of the
             input is not known, it assumes 128 images of 64 x 64 pixels. None
             holds all responses, which takes `order * channels` times the memory
-            of the output, but is differentiable twice on every backend (the
-            others are under JAX).
+            of the output, but can be differentiated twice on every backend. A
+            gradient with chunks can be differentiated again only under JAX.
         **kwargs: arguments of `GroupConv2D`: `strides`, `padding`,
             `data_format`, `dilation_rate`, `activation`, `use_bias`,
             `kernel_initializer`, `group`, `exact`, `filter_basis` and so on.

@@ -20,7 +20,7 @@ from keras_equiattn.ops.papers.input_attention import input_attention
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class InputAttention(ChannelSpatialAttention):
-    """Attention on the input of a convolution: alpha_F of the paper.
+    """Weighs the input of a convolution by channel, and by pixel.
 
     `y = (1 - aX aC) x`: channel attention `aC(h, c)` sees the mean and the
     maximum of `x` over space, through a two-layer perceptron that is a
@@ -94,7 +94,7 @@ class InputAttention(ChannelSpatialAttention):
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for shapes that do not
-            fit, in `build`.
+            fit, in `build` and in the call.
 
     Example:
         >>> x = keras.ops.ones((2, 8, 8, 4, 6))
@@ -103,10 +103,11 @@ class InputAttention(ChannelSpatialAttention):
         ((2, 8, 8, 4, 6), (2, 8, 8, 4))
 
     References:
-        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), eq. 20.
-          As in their code, `1 - aX aC` is applied, with spatial statistics of
-          `aC x`. Their code multiplies the spatial scores by a
-          constant, the measure of the group; here it is part of the kernel.
+        - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), eq. 20,
+          where it is called alpha_F. As in their code, `1 - aX aC` is
+          applied, with spatial statistics of `aC x`. Their code multiplies the
+          spatial scores by a constant, the measure of the group; here it is
+          part of the kernel.
     """
 
     takes = "any"
@@ -234,7 +235,7 @@ class BaseCoAttentiveConv2D(AttentionLayer, BaseGroupConv2D):
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
-    """Lifting convolution of images weighted per pixel: alpha_RH.
+    """Lifting convolution of images whose pixels are weighted first.
 
     `y = conv((1 - a) x) + b`, where `a(x)` comes from all channels
     of the pixel by a 1 x 1 convolution and a sigmoid. It is the
@@ -293,8 +294,8 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
 
     References:
         - The baseline of [Romero et al.,
-          2020](https://arxiv.org/abs/2002.03830), table 1, as in their code,
-          after [Romero and Hoogendoorn,
+          2020](https://arxiv.org/abs/2002.03830), table 1, where it is called
+          alpha_RH, as in their code, after [Romero and Hoogendoorn,
           2020](https://arxiv.org/abs/1911.07849): a sigmoid per pixel here, a
           softmax over the group there.
     """
@@ -304,7 +305,7 @@ class CoAttentiveLiftingConv2D(BaseCoAttentiveConv2D):
 
 @keras.saving.register_keras_serializable(package="keras_equiattn")
 class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
-    """Group convolution of feature maps weighted per pixel: alpha_RH.
+    """Group convolution of feature maps whose pixels are weighted first.
 
     `y = conv((1 - a) x) + b`, where `a(x, h)` comes from all channels
     of the pixel at all group elements by a 1 x 1 convolution and a sigmoid. It
@@ -364,8 +365,8 @@ class CoAttentiveGroupConv2D(BaseCoAttentiveConv2D):
 
     References:
         - The baseline of [Romero et al.,
-          2020](https://arxiv.org/abs/2002.03830), table 1, as in their code,
-          after [Romero and Hoogendoorn,
+          2020](https://arxiv.org/abs/2002.03830), table 1, where it is called
+          alpha_RH, as in their code, after [Romero and Hoogendoorn,
           2020](https://arxiv.org/abs/1911.07849): a sigmoid per pixel here, a
           softmax over the group there.
     """

@@ -303,6 +303,20 @@ def as_floats(x: Tensor, dtype: str) -> Tensor:
     return x if keras.backend.is_float_dtype(of_x) else ops.cast(x, dtype)
 
 
+def check_feature_map(layer: Any, shape: Shape) -> None:
+    """Raises where a layer for any group sees no feature map."""
+    if len(shape) != 5:
+        layout = (
+            "(batch, channels, height, width, order)"
+            if layer.data_format == "channels_first"
+            else "(batch, height, width, order, channels)"
+        )
+        raise ValueError(
+            f"{type(layer).__name__} '{layer.name}' takes feature maps on a "
+            f"group {layout}. Received: input_shape={tuple(shape)}"
+        )
+
+
 def check_window(
     group: groups.Group,
     name: str,

@@ -44,6 +44,10 @@ def lifting_conv(
 
     Returns:
         A feature map on the group.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for bad options.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     group = groups.get(group)
     if tuple(kernel.shape[:2]) == (1, 1):
@@ -87,6 +91,10 @@ def group_conv(
 
     Returns:
         A feature map on the group.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for bad options.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     group = groups.get(group)
     if tuple(kernel.shape[:2]) == (1, 1) and (
@@ -134,6 +142,10 @@ def group_depthwise_conv(
     Returns:
         A feature map on the group with `channels * multiplier` channels, those
         of one input channel beside each other.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for bad options.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     group = groups.get(group)
     orbit = kernel_orbit(
@@ -180,6 +192,10 @@ def group_conv_transpose(
 
     Returns:
         A feature map on the group.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for bad options.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     group = groups.get(group)
     strides = _checks.pair(strides, "strides")

@@ -8,6 +8,7 @@ from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._arguments import checked
 from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.action import group_action
@@ -41,11 +42,7 @@ def group_vectors(
     """
     group = groups.get(group)
     *size, order, channels = ops.shape(x)
-    if channels % 2:
-        raise ValueError(
-            "Vectors have two components, so the number of channels must be "
-            f"even. Received: x.shape={tuple(x.shape)}"
-        )
+    check_components(channels, x.shape)
     matrices = direction_matrices(group, frequency)
     table = backend.constant(matrices, x, x.dtype)
     pairs = ops.reshape(x, (*size, order, channels // 2, 2))
@@ -72,14 +69,27 @@ def vector_action(
 
     Returns:
         Fields of vectors.
+
+    Raises:
+        ValueError: for an odd number of channels, or an unknown element.
     """
     group = groups.get(group)
+    check_components(v.shape[-1], v.shape)
     moved: Shaped[Tensor, ...] = group_action(v, group, element)
     matrix = direction_matrices(group, frequency)[element]
     *size, channels = ops.shape(moved)
     pairs = ops.reshape(moved, (*size, channels // 2, 2))
     turned = pairs @ backend.constant(matrix.T, pairs, pairs.dtype)
     return ops.reshape(turned, (*size, channels))
+
+
+def check_components(channels: int, shape: Shape) -> None:
+    """Raises unless the channels of a tensor of this shape are pairs."""
+    if channels % 2:
+        raise ValueError(
+            "Vectors have two components, so the number of channels must be "
+            f"even. Received: shape={tuple(shape)}"
+        )
 
 
 def direction_matrices(group: Group, frequency: int) -> np.ndarray:

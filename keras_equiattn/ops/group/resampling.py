@@ -15,21 +15,25 @@ PADDINGS = ("zeros", "reflect", "wrap")
 @checked()
 def spatial_upsample(
     x: Float[Tensor, "batch height width order channels"],
-    factors: tuple[int, int],
+    factors: int | tuple[int, int],
     interpolation: str = "nearest",
 ) -> Float[Tensor, "batch new_height new_width order channels"]:
     """Divides every pixel into `factors` rows and columns.
 
     Args:
         x: feature maps on any group.
-        factors: rows and columns that a pixel becomes.
+        factors: rows and columns that a pixel becomes, an integer or a pair.
         interpolation: "nearest" repeats the value of the pixel; "bilinear"
             mixes it with its neighbours, weighted by the distances between
             centres. Beyond the border, the outermost pixels are repeated.
 
     Returns:
         Feature maps, `factors` times as high and wide.
+
+    Raises:
+        ValueError: for bad factors, and an unknown interpolation.
     """
+    factors = _checks.pair(factors, "factors")
     _checks.choice(interpolation, "interpolation", INTERPOLATIONS)
     for axis, factor in zip((1, 2), factors, strict=True):
         if interpolation == "nearest":
@@ -86,7 +90,8 @@ def spatial_pad(
         Feature maps with more rows and columns.
 
     Raises:
-        ValueError: if more is added than the image has.
+        ValueError: if more is added than the image has, and for an unknown
+            mode.
     """
     check_padding(tuple(x.shape)[1:3], padding, mode)
     for axis, count in zip((1, 2), padding, strict=True):

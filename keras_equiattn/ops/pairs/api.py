@@ -1,17 +1,7 @@
 """Self-attention on groups with relative positions, local and global.
 
-For output elements `v`, query elements `g`, key elements `m`, pixels `i` and
-offsets `o`, with relative elements in the group,
-
-    S(v, g, m, i, o) = <q(i, g), k(i + o, m)> + <q'(i, g), e(v^-1 o)>
-                       + <q''(i, g), E(g^-1 m)>
-    y(i, v) = sum_g sum_(m, o) softmax_(m, o)(S) x(i + o, m)
-
-where `k` are the keys, `x` the values, `e` is the encoding of offsets and `E`
-the embedding of relative elements. `q'` are the first channels of the queries
-`q`, as many as `e` has, and `q''` are the others. Lifting has one query and key
-element, and no embedding. `ops.pairs.fused` says how this is computed without
-all three elements at once.
+`group_self_attention` has the formula. `ops.pairs.fused` says how it is
+computed without all three elements at once.
 """
 
 import dataclasses
@@ -55,7 +45,19 @@ def group_self_attention(
     recompute: bool = True,
     window_shape: str = "square",
 ) -> Float[Tensor, "batch height width order heads channels"]:
-    """Group self-attention over windows or whole images, see the module.
+    """Group self-attention over windows or whole images.
+
+    For output elements `v`, query elements `g`, key elements `m`, pixels `i`
+    and offsets `o`, with relative elements in the group,
+
+        S(v, g, m, i, o) = <q(i, g), k(i + o, m)> + <q'(i, g), e(v^-1 o)>
+                           + <q''(i, g), E(g^-1 m)>
+        y(i, v) = sum_g sum_(m, o) softmax_(m, o)(S) x(i + o, m)
+
+    where `k` are the keys, `x` the values, `e` is the encoding of offsets and
+    `E` the embedding of relative elements. `q'` are the first channels of the
+    queries `q`, as many as `e` has, and `q''` are the others. Lifting has one
+    query and key element, and no embedding.
 
     Args:
         query: the queries, scaled.
@@ -72,8 +74,8 @@ def group_self_attention(
         seed: two whole numbers from 0 to below 2**31; needed with dropout.
         recompute: both passes compute one block at a time. The backward pass
             keeps the arguments and a number for each pixel, head and pair of
-            elements, and computes everything else anew. False computes
-            `plain_attention`, for tests and where gradients are differentiated
+            elements, and computes everything else anew. False computes all
+            elements at once, for tests and where gradients are differentiated
             again.
         window_shape: "square" or, for windows alone, "disc", see `ops.Window`.
 
@@ -254,7 +256,7 @@ def neighbourhood(
         raise ValueError(
             "Attention that is not computed in blocks (`recompute=False`, "
             "attention maps) needs a height and width that are known before "
-            "run time."
+            f"run time. Received: height={size[0]}, width={size[1]}"
         )
     queries = np.indices(size).reshape(2, -1)
     if pixel is not None:

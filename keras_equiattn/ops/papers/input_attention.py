@@ -126,6 +126,10 @@ def co_attention(
     Returns:
         Values in (0, 1) for each pixel and group element.
 
+    Raises:
+        ValueError: for shapes that do not fit.
+        TypeError: for tensors that do not hold floating point numbers.
+
     References:
         - [Romero et al., 2020](https://arxiv.org/abs/2002.03830), table 1
     """

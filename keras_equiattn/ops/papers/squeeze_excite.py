@@ -34,6 +34,10 @@ def squeeze_excite(
 
     Returns:
         `y` like `x`, and `s`.
+
+    Raises:
+        ValueError: for shapes that do not fit.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     dtype = dtype_name(x)
     axes = tuple(range(1, len(x.shape) - 1))

@@ -74,6 +74,10 @@ def attentive_lifting_conv(
 
     See `attentive_group_conv`; here there is no sum over `j`, and the channel
     weights do not depend on `h`.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for bad options.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     return _attentive(lifting_conv, x, kernel, attention, group, options)
 
@@ -103,14 +107,19 @@ def attentive_group_conv(
         kernel: filters on the group.
         attention: weights of the attention.
         group: a group or its name.
-        **options: `strides` (1, 1), `padding` "valid" or "same" and
-            `dilation_rate` (1, 1) of the convolution;
-            `attention_dilation_rate` 1 of the spatial kernel; `filter_basis`
-            "pixel" or "steerable", see `kernel_orbit`; `chunk_size`, see
-            `attended_sum`.
+        **options: `strides` (1, 1), `padding` "valid" (the default) or "same",
+            and `dilation_rate` (1, 1) of the convolution;
+            `attention_dilation_rate`, the dilation of the spatial kernel, 1;
+            `filter_basis`, "pixel" (the default) or "steerable", see
+            `kernel_orbit`; `chunk_size`, "auto" unless it is given, see
+            `layers.AttentiveGroupConv2D`.
 
     Returns:
         A feature map on the group.
+
+    Raises:
+        ValueError: for shapes that do not fit, and for bad options.
+        TypeError: for tensors that do not hold floating point numbers.
     """
     return _attentive(group_conv, x, kernel, attention, group, options)
 

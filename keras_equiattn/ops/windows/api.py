@@ -173,7 +173,7 @@ def window_sum(
         recompute: see `window_scores`.
 
     Returns:
-        One sum for each position of the window, in the dtype of the values.
+        One sum for each position of the output, in the dtype of the values.
 
     Raises:
         ValueError: for shapes that do not fit.
@@ -214,7 +214,7 @@ def window_attention(
     """Attention of each query over its window.
 
     Args:
-        query: scaled, one for each position of the window.
+        query: scaled, one for each position of the output.
         keys, values: one for each pixel.
         window: the neighbours.
         num_heads: number of heads, contiguous blocks of channels.

@@ -317,9 +317,9 @@ def test_every_model_has_a_recipe():
     models -= set(applications.list_models("unet*"))
     models -= set(applications.list_models("octic*"))
     assert models <= set(recipes.list_recipes())
-    with pytest.raises(ValueError, match="Unknown recipe 'unet_p4'"):
+    with pytest.raises(ValueError, match="no recipe for the model 'unet_p4'"):
         recipes.get_recipe("unet_p4")
-    with pytest.raises(ValueError, match="Unknown recipe 'nothing'"):
+    with pytest.raises(ValueError, match="Unknown model 'nothing'"):
         recipes.get_recipe("nothing")
     with pytest.raises(ValueError, match="Did you mean 'rotmnist_p4cnn'"):
         recipes.get_recipe("rotmnist_p4_cnn")
@@ -341,6 +341,7 @@ def test_every_model_has_a_recipe():
         {"weight_decay": float("nan")},
         {"momentum": 1.0},
         {"momentum": None},
+        {"momentum": 0.9},  # its optimizer is Adam
         {"nesterov": True},
         {"nesterov": 0},
         {"flip": "yes"},
