@@ -119,7 +119,7 @@ class Symmetrized(keras.layers.Layer):
             )
         if self.output_kind == "vector":
             first = self.data_format == "channels_first"
-            check_components(shape[1 if first else -1], shape)
+            check_components(shape[1 if first else -1], tuple(shape))
 
     def turned_back(self, y: Tensor, element: int) -> Tensor:
         """`L_h y`, for what the model returns.

@@ -42,7 +42,7 @@ def group_vectors(
     """
     group = groups.get(group)
     *size, order, channels = ops.shape(x)
-    check_components(channels, x.shape)
+    check_components(channels, tuple(x.shape))
     matrices = direction_matrices(group, frequency)
     table = backend.constant(matrices, x, x.dtype)
     pairs = ops.reshape(x, (*size, order, channels // 2, 2))
@@ -74,7 +74,7 @@ def vector_action(
         ValueError: for an odd number of channels, or an unknown element.
     """
     group = groups.get(group)
-    check_components(v.shape[-1], v.shape)
+    check_components(v.shape[-1], tuple(v.shape))
     moved: Shaped[Tensor, ...] = group_action(v, group, element)
     matrix = direction_matrices(group, frequency)[element]
     *size, channels = ops.shape(moved)
