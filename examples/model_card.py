@@ -101,7 +101,7 @@ def card(name: str, run: dict, others: list[dict]) -> str:
         f"# {name}\n\n| | |\n|---|---|\n{table}\n\nMade by:\n\n"
         f"```\npython {' '.join(run['command'])}\n```\n\n"
         f"Source of the recipe: {recipe['source']}. Options of the command "
-        "replace some of its settings.\n"
+        "replace its settings.\n"
     )
 
 

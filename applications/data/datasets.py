@@ -4,10 +4,10 @@
 `keras.utils.PyDataset` of the same batches: float32 images in [0, 1] (or
 normalised) and int32 labels. They agree bit for bit, with two exceptions:
 images that are read from JPEG files may differ by one or two levels of 255, and
-`pcam` comes in another order. The order and the augmentation of epoch
-`e` depend only on the seed and on `e`, so that a resumed run sees the same
-batches as one that was not interrupted. Give `fit` an `EpochCounter`, which
-tells the dataset the epoch.
+`pcam` comes in another order. The order and the augmentation of epoch `e`
+depend only on the seed and on `e`, so that a resumed run sees the same batches
+as one that was not interrupted. Give `fit` an `EpochCounter`, which tells the
+dataset the epoch.
 
 `digits` (scikit-learn's real digits, each at four angles drawn uniformly) and
 `digits_upright` (the same, not rotated) come with scikit-learn. Their splits

@@ -41,7 +41,7 @@ def ACmixResNet26(
     With 1000 classes the network has 10,487,816 trainable parameters, and
     13,696,552 with `mixer="conv"`. It takes 2.94 G multiply-adds, and 0.06 G
     more in each call to compose kernels. The form of the paper takes 2.22 G,
-    and `mixer="conv"` 2.34 G.
+    and `mixer="conv"` takes 2.34 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.
@@ -95,7 +95,7 @@ def ACmixResNet38(
     With 1000 classes the network has 14,410,896 trainable parameters, and
     19,626,792 with `mixer="conv"`. It takes 4.01 G multiply-adds, and 0.10 G
     more in each call to compose kernels. The form of the paper takes 2.86 G,
-    and `mixer="conv"` 3.22 G.
+    and `mixer="conv"` takes 3.22 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixResNet50`.

@@ -148,7 +148,7 @@ def ACmixSwinSmall(
     With 1000 classes the network has 50,345,080 trainable parameters, and
     49,606,258 with `mixer="attention"`. It takes 14.98 G multiply-adds, and
     1.67 G more in each call to compose kernels. The form of the paper takes
-    8.99 G, and `mixer="attention"` 8.74 G.
+    8.99 G, and `mixer="attention"` takes 8.74 G.
 
     Args:
         include_top, weights, input_shape, pooling: see `ACmixSwinTiny`.

@@ -17,7 +17,7 @@ class Recipe:
 
     Args:
         source: Paper and section, or the authors' code, that states it; or a
-            note that it is recalled from memory, and not verified.
+            note that it is recalled from memory and not verified, or ours.
         dataset: Name of the dataset.
         epochs: Number of epochs.
         batch_size: Examples per update.

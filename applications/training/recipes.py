@@ -2,8 +2,8 @@
 
 Most recipes are those of papers and their authors' code. Where the `source` of
 a recipe says so, it is recalled from memory and not verified, or it is ours.
-Options that are not given on the
-command line of `examples/train.py` are taken from here.
+Options that are not given on the command line of `examples/train.py` are taken
+from here.
 """
 
 import dataclasses

@@ -239,7 +239,8 @@ class GroupPooling(keras.layers.Layer):
     Symmetry:
         `L_g` of the feature map gives `L_g` of the image on every size, "max"
         to the bit and "mean" to rounding, for every element that maps the grid
-        onto itself. On a 1 x 1 map the output is invariant.
+        onto itself. With "mean" this holds for all other elements too. On a
+        1 x 1 map the output is invariant.
 
     Raises:
         ValueError: for bad arguments, in `__init__`; for inputs that are no

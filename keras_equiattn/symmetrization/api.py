@@ -53,8 +53,8 @@ def symmetrize(
             with two channels for each one, see `layers.GroupToVector2D`.
         average: "logits": the mean of what the model returns; "probabilities":
             the logarithm of the mean of the softmax, for a model that returns
-            logits along the channels; "canonical": the output for the chosen
-            pose.
+            logits along the channels (it is refused with output "vector");
+            "canonical": the output for the chosen pose.
         canonicalizer: the model that chooses the pose, for "canonical" alone.
             It takes images to scores `(batch, order)` and is equivariant, which
             means that for an image turned by `g` the score of `h` is the one

@@ -368,3 +368,14 @@ def test_depthwise_and_separable_agree_with_oracle(group, size, options):
 
     check(GroupDepthwiseConv2D(depth_multiplier=3, **options), x, depthwise)
     check(GroupSeparableConv2D(3, depth_multiplier=2, **options), x, separable)
+
+
+@pytest.mark.once
+def test_the_multiplier_has_a_name():
+    """Keras' layers take the strides there."""
+    for layer, sizes in (
+        (GroupDepthwiseConv2D, (3,)),
+        (GroupSeparableConv2D, (4, 3)),
+    ):
+        with pytest.raises(TypeError, match="positional argument"):
+            layer(*sizes, 2)

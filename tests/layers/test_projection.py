@@ -258,6 +258,19 @@ def test_bad_arguments():
         equivariance_error(edges("p4"), "p4", (2, 6, 6, 2), outputs="angles")
     with pytest.raises(ValueError, match=r"even. Received: shape=\(1, 2, 2, 4"):
         ops.group_vectors(np.zeros((1, 2, 2, 4, 3), "float32"), "p4")
+    with pytest.raises(
+        ValueError, match=r"even. Received: shape=\(1, 2, 2, 3\)"
+    ):
+        ops.vector_action(np.zeros((1, 2, 2, 3), "float32"), "p4", 1)
+
+
+@pytest.mark.parametrize("name", ["avg", "average"])
+def test_names_of_the_mean(name):
+    x = np.random.default_rng(0).normal(size=(2, 3, 3, 4, 2))
+    found, expected = (
+        as_array(GroupProjection(mode)(x)) for mode in (name, "mean")
+    )
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_z2_leaves_images_as_they_are():

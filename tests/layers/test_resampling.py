@@ -10,6 +10,7 @@ from layer_contract import LayerCase
 from layer_contract import LayerContract
 from layer_contract import LIMIT
 
+from keras_equiattn import ops
 from keras_equiattn.layers import SpatialPadding2D
 from keras_equiattn.layers import SpatialUpSampling2D
 from keras_equiattn.testing import relative_difference
@@ -165,3 +166,13 @@ def test_padding_shows_no_more_than_there_is(mode, least):
 def test_bad_arguments(layer, arguments, message):
     with pytest.raises(ValueError, match=message):
         layer(**arguments)
+
+
+def test_one_factor_for_both_axes():
+    x = np.random.default_rng(0).normal(size=(1, 2, 3, 4, 2)).astype(DTYPE)
+    found, expected = (
+        as_array(ops.spatial_upsample(x, factors)) for factors in (2, (2, 2))
+    )
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match=r"`factors` must be a positive.*0"):
+        ops.spatial_upsample(x, 0)

@@ -83,9 +83,9 @@ def vector_action(
     return ops.reshape(turned, (*size, channels))
 
 
-def check_components(channels: int, shape: Shape) -> None:
+def check_components(channels: int | None, shape: Shape) -> None:
     """Raises unless the channels of a tensor of this shape are pairs."""
-    if channels % 2:
+    if channels is not None and channels % 2:
         raise ValueError(
             "Vectors have two components, so the number of channels must be "
             f"even. Received: shape={tuple(shape)}"
