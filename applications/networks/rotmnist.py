@@ -51,6 +51,7 @@ SHIPPED: dict[int, pretrained.Shipped] = {
             ("p4", "input", 10): "rotmnist_p4cnn_input",
             ("p4", "co", 10): "rotmnist_p4cnn_co",
             ("p4", "spatial", 10): "rotmnist_p4cnn_spatial",
+            ("p4", "full", 10): "rotmnist_p4cnn_full",
             ("p4", None, 15): "rotmnist_p4cnn_big15",
             ("p8", "input", 9): "rotmnist_p8cnn_input",
             ("p16", None, 6): "rotmnist_p16cnn",

@@ -73,6 +73,7 @@ def test_names():
         "rotmnist_p4cnn",
         "rotmnist_p4cnn_big15",
         "rotmnist_p4cnn_co",
+        "rotmnist_p4cnn_full",
         "rotmnist_p4cnn_input",
         "rotmnist_p4cnn_spatial",
         "rotmnist_p8cnn_input",
