@@ -567,6 +567,8 @@ def test_converters_of_registered_networks():
     """Networks that a converter can fill say which one it is."""
     for name in applications.list_models():
         family = name.split("_")[0]
+        if family == "tiny":  # of tests of the training script
+            continue
         if family in ("resnet29", "resnet83", "unet", "vit") or (
             family == "acmix" and "swin" not in name
         ):
