@@ -29,7 +29,8 @@ photographs of CIFAR-10 and patches of tissue of PatchCamelyon in shades of grey
 With `--trained` a layer is part of a small network that is first trained to
 classify photographs of CIFAR-10 with 17 x 17 pixels in random poses. Training
 is so short that compilation costs more than it saves: PyTorch with
-`TORCH_COMPILE_DISABLE=1` takes a tenth of the time of JAX.
+`TORCH_COMPILE_DISABLE=1` takes a tenth of the time of JAX. Pooling has no
+weights and is left out.
 
 Writes `benchmarks/results/angles-<groups>-<date>.json` after each measurement,
 for trained layers `angles-<groups>_trained-<date>.json`. If not all layers,
@@ -82,11 +83,13 @@ class Kind(NamedTuple):
         bases: the forms that are measured. Layers whose initial values differ
             from the paper's on groups that do not act on the grid have "paper"
             too.
+        has_weights: whether the layer can learn.
     """
 
     make: Callable[..., keras.layers.Layer]
     takes_images: bool = False
     bases: Sequence[str] = BASES
+    has_weights: bool = True
 
 
 def filters_of(basis: str) -> dict[str, Any]:
@@ -232,9 +235,11 @@ LAYERS = {
         self_attention(layers.GroupSelfAttention2D), bases=("paper", *BASES)
     ),
     # Between layers. `SIZE` is odd, so windows with strides of 2 are odd too.
-    "SpatialPooling2D, max": Kind(pooling("max"), bases=("steerable",)),
+    "SpatialPooling2D, max": Kind(
+        pooling("max"), bases=("steerable",), has_weights=False
+    ),
     "SpatialPooling2D, binomial": Kind(
-        pooling("binomial"), bases=("steerable",)
+        pooling("binomial"), bases=("steerable",), has_weights=False
     ),
 }
 
@@ -432,9 +437,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     whole = {"layers": list(LAYERS), "sizes": [3, 5, 7], "images": list(IMAGES)}
-    parser.add_argument(
-        "--layers", nargs="+", choices=LAYERS, default=whole["layers"]
-    )
+    parser.add_argument("--layers", nargs="+", choices=LAYERS)
     parser.add_argument("--groups", nargs="+", default=["p8"])
     parser.add_argument("--sizes", nargs="+", type=int, default=whole["sizes"])
     parser.add_argument(
@@ -444,6 +447,12 @@ def main() -> None:
     parser.add_argument("--trained", action="store_true")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
+    if options.trained:
+        whole["layers"] = [n for n in LAYERS if LAYERS[n].has_weights]
+    options.layers = options.layers or whole["layers"]
+    for name in options.layers:
+        if name not in whole["layers"]:
+            parser.error(f"{name} has no weights, so it cannot be trained.")
     for group in options.groups:
         check_direction(groups.get(group))
     what = [*options.groups, *["trained"] * options.trained]

@@ -53,7 +53,12 @@ NETWORKS = (
     ("steerable", "antialiased", "relu"),
     ("steerable", "antialiased", "silu"),
 )
-SHIPPED = ("rotmnist_p4cnn", "rotmnist_p16cnn", "rotmnist_p16cnn_5x5")
+SHIPPED = (
+    "rotmnist_p4cnn",
+    "rotmnist_p8cnn_input",
+    "rotmnist_p16cnn",
+    "rotmnist_p16cnn_5x5",
+)
 SHIPPED_TURNS = groups.get("p16")
 
 

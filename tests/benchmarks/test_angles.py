@@ -156,3 +156,24 @@ def test_an_interrupted_run_goes_on(angles, monkeypatch, tmp_path):
     ]
     # Only the row that was interrupted is measured twice.
     assert measured == [*found[:2], *found[1:]]
+
+
+def test_pooling_is_not_trained(angles, monkeypatch, tmp_path, capsys):
+    def measure(*case_draws_and_trained):
+        row = dict(zip(angles.CASE, case_draws_and_trained[:5], strict=True))
+        return {**row, "errors": [0.0, 0.5], "identity": 0.0}
+
+    monkeypatch.setattr(angles, "measure", measure)
+    monkeypatch.setattr(angles.report_files, "RESULTS", tmp_path)
+    command = ["angles.py", "--trained", "--sizes", "3", "--images", "smooth"]
+    monkeypatch.setattr(sys, "argv", command)
+    angles.main()
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("angles-p8_trained_3_smooth-")
+    layers = {row["layer"] for row in json.loads(path.read_text())["rows"]}
+    assert layers == {name for name in angles.LAYERS if "Pooling" not in name}
+    pooling = "SpatialPooling2D, max"
+    monkeypatch.setattr(sys, "argv", [*command, "--layers", pooling])
+    with pytest.raises(SystemExit):
+        angles.main()
+    assert f"{pooling} has no weights" in capsys.readouterr().err
