@@ -141,8 +141,8 @@ def converter_of(name: str) -> tuple[Converter, dict[str, Any]]:
     if found.converter is None:
         raise ValueError(
             "Weights of the authors can be loaded into networks of attentive "
-            "group convolution, of group self-attention, and into Swin and "
-            f"octic vision transformers. Received: {name!r}"
+            "group convolution on z2, p4 and p4m, of group self-attention, "
+            f"and into Swin and octic vision transformers. Received: {name!r}"
         )
     return found.converter, dict(found.of_authors)
 

@@ -15,7 +15,7 @@ from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 
 # The paper's channels of the first three convolutions; all others but the last
-# have twice as many. Other groups get the planar width over sqrt(order).
+# have twice as many. Other groups get `group_width` of the planar one.
 WIDTHS = {"z2": 96, "p4": 48, "p4m": 32}
 
 KERNEL_SIZES = (3, 3, 3, 3, 3, 3, 3, 1, 1)
@@ -75,7 +75,9 @@ def AllCNNC(
             results for None and "input"; "full" needs far more memory and time.
         filters: channels of the first three convolutions; the next five have
             twice as many. None is the paper's: 96 for z2, 48 for p4, 32 for
-            p4m, 96 / sqrt(order) for others.
+            p4m, 96 / sqrt(order) for other groups on the grid, and 96 / sqrt(2
+            order / 3) for those with steerable filters (p8, p12, p16 and their
+            mirrored forms).
         input_shape: `(height, width, channels)`. Unless downsampling is
             strided, height and width must be divisible by 4; z2 accepts any
             size from 4 on, and z2m any height from 4 on.

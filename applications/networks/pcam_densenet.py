@@ -15,7 +15,7 @@ from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 
 # The paper's channels of the first convolution and of every block; other groups
-# get the planar width over sqrt(order).
+# get `group_width` of the planar one.
 WIDTHS = {"z2": 26, "p4": 13, "p4m": 9}
 
 # Kernel size and dilation of spatial attention, which decrease with the maps.
@@ -73,7 +73,9 @@ def PCamDenseNet(
             None and "input"; the others use the settings of "input".
         filters: channels of the first convolution, and new ones of each
             block. None is the paper's: 26 for z2, 13 for p4, 9 for p4m,
-            26 / sqrt(order) for others.
+            26 / sqrt(order) for other groups on the grid, and 26 / sqrt(2 order
+            / 3) for those with steerable filters (p8, p12, p16 and their
+            mirrored forms).
         input_shape: `(height, width, channels)`. Unless downsampling is
             strided, height and width must be divisible by 16 and at least 80;
             z2 accepts any size that fits, and z2m any height that fits.

@@ -280,7 +280,8 @@ class _Blocks:
         if self.filters is not None:
             return tuple(self.filters * factor for factor in (1, 2, 4))
         return tuple(
-            convolution.group_width(width, self.group, self._multiple)
+            # Most parameters are in kernels of one pixel.
+            convolution.group_width(width, self.group, 1, self._multiple)
             for width in WIDTHS
         )
 

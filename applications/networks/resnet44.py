@@ -16,8 +16,8 @@ from keras_equiattn.applications.networks.common.sizes import Window
 from keras_equiattn.applications.registry import register
 from keras_equiattn.layers import SpatialPooling2D
 
-# The paper's channels of the three stages; other groups get the planar widths
-# over sqrt(order).
+# The paper's channels of the three stages; other groups get `group_width` of
+# the planar ones.
 WIDTHS = {"z2": (32, 64, 128), "p4m": (11, 23, 45)}
 BLOCKS = 7  # in each stage
 
@@ -70,7 +70,8 @@ def ResNet44(
         filters: channels of the first stage; the next two have twice and four
             times as many. None is the paper's: 32, 64, 128 for z2 and
             11, 23, 45 for p4m; each of the planar widths over sqrt(order) for
-            others.
+            other groups on the grid, and over sqrt(2 order / 3) for those with
+            steerable filters (p8, p12, p16 and their mirrored forms).
         input_shape: `(height, width, channels)`. Unless downsampling is
             strided, height and width must be divisible by 4; z2 accepts any
             size from 4 on, and z2m any height from 4 on.

@@ -1,6 +1,5 @@
 """The rotated MNIST network of the group convolution papers."""
 
-import math
 from pathlib import Path
 
 import keras
@@ -21,8 +20,6 @@ from keras_equiattn.layers import GroupPooling
 from keras_equiattn.ops.group.linear import ELEMENTWISE_ACTIVATIONS
 
 PLANAR_WIDTH = 20
-# Parameters of a steerable 3 x 3 filter over those of a filter of pixels.
-STEERABLE = 6 / 9
 DROPOUT = 0.3
 
 
@@ -62,17 +59,16 @@ SHIPPED: dict[int, pretrained.Shipped] = {
 
 
 @register(
-    {  # not in the papers
+    {  # not in the papers; the authors' code has no steerable filters
+        "rotmnist_p8cnn": {"group": "p8"},
         "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10},
         "rotmnist_p8cnn_input": {"group": "p8", "attention": "input"},
-        **{
-            f"rotmnist_{group}cnn_input_late_dropout": {
-                "group": group,
-                "attention": "input",
-                "dropout_after_attention": True,
-            }
-            for group in ("p4", "p8")
+        "rotmnist_p8cnn_input_late_dropout": {
+            "group": "p8",
+            "attention": "input",
+            "dropout_after_attention": True,
         },
+        "rotmnist_p16cnn": {"group": "p16"},
         "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
         "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
         "rotmnist_p16cnn_5x5_big20": {
@@ -81,20 +77,23 @@ SHIPPED: dict[int, pretrained.Shipped] = {
             "filters": 20,
         },
     },
-    convert.att_gconvs,
 )
 @register(
-    {  # the paper's wider baselines
-        f"rotmnist_p4cnn_big{width}": {"group": "p4", "filters": width}
-        for width in (11, 15, 19)
+    {
+        **variants(
+            "rotmnist_{}cnn",
+            "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m",
+        ),
+        "rotmnist_p4cnn_input_late_dropout": {  # not in the papers
+            "group": "p4",
+            "attention": "input",
+            "dropout_after_attention": True,
+        },
+        **{  # the paper's wider baselines
+            f"rotmnist_p4cnn_big{width}": {"group": "p4", "filters": width}
+            for width in (11, 15, 19)
+        },
     },
-    convert.att_gconvs,
-)
-@register(
-    variants(
-        "rotmnist_{}cnn",
-        "z2 p4 p4_full p4_channel p4_spatial p4_input p4_co p4m p8 p16",
-    ),
     convert.att_gconvs,
 )
 def RotMNISTCNN(
@@ -137,10 +136,12 @@ def RotMNISTCNN(
             or "spatial" (on the responses, `AttentiveGroupConv2D`), "input"
             (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
         filters: width of the six hidden layers. None is the paper's: 20 for
-            z2, 10 for p4 and 7 for p4m; for other groups it is what keeps the
-            number of parameters: 20 / sqrt(order), and for those with steerable
-            filters, which have fewer of them, 20 / sqrt(2 order / 3), 9 for p8
-            and 6 for p16. 11, 15 and 19 on p4 are the paper's wider baselines.
+            z2, 10 for p4 and 7 for p4m. For other groups on the grid it is 20 /
+            sqrt(order). For p8, p12, p16 and their mirrored forms it is 20 /
+            sqrt(2 order / 3), such as 9 for p8 and 6 for p16, since a steerable
+            filter of 3 x 3 pixels has 6 parameters in place of 9. So all groups
+            have about as many parameters with `kernel_size=3`. 11, 15 and 19 on
+            p4 are the paper's wider baselines.
         input_shape: `(28, 28, channels)`: the last kernel must see exactly
             4 x 4 pixels.
         classes: number of classes.
@@ -205,10 +206,7 @@ def RotMNISTCNN(
             f"`kernel_size` must be odd, 3 or more. Received: {kernel_size}"
         )
     if filters is None:
-        width = float(PLANAR_WIDTH)
-        if not group.acts_on_grid:
-            width /= math.sqrt(STEERABLE)
-        filters = convolution.group_width(width, group)
+        filters = convolution.group_width(PLANAR_WIDTH, group)
     network = Network(
         "RotMNISTCNN",
         group=group,

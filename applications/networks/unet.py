@@ -65,9 +65,10 @@ def GroupUNet(
         group: a group or its name. "z2" is the plain U-Net.
         depth: how many times the size is halved.
         width: channels of the first block for each element of the group. None
-            is 16 for z2, and 16 / sqrt(order) for others, which gives about as
-            many parameters; with a `mixer` other than "conv", the nearest
-            multiple of 4.
+            is 16 for z2, 16 / sqrt(order) for other groups on the grid and 16 /
+            sqrt(2 order / 3) for those with steerable filters (p8, p12, p16 and
+            their mirrored forms), which gives about as many parameters; with a
+            `mixer` other than "conv", the nearest multiple of 4.
         attention: the attention of every 3 x 3 convolution. None, "full",
             "channel" or "spatial" (on the responses, `AttentiveGroupConv2D`),
             "input" (`InputAttention`) or "co" (`CoAttentiveGroupConv2D`).
@@ -105,7 +106,8 @@ def GroupUNet(
     References:
         - [Ronneberger et al., 2015](https://arxiv.org/abs/1505.04597). Here
           convolutions are padded, so that outputs have the size of the image,
-          and upsampling repeats pixels, without a transposed convolution.
+          and upsampling repeats pixels, without a transposed convolution. On
+          p8, p12, p16 and their mirrored forms it interpolates bilinearly.
         - [Winkens et al., 2018](https://arxiv.org/abs/1807.00583), on p4m
     """
     group = groups.get(group)
@@ -114,7 +116,7 @@ def GroupUNet(
     _checks.choice(outputs, "outputs", OUTPUTS)
     multiple = 1 if mixer == "conv" else HEADS
     if width is None:
-        width = convolution.group_width(PLANAR_WIDTH, group, multiple)
+        width = convolution.group_width(PLANAR_WIDTH, group, multiple=multiple)
     elif _checks.integer(width, "width") % multiple:
         raise ValueError(
             f"width={width} is not divisible by the {HEADS} heads of "
@@ -156,6 +158,8 @@ def GroupUNet(
         filters = width * 2 ** (level - 1)
         x = layers.SpatialUpSampling2D(
             2,
+            # Repeated pixels are squares, which turn by quarters alone.
+            "nearest" if group.acts_on_grid else "bilinear",
             group=group,
             data_format="channels_last",
             name=f"up{level}_upsampling",

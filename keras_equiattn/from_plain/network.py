@@ -1,6 +1,7 @@
 """Converts the graph of a plain network, call by call."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from keras_equiattn.graphs import like_inputs
 from keras_equiattn.graphs import nodes
 from keras_equiattn.graphs import require_graph
 from keras_equiattn.graphs import structure
+from keras_equiattn.ops.group.bases import default_share
 
 WIDTHS = ("parameters", "compute", "channels")
 DOWNSAMPLINGS = ("exact", "keep")
@@ -85,7 +87,9 @@ def equivariant(
         width: the quantity that the new network has in common with the plain
             one. "parameters": its channels are divided by the square root of
             the order of the group, so that it has about as many parameters, and
-            takes about `order` times as many multiplications; "compute": they
+            takes about `order` times as many multiplications. For groups with
+            steerable filters, which have fewer parameters than pixels, they are
+            divided by somewhat less, and it takes more. "compute": they
             are divided by the order, for about as many multiplications;
             "channels": every pose has as many channels as the plain network,
             which takes `order ** 2` times as many multiplications. None is
@@ -346,14 +350,14 @@ def _converted(
     _check_model(model)
     if inflate:
         _check_inflation(group, width)
+    graph = _Graph(model)
     scale = {
-        "parameters": group.order**-0.5,
+        "parameters": (group.order * _share(graph, group)) ** -0.5,
         "compute": 1 / group.order,
         "channels": 1.0,
     }[width]
     names = (x.name for x in model.inputs)
     to = Conversion(names, group, scale, inflate, downsampling == "keep")
-    graph = _Graph(model)
     inputs = like_inputs(model)
     values: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
     outputs = dict(values)
@@ -401,6 +405,26 @@ def _converted(
     )
     name = name or f"{model.name}_{group.name}"
     return keras.Model(of_inputs, of_outputs, name=name), summary
+
+
+def _share(graph: _Graph, group: groups.Group) -> float:
+    """The parameters of filters on a group for each pixel of the plain ones."""
+    layers = {id(call.operation): call.operation for call in graph.calls}
+    kernels = [
+        weight.shape
+        for layer in layers.values()
+        if isinstance(layer, CHOOSES_CHANNELS)
+        for weight in layer.weights
+        if len(weight.shape) in (2, 4)
+    ]
+    total = sum(math.prod(shape) for shape in kernels)
+    learned = sum(
+        math.prod(shape) * default_share(group, shape[0])
+        if len(shape) == 4 and shape[0] == shape[1]
+        else math.prod(shape)
+        for shape in kernels
+    )
+    return learned / total if total else 1.0
 
 
 def _converted_call(

@@ -142,7 +142,7 @@ def multiply_adds(
         The number; None if it depends on a size that is unknown.
     """
     kernels = sum(
-        math.prod(weight.shape)
+        _entries(layer, weight)
         for weight in getattr(layer, "weights", ())
         if "kernel" in weight.name
     )
@@ -156,6 +156,16 @@ def multiply_adds(
     if any(n is None for n in places):
         return None
     return kernels * math.prod(places)
+
+
+def _entries(layer: Any, weight: Any) -> int:
+    """The numbers of a kernel that a layer applies."""
+    shape = tuple(weight.shape)
+    steerable = getattr(layer, "filter_basis", "pixel") == "steerable"
+    if steerable and weight.name == "kernel":
+        # Pixels take the place of the coefficients.
+        shape = (*layer.kernel_size, *shape[1:])
+    return math.prod(shape)
 
 
 def _nothing(layer: ConvertedLayer) -> str:

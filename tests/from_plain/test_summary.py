@@ -80,6 +80,28 @@ def test_width_keeps_what_it_says(width, which):
     assert 3.5 < ratio < 4.5 if width == "parameters" else 0.2 < ratio < 0.3
 
 
+def test_width_keeps_parameters_of_steerable_filters():
+    plain = network(
+        *(keras.layers.Conv2D(32, size, padding="same") for size in (3, 5, 1))
+    )
+    before, after = conversion_summary(plain, "p8").parameters
+    assert 0.9 < after / before < 1.1
+
+
+def test_steerable_filters_take_the_multiply_adds_of_pixels():
+    plain = network(
+        keras.layers.Conv2D(4, 3, padding="same"),
+        keras.layers.DepthwiseConv2D(5, padding="same"),
+        keras.layers.SeparableConv2D(4, 3, padding="same"),
+        keras.layers.Conv2DTranspose(4, 3, padding="same"),
+    )
+    (_, steerable), (_, pixels) = (
+        conversion_summary(plain, group, "channels").multiply_adds
+        for group in ("p8", "p4m")  # of the same order
+    )
+    assert steerable == pixels
+
+
 def test_table():
     text = str(conversion_summary(sequential(), "p4"))
     lines = text.splitlines()

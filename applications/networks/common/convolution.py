@@ -9,6 +9,7 @@ import keras
 
 from keras_equiattn import layers
 from keras_equiattn.groups import Group
+from keras_equiattn.ops.group.bases import default_share
 
 # The values of the argument `attention` of a network.
 ATTENTION = (None, "full", "channel", "spatial", "input", "co")
@@ -17,13 +18,24 @@ ATTENTION = (None, "full", "channel", "spatial", "input", "co")
 HE_SCALE = math.sqrt(2)
 
 
-def group_width(planar_width: float, group: Group, multiple: int = 1) -> int:
+def group_width(
+    planar_width: int, group: Group, kernel_size: int = 3, multiple: int = 1
+) -> int:
     """Returns the channels that keep the number of parameters on a group.
 
-    This is the width of the planar network over `sqrt(order)`, rounded to the
-    nearest multiple, and at least one multiple.
+    This is the width of the planar network over `sqrt(order)`. Steerable
+    filters, which groups like p8 have, have fewer parameters than pixels, such
+    as 6 for 3 x 3. There the width is larger, by the root of that ratio.
+
+    Args:
+        planar_width: the width of the planar network.
+        group: the group.
+        kernel_size: rows and columns of the kernels that have most parameters.
+        multiple: the result is the nearest multiple of this number, and at
+            least this number.
     """
-    width = planar_width / math.sqrt(group.order)
+    share = default_share(group, kernel_size)
+    width = planar_width / math.sqrt(group.order * share)
     return max(1, round(width / multiple)) * multiple
 
 

@@ -91,7 +91,9 @@ def check_weights(
         or not os.fspath(weights).endswith(endings)
         or not Path(weights).is_file()
     ):
-        names = ", ".join(map(repr, shipped)) or "none for these arguments"
+        names = ", ".join(map(repr, shipped)) or (
+            "none for these arguments; see `applications.list_presets()`"
+        )
         raise ValueError(
             f"`weights` of {network} must be None, the name of shipped "
             f"weights ({names}) or the path of a .weights.h5 or .keras file "

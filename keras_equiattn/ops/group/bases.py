@@ -23,6 +23,18 @@ FILTER_BASES = ("pixel", "steerable")
 RING_WIDTH = 0.45
 
 
+def default_basis(group: Group) -> str:
+    """The basis that filters have on a group unless a user chooses one."""
+    return "pixel" if group.acts_on_grid else "steerable"
+
+
+def default_share(group: Group, size: int) -> float:
+    """The parameters of a filter in the default basis, for each pixel of it."""
+    if default_basis(group) == "pixel":
+        return 1.0
+    return steerable_basis("z2", size).shape[-1] / size**2
+
+
 def steerable_basis(
     group: str | Group, size: int, multiplied: bool = False
 ) -> np.ndarray:
@@ -30,18 +42,20 @@ def steerable_basis(
 
     With `(r, phi)` the polar coordinates of an offset from the centre, they are
     `exp(-(r - ring)^2 / (2 width^2))` times `cos(k phi)` and `sin(k phi)`, for
-    rings a pixel apart and frequencies `k` from zero to `ring + 1`; the centre
-    has the frequency zero alone.
+    rings a pixel apart and frequencies `k` from zero to `ring + 1`, rounded
+    down. The radii of the rings are 0, 1, 2, ... for odd sizes and 0.5, 1.5,
+    ... for even ones. The centre has the frequency zero alone.
 
     A ring of radius `r` has about `2 pi r` pixels, so that frequencies above
-    `pi r` alias. The highest frequency, `r + 1` rounded down, is below that on
-    every ring but the centre. Attention multiplies functions of the offset with
+    `pi r` alias. The highest frequency is below that on every ring but the
+    centre. Attention multiplies functions of the offset with
     each other before it adds up neighbours. A product of two has the sum of
     their frequencies. On the first ring twice `r + 1` aliases and twice `r`
     does not, so the factors have frequencies up to `r` alone. A third factor is
     the exponential of the scores: its frequencies have no bound, but are low
-    where scores are smooth. With 3 x 3 pixels such filters detect slopes, but
-    cannot tell a bar from the bar at right angles to it.
+    where scores are smooth. Filters of 3 x 3 pixels with frequencies up to `r`
+    alone detect slopes, but cannot tell a bar from the bar at right angles to
+    it.
 
     The basis is orthonormal for the identity, so that weight decay of the
     coefficients is weight decay of the filter.
@@ -54,7 +68,9 @@ def steerable_basis(
 
     Returns:
         `(order, size * size, count)`: the values of filter `c`, moved by
-        element `h`, at each position. Read-only, since it is kept.
+        element `h`, at each position. For sizes from 1 to 7, `count` is 1, 3,
+        6, 8, 13, 15 and 22; with `multiplied` it is 1, 1, 4, 4, 9, 9 and 16.
+        The array is read-only, since it is kept.
 
     Raises:
         ValueError: for bad arguments.

@@ -11,6 +11,7 @@ from layer_contract import as_array
 from keras_equiattn import applications
 from keras_equiattn import groups
 from keras_equiattn.applications import AllCNNC
+from keras_equiattn.applications import GroupUNet
 from keras_equiattn.applications import PCamDenseNet
 from keras_equiattn.applications import ResNet44
 from keras_equiattn.applications import RotMNISTCNN
@@ -235,11 +236,22 @@ def test_parameters(name):
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("group", "width"),
-    [("z2", 20), ("p4", 10), ("p4m", 7), ("p8", 7), ("p16m", 4), ("p2", 14)],
+    [("z2", 20), ("p4", 10), ("p4m", 7), ("p8", 9), ("p16m", 4), ("p2", 14)],
 )
 def test_group_width(group, width):
     assert convolution.group_width(20, groups.get(group)) == width
-    assert convolution.group_width(1, groups.get(group), 3) == 3
+    assert convolution.group_width(1, groups.get(group), multiple=3) == 3
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("group", ["p4", "p8"])
+@pytest.mark.parametrize("network", [RotMNISTCNN, AllCNNC, GroupUNet])
+def test_groups_have_about_as_many_parameters(network, group):
+    plain, model = network("z2"), network(group)
+    ratio = reporting.count_parameters(model) / reporting.count_parameters(
+        plain
+    )
+    assert 0.9 < ratio < 1.2
 
 
 @pytest.mark.once
