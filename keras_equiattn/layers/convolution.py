@@ -244,8 +244,9 @@ class LiftingConv2D(BaseGroupConv2D):
             "steerable" has coefficients of filters that turn by any angle, see
             `ops.steerable_basis`, and needs square filters. Initializers then
             draw pixels, whose projections on these filters are scaled to keep
-            the variance. None is "pixel" for groups that act on the grid, and
-            "steerable" for others.
+            the variance. Regularizers and constraints see the coefficients,
+            whose norm is that of the filter. None is "pixel" for groups that
+            act on the grid, and "steerable" for others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -335,8 +336,9 @@ class GroupConv2D(BaseGroupConv2D):
             "steerable" has coefficients of filters that turn by any angle, see
             `ops.steerable_basis`, and needs square filters. Initializers then
             draw pixels, whose projections on these filters are scaled to keep
-            the variance. None is "pixel" for groups that act on the grid, and
-            "steerable" for others.
+            the variance. Regularizers and constraints see the coefficients,
+            whose norm is that of the filter. None is "pixel" for groups that
+            act on the grid, and "steerable" for others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -424,8 +426,9 @@ class GroupConv2DTranspose(BaseGroupConv2D):
             "steerable" has coefficients of filters that turn by any angle, see
             `ops.steerable_basis`, and needs square filters. Initializers then
             draw pixels, whose projections on these filters are scaled to keep
-            the variance. None is "pixel" for groups that act on the grid, and
-            "steerable" for others.
+            the variance. Regularizers and constraints see the coefficients,
+            whose norm is that of the filter. None is "pixel" for groups that
+            act on the grid, and "steerable" for others.
         **kwargs: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -451,8 +454,8 @@ class GroupConv2DTranspose(BaseGroupConv2D):
         turns by 90 degrees and the mirrors that go with them.
         With strides above 1 the layer is far off under their other turns,
         whatever the `filter_basis`, since neighbours in the output come from
-        different weights of a filter. Use `SpatialUpSampling2D` and then
-        `GroupConv2D` there.
+        different weights of a filter. Use `SpatialUpSampling2D` with bilinear
+        interpolation and then `GroupConv2D` there.
 
     Variables:
         `kernel (rows, columns, order, channels, filters)`, `bias (filters,)`.

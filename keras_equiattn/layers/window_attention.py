@@ -297,12 +297,10 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
     def _check_heads(self) -> None:
         if self.filter_basis == "steerable":
             super()._check_heads()
-        elif self.filters % (2 * self.num_heads):
+        else:
             # Half of the channels of a head have embeddings of rows.
-            raise ValueError(
-                f"filters={self.filters} is not divisible by "
-                f"2 * num_heads={self.num_heads}."
-            )
+            parts = 2 * self.num_heads
+            _checks.divisible(self.filters, parts, "2 * num_heads")
 
     def build_maps(self, channels: int) -> None:
         for name in ("query", "key", "value"):

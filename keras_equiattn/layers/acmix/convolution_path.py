@@ -138,6 +138,7 @@ class ConvolutionPath:
             "shape": (rows, columns, count, self.size * self.kernel_groups),
             "initializer": initializer,
             "autocast": False,
+            "keeps_variance": self.shift_kernels == "random",
         }
         weight = layer.add_filters("shift_kernel", **options)
         self._keep(layer, "shift_kernel", weight)

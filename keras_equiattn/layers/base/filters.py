@@ -13,6 +13,7 @@ from keras_equiattn.layers.base.initializers import fresh
 from keras_equiattn.ops import backend
 from keras_equiattn.ops._types import Shape
 from keras_equiattn.ops._types import Tensor
+from keras_equiattn.ops.group.bases import default_basis
 from keras_equiattn.ops.group.bases import FILTER_BASES
 from keras_equiattn.ops.group.bases import steerable_basis
 
@@ -22,8 +23,9 @@ class FilterLayer(GroupLayer):
 
     With the basis "pixel" such a weight is a variable `(rows, columns, ...)`.
     With "steerable" it is `(count, ...)`, the coefficients of the filters of
-    `ops.steerable_basis`, which start as those of a weight of pixels would.
-    Other axes may come first.
+    `ops.steerable_basis`. They start as the projections of a weight of pixels,
+    times the factor that gives the filters the variance of the pixels. Other
+    axes may come first.
 
     Args:
         filter_basis: "pixel", "steerable" or None, which is "pixel" for groups
@@ -37,8 +39,7 @@ class FilterLayer(GroupLayer):
     def __init__(self, filter_basis: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if filter_basis is None:
-            on_grid = self.group.acts_on_grid
-            filter_basis = "pixel" if on_grid else "steerable"
+            filter_basis = default_basis(self.group)
         self.filter_basis = _checks.choice(
             filter_basis, "filter_basis", FILTER_BASES
         )
@@ -57,11 +58,14 @@ class FilterLayer(GroupLayer):
         shape: Shape,
         initializer: Any,
         axis: int = 0,
+        keeps_variance: bool = True,
         **options: Any,
     ) -> Any:
         if self.filter_basis == "steerable":
             basis = self._basis(shape[axis])
-            initializer = _coefficients(initializer, shape, axis, basis)
+            initializer = _coefficients(
+                initializer, shape, axis, basis, keeps_variance
+            )
             shape = (*shape[:axis], basis.shape[1], *shape[axis + 2 :])
         return super().add_filters(name, shape, initializer, **options)
 
@@ -91,7 +95,11 @@ class FilterLayer(GroupLayer):
 
 
 def _coefficients(
-    initializer: Any, shape: Shape, axis: int, basis: np.ndarray
+    initializer: Any,
+    shape: Shape,
+    axis: int,
+    basis: np.ndarray,
+    keeps_variance: bool,
 ) -> Callable[..., Tensor]:
     """An initializer of coefficients, from one of pixels.
 
@@ -99,7 +107,9 @@ def _coefficients(
     their variance. A factor puts it back: the filters give as large values as
     those of pixels would.
     """
-    factor = np.sqrt(basis.shape[0] / basis.shape[1])
+    factor = 1.0
+    if keeps_variance:
+        factor = np.sqrt(basis.shape[0] / basis.shape[1])
     if initializer is None:
         initializer = keras.initializers.GlorotUniform()
     initializer = fresh(keras.initializers.get(initializer))

@@ -73,6 +73,7 @@ class GroupLayer(keras.layers.Layer):
         shape: Shape,
         initializer: Any,
         axis: int = 0,
+        keeps_variance: bool = True,
         **options: Any,
     ) -> Any:
         """A new weight that is a function of the offset.
@@ -82,6 +83,9 @@ class GroupLayer(keras.layers.Layer):
             shape: the shape of its values, `(..., rows, columns, ...)`.
             initializer: the initializer of a weight of this shape.
             axis: the axis of the rows.
+            keeps_variance: whether steerable filters start with the variance
+                that the initializer gives to pixels. Otherwise they start as
+                the projections of the pixels.
             **options: options of `add_weight`.
         """
         return self.add_weight(
