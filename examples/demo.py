@@ -15,6 +15,7 @@ about one minute on two cores, and writes to `runs/demo`:
 - `results.json`: all numbers.
 """
 
+import argparse
 import math
 import time
 import warnings
@@ -163,6 +164,9 @@ def draw_attention() -> Figure:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    ).parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     results = {
         title: measured(*trained(*model)) for title, model in MODELS.items()

@@ -84,10 +84,18 @@ class EquivarianceReport:
             line = "  ".join(cell.ljust(width) for cell, width in cells)
             lines.append(line.rstrip() + " <--" * (row[0] == self.culprit))
         if self.culprit is None:
+            group = groups.get(self.group)
+            elements = ", ".join(map(str, group.grid_elements))
+            some = "" if group.acts_on_grid else f"the elements {elements} of "
             lines.append(
-                f"The network is equivariant under '{self.group}': its output "
-                f"is off by {self.error:.1e}."
+                f"The network is equivariant under {some}'{self.group}': its "
+                f"output is off by {self.error:.1e}."
             )
+            if some:
+                lines.append(
+                    "The other elements do not map pixels to pixels, and were "
+                    "not tried."
+                )
         else:
             lines += [
                 f"The network is not equivariant under '{self.group}': its "

@@ -115,6 +115,18 @@ def test_symmetric_outputs_discern_nothing():
         assert_equivariant(average, "p4", (2, 4, 4, 1))
 
 
+def test_hint_for_elements_between_the_quarter_turns():
+    def weighted(x):  # by its row
+        rows = np.arange(1, 6, dtype="float32").reshape(5, 1, 1, 1)
+        return ops.convert_to_tensor(x) * ops.convert_to_tensor(rows)
+
+    x = (2, 5, 5, 8, 1)
+    for element, hint in ((1, True), (2, False)):
+        with pytest.raises(AssertionError) as raised:
+            assert_equivariant(weighted, "p8", x, elements=[element])
+        assert ("elements=group.grid_elements" in str(raised.value)) == hint
+
+
 def test_errors():
     with pytest.raises(ValueError, match="Shapes differ at output, element 1"):
         equivariance_error(lambda x: x[:, 1:], "p4", (2, 5, 5, 1))

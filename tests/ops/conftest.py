@@ -15,3 +15,11 @@ def limited(monkeypatch):
             monkeypatch.setattr(dispatch, name, scores)
 
     return limit
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Switches off the checks of annotations, which only tests run."""
+    from jaxtyping import config
+
+    monkeypatch.setattr(config, "jaxtyping_disable", True)

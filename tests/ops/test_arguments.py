@@ -4,7 +4,6 @@ import inspect
 import traceback
 from pathlib import Path
 
-import jaxtyping
 import keras
 import numpy as np
 import pytest
@@ -146,12 +145,6 @@ def mistaken(value, rng):
     # Some axes are free: of the batch, height and width, new channels.
     size = 0 if kind == 4 else value.shape[axis] + 1
     return ones(*value.shape[:axis], size, *value.shape[axis + 1 :]), False
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Switches off the checks of annotations, which only tests run."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.torch_first

@@ -88,8 +88,21 @@ def test_disc_mask():
         kernel_orbit(kernel, "p8", group_axis=False, mask="square")
 
 
-def test_errors():
+def test_errors(unchecked):
     with pytest.raises(ValueError, match=r"square kernel.*\(3, 5, 1\)"):
         kernel_orbit(kernels(3, 5, 1), "p4", group_axis=False)
     with pytest.raises(ValueError, match=r"4 elements on axis 2.*\(3, 3, 8"):
         kernel_orbit(kernels(3, 3, 8, 1), "p4", group_axis=True)
+    with pytest.raises(ValueError, match=r"columns, order, ...\).*\(3, 3\)"):
+        kernel_orbit(kernels(3, 3), "p4", group_axis=True)
+    with pytest.raises(ValueError, match=r"\(rows, columns, ...\).*\(3,\)"):
+        kernel_orbit(np.ones(3), "p4", group_axis=False)
+
+
+def test_integers_are_moved_and_not_added():
+    kernel = np.arange(9, dtype="int32").reshape(3, 3)
+    moved = orbit(kernel, "p4", group_axis=False)
+    np.testing.assert_array_equal(moved[1], np.rot90(kernel))
+    for group, basis in (("p8", "pixel"), ("p4", "steerable")):
+        with pytest.raises(ValueError, match=f"'{basis}'.*dtype=int32"):
+            kernel_orbit(kernel, group, group_axis=False, filter_basis=basis)

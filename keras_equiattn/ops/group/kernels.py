@@ -9,6 +9,7 @@ with a small constant matrix.
 import functools
 import math
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -16,23 +17,24 @@ from keras_equiattn import _checks
 from keras_equiattn import groups
 from keras_equiattn.groups import Group
 from keras_equiattn.ops import backend
-from keras_equiattn.ops._types import Float
+from keras_equiattn.ops._types import Shaped
 from keras_equiattn.ops._types import Tensor
 from keras_equiattn.ops.group.bases import FILTER_BASES
 from keras_equiattn.ops.group.bases import steering_matrix
 from keras_equiattn.ops.group.interpolation import positions
 from keras_equiattn.ops.group.interpolation import quarter_and_rest
 from keras_equiattn.ops.group.interpolation import rotation_table
+from keras_equiattn.ops.numerics import dtype_name
 
 
 def kernel_orbit(
-    kernel: Float[Tensor, "rows columns *rest"],
+    kernel: Shaped[Tensor, "rows columns *rest"],
     group: str | Group,
     *,
     group_axis: bool,
     filter_basis: str = "pixel",
     mask: str | None = "disc",
-) -> Float[Tensor, "order rows columns *rest"]:
+) -> Shaped[Tensor, "order rows columns *rest"]:
     """All transformed copies of a kernel: `L_h K` for every element `h`.
 
     `L_h K(d) = K(h^-1 d)` for a kernel on the plane and
@@ -61,11 +63,18 @@ def kernel_orbit(
 
     Raises:
         ValueError: for a kernel that is not square although the group holds
-            quarter turns or the basis is steerable, or whose group axis has
-            another size; for an unknown basis or mask.
+            quarter turns or the basis is steerable, or whose group axis is
+            missing or has another size; for integers, unless they are moved by
+            a table alone; for an unknown basis or mask.
     """
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
+    if len(kernel.shape) < 2 + group_axis:
+        axes = "(rows, columns, order" if group_axis else "(rows, columns"
+        raise ValueError(
+            f"`kernel` must have the axes {axes}, ...). Received: "
+            f"kernel.shape={tuple(kernel.shape)}"
+        )
     # Traced by TorchScript, sizes are tensors.
     rows, columns = map(int, kernel.shape[:2])
     if group.quarter_turns and rows != columns:
@@ -94,6 +103,12 @@ def kernel_orbit(
         places = backend.constant(table.ravel(), kernel)
         orbit = ops.take(flat, places, axis=0)
     else:
+        if not keras.backend.is_float_dtype(dtype_name(kernel)):
+            raise ValueError(
+                f"Copies on '{group.name}' with filter_basis='{filter_basis}' "
+                "are sums of values of the kernel, which must be floating "
+                f"point numbers. Received: kernel.dtype={dtype_name(kernel)}"
+            )
         if filter_basis == "steerable":
             matrix = steering_matrix(group, rows)
         else:

@@ -109,7 +109,10 @@ def relative_positions(
 
     The first half of the channels of each head depends on the row alone, the
     second on the column. At the offset `d`, group element `p` sees the
-    embedding of the offset that `p` takes to `d`: `E(p^-1 d)`.
+    embedding of the offset that `p` takes to `d`: `E(p^-1 d)`. On groups that
+    do not act on the grid, embeddings are interpolated bilinearly, and those
+    outside of the largest disc within the window are zero. The embeddings of
+    `StandAloneSelfAttention2D` with steerable filters are not interpolated.
 
     Args:
         rows, columns: embeddings for each row and each column of the window,
