@@ -103,6 +103,8 @@ def window_of(basis: str) -> dict[str, Any]:
 
 
 def convolution(layer, *arguments, **of_layer):
+    """Makes a convolution, padded unless its arguments say otherwise."""
+
     def make(basis, size, **options):
         options = {**filters_of(basis), **of_layer, **options}
         options.setdefault("padding", "same")
@@ -112,6 +114,8 @@ def convolution(layer, *arguments, **of_layer):
 
 
 def attentive(layer, attention="full"):
+    """Makes an attentive convolution with equal kernels for both."""
+
     def make(basis, size, group):
         made = convolution(layer, CHANNELS, attention=attention)
         return made(basis, size, group=group, attention_kernel_size=size)
@@ -120,6 +124,8 @@ def attentive(layer, attention="full"):
 
 
 def pooling(mode):
+    """Makes a pooling layer with strides of 2."""
+
     def make(basis, size, group):
         del basis  # there are no filters
         return layers.SpatialPooling2D(size, 2, mode, group=group)
@@ -128,7 +134,7 @@ def pooling(mode):
 
 
 def resampled(basis, size, group):
-    """Upsampling and a convolution, in place of a transposed convolution."""
+    """Bilinear upsampling and a convolution, not a transposed convolution."""
     any_size = keras.Input((None, None, groups.get(group).order, CHANNELS))
     larger = layers.SpatialUpSampling2D(2, "bilinear", group=group)
     make = convolution(layers.GroupConv2D, CHANNELS)
@@ -136,11 +142,14 @@ def resampled(basis, size, group):
 
 
 def input_attention(basis, size, **options):
+    """Input attention with this size of its spatial kernel."""
     options = {**filters_of(basis), **options}
     return layers.InputAttention(attention_kernel_size=size, **options)
 
 
 def window_attention(layer):
+    """Makes attention over windows with the weights of steerable filters."""
+
     def make(basis, size, group):
         options = {**filters_of(basis), **window_of(basis)}
         made = layer(FILTERS, size, HEADS, group, **options)
@@ -157,6 +166,7 @@ def window_attention(layer):
 
 
 def acmix(basis, size, group):
+    """ACmix with equal sizes of its convolution and attention."""
     options = {**filters_of(basis), **window_of(basis)}
     return layers.ACmix2D(
         FILTERS, size, size, num_heads=HEADS, group=group, **options
@@ -164,6 +174,8 @@ def acmix(basis, size, group):
 
 
 def self_attention(layer):
+    """Makes local group self-attention with the scale of its form."""
+
     def make(basis, size, group):
         width = FILTERS // HEADS
         # The scale of the scores in discs; None is that of the paper.

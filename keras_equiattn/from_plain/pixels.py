@@ -74,6 +74,11 @@ def upsampling(layer: Any, x: Any, to: Conversion) -> Any:
             f"it has interpolation='{layer.interpolation}'. Take 'nearest' or "
             "'bilinear'."
         )
+    if layer.interpolation == "nearest" and not to.group.acts_on_grid:
+        to.note(
+            "It repeats pixels as squares, which turn by quarters alone; "
+            "interpolation='bilinear' comes closer to other turns."
+        )
     new = layers.SpatialUpSampling2D(
         layer.size, layer.interpolation, **to.common()
     )

@@ -88,6 +88,16 @@ def test_width_keeps_parameters_of_steerable_filters():
     assert 0.9 < after / before < 1.1
 
 
+@pytest.mark.parametrize(
+    ("group", "interpolation", "notes"),
+    [("p8", "nearest", 1), ("p8", "bilinear", 0), ("p4", "nearest", 0)],
+)
+def test_note_on_repeated_pixels(group, interpolation, notes):
+    plain = network(keras.layers.UpSampling2D(2, interpolation=interpolation))
+    found = conversion_summary(plain, group).notes
+    assert ["repeats pixels" in row.note for row in found] == [True] * notes
+
+
 def test_steerable_filters_take_the_multiply_adds_of_pixels():
     plain = network(
         keras.layers.Conv2D(4, 3, padding="same"),

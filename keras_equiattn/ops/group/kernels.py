@@ -70,9 +70,9 @@ def kernel_orbit(
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
     if len(kernel.shape) < 2 + group_axis:
-        axes = "(rows, columns, order" if group_axis else "(rows, columns"
+        order = ", order" if group_axis else ""
         raise ValueError(
-            f"`kernel` must have the axes {axes}, ...). Received: "
+            f"`kernel` must have the axes (rows, columns{order}, ...). Received: "
             f"kernel.shape={tuple(kernel.shape)}"
         )
     # Traced by TorchScript, sizes are tensors.
