@@ -72,8 +72,8 @@ def kernel_orbit(
     if len(kernel.shape) < 2 + group_axis:
         order = ", order" if group_axis else ""
         raise ValueError(
-            f"`kernel` must have the axes (rows, columns{order}, ...). Received: "
-            f"kernel.shape={tuple(kernel.shape)}"
+            f"`kernel` must have the axes (rows, columns{order}, ...). "
+            f"Received: kernel.shape={tuple(kernel.shape)}"
         )
     # Traced by TorchScript, sizes are tensors.
     rows, columns = map(int, kernel.shape[:2])
