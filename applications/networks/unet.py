@@ -106,8 +106,7 @@ def GroupUNet(
     References:
         - [Ronneberger et al., 2015](https://arxiv.org/abs/1505.04597). Here
           convolutions are padded, so that outputs have the size of the image,
-          and upsampling repeats pixels, without a transposed convolution. On
-          p8, p12, p16 and their mirrored forms it interpolates bilinearly.
+          and upsampling repeats pixels, without a transposed convolution.
         - [Winkens et al., 2018](https://arxiv.org/abs/1807.00583), on p4m
     """
     group = groups.get(group)
@@ -158,8 +157,6 @@ def GroupUNet(
         filters = width * 2 ** (level - 1)
         x = layers.SpatialUpSampling2D(
             2,
-            # Repeated pixels are squares, which turn by quarters alone.
-            "nearest" if group.acts_on_grid else "bilinear",
             group=group,
             data_format="channels_last",
             name=f"up{level}_upsampling",

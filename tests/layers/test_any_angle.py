@@ -28,7 +28,7 @@ SAME = {"padding": "same"}
 
 def convolution(layer, *sizes, **options):
     """A layer whose filters alone turn, with options that both forms have."""
-    return layer, sizes, SAME | options, PIXELS, 0.04
+    return layer, sizes, SAME | options, PIXELS, 0.06
 
 
 def windowed(most, layer, *sizes, **options):
@@ -42,14 +42,15 @@ def self_attention(most, layer, *sizes):
 
 
 # Each with its sizes, the options of both forms, those of the grid, and the
-# largest error that is allowed: about twice what three draws of weights had.
+# largest error that is allowed: at least 1.6 times the largest of 15 draws of
+# weights under the three backends.
 LAYERS = {
     "lifting_conv": convolution(layers.LiftingConv2D, 8, 5),
     "group_conv": convolution(layers.GroupConv2D, 8, 5),
     "depthwise_conv": convolution(layers.GroupDepthwiseConv2D, 5),
     "separable_conv": convolution(layers.GroupSeparableConv2D, 8, 5),
     "attentive_lifting_conv": convolution(
-        layers.AttentiveLiftingConv2D, 3, 5, attention_kernel_size=5
+        layers.AttentiveLiftingConv2D, 8, 5, attention_kernel_size=5
     ),
     "attentive_group_conv": convolution(
         layers.AttentiveGroupConv2D, 3, 5, attention_kernel_size=5
@@ -65,11 +66,11 @@ LAYERS = {
         PIXELS,
         0.01,
     ),
-    "sasa": windowed(0.06, layers.StandAloneSelfAttention2D, 8, 5),
-    "simple_asc": windowed(0.06, layers.SimpleAffineSelfConv2D, 8, 5, **SMALL),
+    "sasa": windowed(0.08, layers.StandAloneSelfAttention2D, 8, 5),
+    "simple_asc": windowed(0.08, layers.SimpleAffineSelfConv2D, 8, 5, **SMALL),
     "asc": windowed(0.1, layers.AffineSelfConv2D, 8, 5, **SMALL),
-    "acmix": windowed(0.04, layers.ACmix2D, 8, 3, 5),
-    "lifting": self_attention(0.015, layers.LiftingSelfAttention2D, 8, 8),
+    "acmix": windowed(0.05, layers.ACmix2D, 8, 3, 5),
+    "lifting": self_attention(0.03, layers.LiftingSelfAttention2D, 8, 8),
     "group": self_attention(0.005, layers.GroupSelfAttention2D, 8, 8),
 }
 
@@ -117,7 +118,7 @@ def test_an_eighth_turn(name):
     # The grid of pixels leaves an error, which is larger with the options of
     # the grid. By how much depends on the weights that a backend draws.
     assert 1e-4 < found[0] < most
-    assert found[0] < 0.7 * found[1]
+    assert found[0] < 0.8 * found[1]
 
 
 @pytest.mark.parametrize("group", ["p16", "p12m"])

@@ -44,7 +44,7 @@ def test_relative_positions_refuse_what_does_not_fit(
         (
             StandAloneSelfAttention2D,
             {"filters": 8},
-            r"filters=8.*2 \* num_heads=8",
+            r"filters=8.*2 \* num_heads=16",
         ),
         (AffineSelfConv2D, {"filters": 0}, r"`filters`.*0"),
         (AffineSelfConv2D, {"num_heads": -1}, r"`num_heads`.*-1"),
