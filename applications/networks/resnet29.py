@@ -280,7 +280,8 @@ class _Blocks:
         if self.filters is not None:
             return tuple(self.filters * factor for factor in (1, 2, 4))
         return tuple(
-            # Most parameters are in kernels of one pixel.
+            # Half of the parameters are in kernels of one pixel, which have as
+            # many on every group.
             convolution.group_width(width, self.group, 1, self._multiple)
             for width in WIDTHS
         )

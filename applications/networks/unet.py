@@ -98,7 +98,8 @@ def GroupUNet(
     Symmetry:
         Scores and vectors move with their pixels when the group acts on the
         image, and vectors turn as well: up to rounding for groups on the grid,
-        and for other groups only under their 90-degree subgroup.
+        and for other groups only under their 90-degree subgroup. Under other
+        turns max pooling and upsampling, which repeats pixels, are far off.
 
     Raises:
         ValueError: for bad arguments, before anything is built.

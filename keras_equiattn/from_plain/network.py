@@ -87,10 +87,11 @@ def equivariant(
         width: the quantity that the new network has in common with the plain
             one. "parameters": its channels are divided by the square root of
             the order of the group, so that it has about as many parameters, and
-            takes about `order` times as many multiplications. For groups with
-            steerable filters, which have fewer parameters than pixels, they are
-            divided by somewhat less, and it takes more. "compute": they
-            are divided by the order, for about as many multiplications;
+            takes about `order` times as many multiplications. Where filters
+            are steerable, and so have fewer parameters, the channels are
+            divided by somewhat less, and the network takes more
+            multiplications. "compute": the channels are divided by the order,
+            for about as many multiplications;
             "channels": every pose has as many channels as the plain network,
             which takes `order ** 2` times as many multiplications. None is
             "channels" with `inflate`, and "parameters" otherwise. The channels
@@ -409,11 +410,24 @@ def _converted(
 
 def _share(graph: _Graph, group: groups.Group) -> float:
     """The parameters of filters on a group for each pixel of the plain ones."""
-    layers = {id(call.operation): call.operation for call in graph.calls}
+    # What does not come from an image stays as it is, and so do the channels
+    # of the outputs.
+    of_image = {n for n in graph.inputs if len(graph.shapes[n]) == 4}
+    layers = {}
+    for call in graph.calls:
+        if of_image.isdisjoint(call.inputs):
+            continue
+        of_image.update(call.outputs)
+        layer = call.operation
+        if (
+            isinstance(layer, CHOOSES_CHANNELS)
+            and getattr(layer, "groups", 1) == 1
+            and not graph.keeps_width(call)
+        ):
+            layers[id(layer)] = layer
     kernels = [
         weight.shape
         for layer in layers.values()
-        if isinstance(layer, CHOOSES_CHANNELS)
         for weight in layer.weights
         if len(weight.shape) in (2, 4)
     ]

@@ -76,8 +76,8 @@ def upsampling(layer: Any, x: Any, to: Conversion) -> Any:
         )
     if layer.interpolation == "nearest" and not to.group.acts_on_grid:
         to.note(
-            "It repeats pixels as squares, which turn by quarters alone; "
-            "interpolation='bilinear' comes closer to other turns."
+            "It repeats pixels as squares, which is far off between the "
+            "quarter turns; interpolation='bilinear' is closer there."
         )
     new = layers.SpatialUpSampling2D(
         layer.size, layer.interpolation, **to.common()

@@ -69,9 +69,10 @@ class GroupMultiHeadAttention2D(AttentionLayer, FilterLayer):
         square of the number of pixels times the values of a pixel, once for all
         images. The steerable filters of an image of `size` x `size` pixels are
         a constant of about `4 order size^4` numbers: 5 MB for 14 x 14 pixels on
-        p8, and 140 MB for 32 x 32. It is also kept in double precision, and to
-        compute it takes three times that memory for a moment. With filters of
-        pixels on such groups the constant has `16 order size^4` numbers.
+        p8, and 140 MB for 32 x 32. A table with the same numbers in double
+        precision is kept as well. Its computation takes six times the memory of
+        the constant for a moment. With filters of pixels on such groups the
+        constant has `16 order size^4` numbers.
 
     Call arguments:
         inputs: feature maps on the group.

@@ -81,10 +81,17 @@ def test_width_keeps_what_it_says(width, which):
 
 
 def test_width_keeps_parameters_of_steerable_filters():
-    plain = network(
-        *(keras.layers.Conv2D(32, size, padding="same") for size in (3, 5, 1))
-    )
-    before, after = conversion_summary(plain, "p8").parameters
+    """What is not widened, such as a second input, makes no difference."""
+    image, numbers = keras.Input((9, 9, 3)), keras.Input((4,))
+    x, y = image, keras.layers.Dense(512)(numbers)
+    for size in (3, 5, 1):
+        x = keras.layers.Conv2D(32, size, padding="same", name=f"of{size}")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    x = keras.layers.Concatenate()([x, y])
+    plain = keras.Model([image, numbers], keras.layers.Dense(1000)(x))
+    rows = conversion_summary(plain, "p8").layers
+    counts = [row.parameters for row in rows if row.name.startswith("of")]
+    before, after = map(sum, zip(*counts, strict=True))
     assert 0.9 < after / before < 1.1
 
 

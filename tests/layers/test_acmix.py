@@ -265,6 +265,16 @@ def test_shift_kernels_are_steerable_filters(shifts):
 
 
 @pytest.mark.torch_first
+def test_random_shift_kernels_have_the_variance_of_pixels():
+    layer = ACmix2D(16, num_heads=4, group="p8", shift_kernels="random")
+    layer.build((None, 5, 5, 8, 3))
+    assert layer.shift_kernel.shape == (6, 9, 16)
+    pixels = as_array(layer.filters_of(layer.shift_kernel, 3))
+    # Uniform within a ninth, since a shift kernel has 9 inputs of 9 pixels.
+    assert np.mean(pixels**2) == pytest.approx(1 / 243, rel=0.2)
+
+
+@pytest.mark.torch_first
 def test_steerable_shift_kernels_start_as_the_fixed_ones():
     """Shifts are no steerable filters: both are their projections."""
     learned, fixed = (

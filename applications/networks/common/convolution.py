@@ -24,8 +24,8 @@ def group_width(
     """Returns the channels that keep the number of parameters on a group.
 
     This is the width of the planar network over `sqrt(order)`. Steerable
-    filters, which groups like p8 have, have fewer parameters than pixels, such
-    as 6 for 3 x 3. There the width is larger, by the root of that ratio.
+    filters, which groups like p8 have, have fewer parameters than pixels, 6 in
+    place of 9 for 3 x 3. There the width is larger by the root of 9 / 6.
 
     Args:
         planar_width: the width of the planar network.

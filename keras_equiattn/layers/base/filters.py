@@ -24,8 +24,8 @@ class FilterLayer(GroupLayer):
     With the basis "pixel" such a weight is a variable `(rows, columns, ...)`.
     With "steerable" it is `(count, ...)`, the coefficients of the filters of
     `ops.steerable_basis`. They start as the projections of a weight of pixels,
-    times the factor that gives the filters the variance of the pixels. Other
-    axes may come first.
+    times the factor that gives the filters the variance of the pixels, unless
+    `keeps_variance` is False. Other axes may come first.
 
     Args:
         filter_basis: "pixel", "steerable" or None, which is "pixel" for groups
@@ -104,8 +104,8 @@ def _coefficients(
     """An initializer of coefficients, from one of pixels.
 
     Pixels are projected on the steerable filters, which leaves out some of
-    their variance. A factor puts it back: the filters give as large values as
-    those of pixels would.
+    their variance. With `keeps_variance` a factor puts it back: the filters
+    give as large values as those of pixels would.
     """
     factor = 1.0
     if keeps_variance:

@@ -48,14 +48,13 @@ def steerable_basis(
 
     A ring of radius `r` has about `2 pi r` pixels, so that frequencies above
     `pi r` alias. The highest frequency is below that on every ring but the
-    centre. Attention multiplies functions of the offset with
-    each other before it adds up neighbours. A product of two has the sum of
-    their frequencies. On the first ring twice `r + 1` aliases and twice `r`
-    does not, so the factors have frequencies up to `r` alone. A third factor is
-    the exponential of the scores: its frequencies have no bound, but are low
-    where scores are smooth. Filters of 3 x 3 pixels with frequencies up to `r`
-    alone detect slopes, but cannot tell a bar from the bar at right angles to
-    it.
+    centre. Attention multiplies functions of the offset with each other before
+    it adds up neighbours. A product of two has the sum of their frequencies. On
+    the first ring twice `r + 1` aliases and twice `r` does not, so the factors
+    have frequencies up to `r` alone. A third factor is the exponential of the
+    scores: its frequencies have no bound, but are low where scores are smooth.
+    Filters of 3 x 3 pixels with frequencies up to `r` alone detect slopes, but
+    cannot tell a bar from the bar at right angles to it.
 
     The basis is orthonormal for the identity, so that weight decay of the
     coefficients is weight decay of the filter.

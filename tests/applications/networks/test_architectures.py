@@ -245,7 +245,9 @@ def test_group_width(group, width):
 
 @pytest.mark.once
 @pytest.mark.parametrize("group", ["p4", "p8"])
-@pytest.mark.parametrize("network", [RotMNISTCNN, AllCNNC, GroupUNet])
+@pytest.mark.parametrize(
+    "network", [RotMNISTCNN, AllCNNC, GroupUNet, PCamDenseNet, ResNet44]
+)
 def test_groups_have_about_as_many_parameters(network, group):
     plain, model = network("z2"), network(group)
     ratio = reporting.count_parameters(model) / reporting.count_parameters(
