@@ -115,7 +115,9 @@ def einsum_in_full_precision(
 
     The operands stay in half precision where a product can have a result of
     another dtype. Elsewhere bfloat16, which has the range of float32, loses
-    digits of the result alone; float16, whose sums could overflow, is widened.
+    digits of the result alone, unless the operators of TensorFlow run on a CPU:
+    some CPUs add bfloat16 in bfloat16. There it is widened, as is float16,
+    whose sums could overflow.
 
     Args:
         pattern: the pattern of `ops.einsum`.
@@ -127,7 +129,13 @@ def einsum_in_full_precision(
         return jnp.einsum(
             pattern, x, y, preferred_element_type=dtype_of_sums(x)
         )
-    if dtype_name(x) == "float16":
+    target = find_target(x, y)
+    adds_in_bfloat16 = (
+        keras.backend.backend() == "tensorflow"
+        and target.device == "cpu"
+        and not target.xla
+    )
+    if dtype_name(x) == "float16" or adds_in_bfloat16:
         x, y = in_full_precision(x), in_full_precision(y)
     return in_full_precision(ops.einsum(pattern, x, y))
 
