@@ -2,6 +2,7 @@
 
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
     KERAS_BACKEND=jax python benchmarks/angles.py --groups p12 p16 p8m
+    KERAS_BACKEND=torch python benchmarks/angles.py --draws 3 --dilation 2
     TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch \\
         python benchmarks/angles.py --trained --sizes 5
 
@@ -32,10 +33,14 @@ is so short that compilation costs more than it saves: PyTorch with
 `TORCH_COMPILE_DISABLE=1` takes a tenth of the time of JAX. Pooling has no
 weights and is left out.
 
+With `--dilation` the layers that have a `dilation_rate` are measured with that
+one.
+
 Writes `benchmarks/results/angles-<groups>-<date>.json` after each measurement,
-for trained layers `angles-<groups>_trained-<date>.json`. If not all layers,
-sizes or images are measured, the name lists those that are. With `--resume` it
-goes on from the newest such file.
+for trained layers `angles-<groups>_trained-<date>.json`, and for dilated ones
+`angles-<groups>_dilation_<rate>-<date>.json`. If not all layers, sizes or
+images are measured, the name lists those that are. With `--resume` it goes on
+from the newest such file.
 """
 
 import argparse
@@ -84,12 +89,14 @@ class Kind(NamedTuple):
             from the paper's on groups that do not act on the grid have "paper"
             too.
         has_weights: whether the layer can learn.
+        dilates: whether the layer has a dilation rate.
     """
 
     make: Callable[..., keras.layers.Layer]
     takes_images: bool = False
     bases: Sequence[str] = BASES
     has_weights: bool = True
+    dilates: bool = False
 
 
 def filters_of(basis: str) -> dict[str, Any]:
@@ -150,8 +157,8 @@ def input_attention(basis, size, **options):
 def window_attention(layer):
     """Makes attention over windows with the weights of steerable filters."""
 
-    def make(basis, size, group):
-        options = {**filters_of(basis), **window_of(basis)}
+    def make(basis, size, group, **options):
+        options = {**filters_of(basis), **window_of(basis), **options}
         made = layer(FILTERS, size, HEADS, group, **options)
         if basis == "pixel":
             # The initial values of the steerable layer.
@@ -165,9 +172,9 @@ def window_attention(layer):
     return make
 
 
-def acmix(basis, size, group):
+def acmix(basis, size, group, **options):
     """ACmix with equal sizes of its convolution and attention."""
-    options = {**filters_of(basis), **window_of(basis)}
+    options = {**filters_of(basis), **window_of(basis), **options}
     return layers.ACmix2D(
         FILTERS, size, size, num_heads=HEADS, group=group, **options
     )
@@ -194,8 +201,12 @@ def self_attention(layer):
 
 
 LAYERS = {
-    "LiftingConv2D": Kind(convolution(layers.LiftingConv2D, CHANNELS), True),
-    "GroupConv2D": Kind(convolution(layers.GroupConv2D, CHANNELS)),
+    "LiftingConv2D": Kind(
+        convolution(layers.LiftingConv2D, CHANNELS), True, dilates=True
+    ),
+    "GroupConv2D": Kind(
+        convolution(layers.GroupConv2D, CHANNELS), dilates=True
+    ),
     "GroupDepthwiseConv2D": Kind(convolution(layers.GroupDepthwiseConv2D)),
     "GroupSeparableConv2D": Kind(
         convolution(layers.GroupSeparableConv2D, CHANNELS)
@@ -228,16 +239,19 @@ LAYERS = {
     ),
     "InputAttention": Kind(input_attention),
     "StandAloneSelfAttention2D": Kind(
-        window_attention(layers.StandAloneSelfAttention2D)
+        window_attention(layers.StandAloneSelfAttention2D), dilates=True
     ),
     "SimpleAffineSelfConv2D": Kind(
         window_attention(layers.SimpleAffineSelfConv2D),
         bases=("paper", *BASES),
+        dilates=True,
     ),
     "AffineSelfConv2D": Kind(
-        window_attention(layers.AffineSelfConv2D), bases=("paper", *BASES)
+        window_attention(layers.AffineSelfConv2D),
+        bases=("paper", *BASES),
+        dilates=True,
     ),
-    "ACmix2D": Kind(acmix),
+    "ACmix2D": Kind(acmix, dilates=True),
     "LiftingSelfAttention2D": Kind(
         self_attention(layers.LiftingSelfAttention2D),
         True,
@@ -342,10 +356,11 @@ def errors(
     return np.array(found), spread / largest
 
 
-def new_layer(name, group, basis, size, seed):
+def new_layer(name, group, basis, size, seed, dilation=1):
     """A layer with the weights that it starts with."""
     keras.utils.set_random_seed(seed)
-    return LAYERS[name].make(basis, size, group=group)
+    options = {"dilation_rate": dilation} if LAYERS[name].dilates else {}
+    return LAYERS[name].make(basis, size, group=group, **options)
 
 
 @functools.cache
@@ -362,9 +377,9 @@ def photographs() -> tuple[np.ndarray, np.ndarray]:
     return (x - x.mean()) / x.std(), np.asarray(y)
 
 
-def trained_layer(name, group, basis, size, seed):
+def trained_layer(name, group, basis, size, seed, dilation=1):
     """A layer that has learnt in a small network."""
-    layer = new_layer(name, group, basis, size, seed)
+    layer = new_layer(name, group, basis, size, seed, dilation)
     inputs = keras.Input((SMALL, SMALL, 1))
     x = inputs
     if not LAYERS[name].takes_images:
@@ -395,10 +410,10 @@ def input_axes(name, group) -> tuple[int, ...]:
 
 # At least as many as draws: all kinds of images share the layers.
 @functools.lru_cache(maxsize=8)
-def function_of(name, group, basis, size, seed, trained):
+def function_of(name, group, basis, size, seed, trained, dilation):
     """A layer as a function of arrays."""
     make = trained_layer if trained else new_layer
-    layer = make(name, group, basis, size, seed)
+    layer = make(name, group, basis, size, seed, dilation)
     shape = (SIZE, SIZE, *input_axes(name, group))
     # A model computes no gradients when it predicts.
     model = keras.Sequential([keras.Input(shape), layer])
@@ -410,7 +425,7 @@ def function_of(name, group, basis, size, seed, trained):
     return function
 
 
-def measure(name, group, basis, size, kind, draws, trained=False):
+def measure(name, group, basis, size, kind, draws, trained=False, dilation=1):
     """Mean error of each measured element over several layers and images."""
     group = groups.get(group)
     rest = input_axes(name, group)
@@ -419,7 +434,9 @@ def measure(name, group, basis, size, kind, draws, trained=False):
         count = int(np.prod(rest))
         x = images(kind, count, seed)
         x = np.moveaxis(x, 0, -1).reshape(1, SIZE, SIZE, *rest)
-        function = function_of(name, group, basis, size, seed, trained)
+        function = function_of(
+            name, group, basis, size, seed, trained, dilation
+        )
         of_elements, spread = errors(function, x, group)
         found.append(of_elements)
         spreads.append(spread)
@@ -456,18 +473,27 @@ def main() -> None:
         "--images", nargs="+", choices=IMAGES, default=whole["images"]
     )
     parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--dilation", type=int, default=1)
     parser.add_argument("--trained", action="store_true")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    if options.trained:
-        whole["layers"] = [n for n in LAYERS if LAYERS[n].has_weights]
+    dilated = options.dilation > 1
+    whole["layers"] = [
+        name
+        for name, kind in LAYERS.items()
+        if (kind.has_weights or not options.trained)
+        and (kind.dilates or not dilated)
+    ]
     options.layers = options.layers or whole["layers"]
     for name in options.layers:
-        if name not in whole["layers"]:
+        if options.trained and not LAYERS[name].has_weights:
             parser.error(f"{name} has no weights, so it cannot be trained.")
+        if dilated and not LAYERS[name].dilates:
+            parser.error(f"{name} has no dilation rate.")
     for group in options.groups:
         check_direction(groups.get(group))
     what = [*options.groups, *["trained"] * options.trained]
+    what += [f"dilation_{options.dilation}"] * dilated
     for name, values in whole.items():
         chosen = getattr(options, name)
         what += map(str, chosen) if chosen != values else []
@@ -486,7 +512,7 @@ def main() -> None:
     for case in cases:
         if case in measured:
             continue
-        row = measure(*case, options.draws, options.trained)
+        row = measure(*case, options.draws, options.trained, options.dilation)
         rows.append(row)
         print(
             f"{' '.join(map(str, case))}: {max(row['errors']):.3f}, "

@@ -10,6 +10,7 @@ from report_files import run
 from report_files import with_deviation
 
 ANGLES = run("angles.py --draws 3", "torch")
+DILATED_ANGLES = run("angles.py --draws 3 --dilation 2", "torch")
 OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "jax")
 TRAINED_ANGLES = "TORCH_COMPILE_DISABLE=1 " + run(
     "angles.py --trained --sizes 5", "torch"
@@ -63,6 +64,12 @@ def angle_rows(
 def angles(results: Results) -> str:
     """Largest errors on p8 of layers with their initial weights."""
     return errors_by_images(results.latest("angles-p8", ANGLES), ANGLES)
+
+
+def dilated_angles(results: Results) -> str:
+    """Largest errors on p8 of layers that see every second pixel."""
+    file = results.latest("angles-p8_dilation_2", DILATED_ANGLES)
+    return errors_by_images(file, DILATED_ANGLES)
 
 
 def trained_angles(results: Results) -> str:
@@ -224,6 +231,7 @@ def shipped_angles(results: Results) -> str:
 TABLES = (
     angle_choices,
     angles,
+    dilated_angles,
     network_angles,
     other_angles,
     pose_spread,

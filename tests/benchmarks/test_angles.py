@@ -62,6 +62,18 @@ def test_filters_of_one_pixel_are_as_good_as_the_turned_input(angles):
     assert row["errors"][1] < 5 * row["identity"] < 1e-2
 
 
+def test_dilated_filters_are_turned_too(angles):
+    """They see more pixels of the same images."""
+    near, far = (
+        angles.measure(
+            "GroupConv2D", "p8", "steerable", 3, "smooth", 1, dilation=dilation
+        )
+        for dilation in (1, 2)
+    )
+    assert 2e-3 < near["errors"][1] < far["errors"][1] < 0.1
+    assert far["errors"][2] < 1e-5
+
+
 @pytest.mark.parametrize(
     "name", ["GroupConv2D, strides 2", "SpatialUpSampling2D, GroupConv2D"]
 )
