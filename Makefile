@@ -191,6 +191,7 @@ bench: .venv/.dev
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/multiply_adds.py
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3
 	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3 --dilation 2
+	KERAS_BACKEND=torch $(BIN)/python benchmarks/angles.py --draws 3 --whole-image
 	KERAS_BACKEND=jax $(BIN)/python benchmarks/angles.py --groups p12 p16 p8m
 	TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch $(BIN)/python \
 	  benchmarks/angles.py --trained --sizes 5

@@ -3,6 +3,7 @@
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3
     KERAS_BACKEND=jax python benchmarks/angles.py --groups p12 p16 p8m
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3 --dilation 2
+    KERAS_BACKEND=torch python benchmarks/angles.py --draws 3 --whole-image
     TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch \\
         python benchmarks/angles.py --trained --sizes 5
 
@@ -34,11 +35,13 @@ is so short that compilation costs more than it saves: PyTorch with
 weights and is left out.
 
 With `--dilation` the layers that have a `dilation_rate` are measured with that
-one.
+one. With `--whole-image` layers are measured whose pixels attend to the whole
+image. Their images are smaller, and `--sizes` are the sizes of the images.
 
 Writes `benchmarks/results/angles-<groups>-<date>.json` after each measurement,
-for trained layers `angles-<groups>_trained-<date>.json`, and for dilated ones
-`angles-<groups>_dilation_<rate>-<date>.json`. If not all layers, sizes or
+for trained layers `angles-<groups>_trained-<date>.json`, for dilated ones
+`angles-<groups>_dilation_<rate>-<date>.json`, and for attention to the whole
+image `angles-<groups>_whole_image-<date>.json`. If not all layers, sizes or
 images are measured, the name lists those that are. With `--resume` it goes on
 from the newest such file.
 """
@@ -62,9 +65,11 @@ from keras_equiattn.applications.data import datasets
 from keras_equiattn.ops import group_action
 
 SIZE = 49
-CHANNELS = 4
-# Radius of the disc that is compared, in pixels of the input.
+# Radius of the disc that is compared, in pixels of an image of that size.
 DISC = 14
+# Sizes of the images that layers attend to as a whole.
+WHOLE_IMAGES = (17, 25)
+CHANNELS = 4
 IMAGES = ("smooth", "CIFAR-10", "tissue")
 DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
 # The photographs and epochs that a layer is trained with.
@@ -90,6 +95,8 @@ class Kind(NamedTuple):
             too.
         has_weights: whether the layer can learn.
         dilates: whether the layer has a dilation rate.
+        whole_image: whether a pixel attends to the whole image, the size of
+            which is then the size of the layer.
     """
 
     make: Callable[..., keras.layers.Layer]
@@ -97,6 +104,7 @@ class Kind(NamedTuple):
     bases: Sequence[str] = BASES
     has_weights: bool = True
     dilates: bool = False
+    whole_image: bool = False
 
 
 def filters_of(basis: str) -> dict[str, Any]:
@@ -180,24 +188,34 @@ def acmix(basis, size, group, **options):
     )
 
 
-def self_attention(layer):
-    """Makes local group self-attention with the scale of its form."""
+def self_attention(layer, whole_image=False):
+    """Makes group self-attention with the scale of its form."""
 
     def make(basis, size, group):
         width = FILTERS // HEADS
         # The scale of the scores in discs; None is that of the paper.
         scale = None if basis == "paper" else 1 / (4 * width**0.5)
-        return layer(
-            FILTERS,
-            width,
-            HEADS,
-            size,
-            group,
-            scale=scale,
-            **window_of(basis),
-        )
+        size = None if whole_image else size
+        options = {"scale": scale, **window_of(basis)}
+        return layer(FILTERS, width, HEADS, size, group, **options)
 
     return make
+
+
+def multi_head_attention(basis, size, group, **options):
+    """Multi-head attention, whose size is that of the images."""
+    del size  # the layer learns it when it is built
+    return layers.GroupMultiHeadAttention2D(
+        HEADS, group, **filters_of(basis), **options
+    )
+
+
+def large_embedding(basis, size, group):
+    """Multi-head attention whose embedding changes the output by a tenth."""
+    # The initializer of the layer has numbers up to 0.05.
+    largest = 0.75 if basis == "steerable" else 1.5
+    start = keras.initializers.RandomUniform(-largest, largest)
+    return multi_head_attention(basis, size, group, embedding_initializer=start)
 
 
 LAYERS = {
@@ -260,6 +278,22 @@ LAYERS = {
     "GroupSelfAttention2D": Kind(
         self_attention(layers.GroupSelfAttention2D), bases=("paper", *BASES)
     ),
+    # The whole image is a square, so there is no disc.
+    "LiftingSelfAttention2D, whole image": Kind(
+        self_attention(layers.LiftingSelfAttention2D, whole_image=True),
+        True,
+        ("paper", "pixel"),
+        whole_image=True,
+    ),
+    "GroupSelfAttention2D, whole image": Kind(
+        self_attention(layers.GroupSelfAttention2D, whole_image=True),
+        bases=("paper", "pixel"),
+        whole_image=True,
+    ),
+    "GroupMultiHeadAttention2D": Kind(multi_head_attention, whole_image=True),
+    "GroupMultiHeadAttention2D, large embedding": Kind(
+        large_embedding, whole_image=True
+    ),
     # Between layers. `SIZE` is odd, so windows with strides of 2 are odd too.
     "SpatialPooling2D, max": Kind(
         pooling("max"), bases=("steerable",), has_weights=False
@@ -270,35 +304,35 @@ LAYERS = {
 }
 
 
-def window() -> np.ndarray:
-    """`(SIZE, SIZE)`: one in the middle, and zero in the corners."""
-    radius = np.hypot(*(np.indices((SIZE, SIZE)) - SIZE // 2))
-    return np.exp(-((radius / 16) ** 6))
+def window(size: int) -> np.ndarray:
+    """`(size, size)`: one in the middle, and zero in the corners."""
+    radius = np.hypot(*(np.indices((size, size)) - size // 2))
+    return np.exp(-((radius * SIZE / size / 16) ** 6))
 
 
-def images(kind: str, count: int, seed: int) -> np.ndarray:
-    """`(count, SIZE, SIZE)`, with mean zero before they are darkened."""
+def images(kind: str, count: int, seed: int, size: int = SIZE) -> np.ndarray:
+    """`(count, size, size)`, with mean zero before they are darkened."""
     if kind == "smooth":
-        noise = np.random.default_rng(seed).normal(size=(count, SIZE, SIZE))
+        noise = np.random.default_rng(seed).normal(size=(count, size, size))
         found = ndimage.gaussian_filter(noise, (0, 2, 2))
     else:
-        photographs = test_images(DATASETS[kind])
+        photographs = test_images(DATASETS[kind], size)
         places = np.arange(seed * count, (seed + 1) * count)
         found = photographs[places % len(photographs)]
-    return found / found.std() * window()
+    return found / found.std() * window(size)
 
 
 @functools.cache
-def test_images(dataset: str) -> np.ndarray:
-    """Images `(count, SIZE, SIZE)` in shades of grey, each with mean zero."""
+def test_images(dataset: str, size: int) -> np.ndarray:
+    """Images `(count, size, size)` in shades of grey, each with mean zero."""
     found = np.asarray(datasets.load_pydataset(dataset, "test", 180)[0][0])
     found = found.mean(axis=-1)
-    missing = SIZE - found.shape[1]
+    missing = size - found.shape[1]
     if missing > 0:
         pads = (missing // 2, missing - missing // 2)
         found = np.pad(found, ((0, 0), pads, pads), "reflect")
-    first = (found.shape[1] - SIZE) // 2
-    found = found[:, first : first + SIZE, first : first + SIZE]
+    first = (found.shape[1] - size) // 2
+    found = found[:, first : first + size, first : first + size]
     return found - found.mean(axis=(1, 2), keepdims=True)
 
 
@@ -408,13 +442,19 @@ def input_axes(name, group) -> tuple[int, ...]:
     return (1,) if LAYERS[name].takes_images else (group.order, CHANNELS)
 
 
+def image_size(name, size) -> int:
+    """Rows and columns of the images that a layer is measured on."""
+    return size if LAYERS[name].whole_image else SIZE
+
+
 # At least as many as draws: all kinds of images share the layers.
 @functools.lru_cache(maxsize=8)
 def function_of(name, group, basis, size, seed, trained, dilation):
     """A layer as a function of arrays."""
     make = trained_layer if trained else new_layer
     layer = make(name, group, basis, size, seed, dilation)
-    shape = (SIZE, SIZE, *input_axes(name, group))
+    side = image_size(name, size)
+    shape = (side, side, *input_axes(name, group))
     # A model computes no gradients when it predicts.
     model = keras.Sequential([keras.Input(shape), layer])
 
@@ -429,11 +469,12 @@ def measure(name, group, basis, size, kind, draws, trained=False, dilation=1):
     """Mean error of each measured element over several layers and images."""
     group = groups.get(group)
     rest = input_axes(name, group)
+    side = image_size(name, size)
     found, spreads, of_input = [], [], []
     for seed in range(draws):
         count = int(np.prod(rest))
-        x = images(kind, count, seed)
-        x = np.moveaxis(x, 0, -1).reshape(1, SIZE, SIZE, *rest)
+        x = images(kind, count, seed, side)
+        x = np.moveaxis(x, 0, -1).reshape(1, side, side, *rest)
         function = function_of(
             name, group, basis, size, seed, trained, dilation
         )
@@ -465,36 +506,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    whole = {"layers": list(LAYERS), "sizes": [3, 5, 7], "images": list(IMAGES)}
     parser.add_argument("--layers", nargs="+", choices=LAYERS)
     parser.add_argument("--groups", nargs="+", default=["p8"])
-    parser.add_argument("--sizes", nargs="+", type=int, default=whole["sizes"])
+    parser.add_argument("--sizes", nargs="+", type=int)
     parser.add_argument(
-        "--images", nargs="+", choices=IMAGES, default=whole["images"]
+        "--images", nargs="+", choices=IMAGES, default=list(IMAGES)
     )
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--dilation", type=int, default=1)
+    parser.add_argument("--whole-image", action="store_true")
     parser.add_argument("--trained", action="store_true")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
+    if options.trained and options.whole_image:
+        parser.error("--trained and --whole-image do not go together.")
     dilated = options.dilation > 1
-    whole["layers"] = [
-        name
-        for name, kind in LAYERS.items()
-        if (kind.has_weights or not options.trained)
-        and (kind.dilates or not dilated)
-    ]
-    options.layers = options.layers or whole["layers"]
+    everything = {
+        "layers": [
+            name
+            for name, kind in LAYERS.items()
+            if (kind.has_weights or not options.trained)
+            and (kind.dilates or not dilated)
+            and kind.whole_image == options.whole_image
+        ],
+        "sizes": list(WHOLE_IMAGES) if options.whole_image else [3, 5, 7],
+        "images": list(IMAGES),
+    }
+    options.layers = options.layers or everything["layers"]
+    options.sizes = options.sizes or everything["sizes"]
     for name in options.layers:
         if options.trained and not LAYERS[name].has_weights:
             parser.error(f"{name} has no weights, so it cannot be trained.")
         if dilated and not LAYERS[name].dilates:
             parser.error(f"{name} has no dilation rate.")
+        if LAYERS[name].whole_image and not options.whole_image:
+            parser.error(f"{name} is measured with --whole-image.")
+        if options.whole_image and not LAYERS[name].whole_image:
+            parser.error(f"{name} does not attend to the whole image.")
     for group in options.groups:
         check_direction(groups.get(group))
     what = [*options.groups, *["trained"] * options.trained]
     what += [f"dilation_{options.dilation}"] * dilated
-    for name, values in whole.items():
+    what += ["whole_image"] * options.whole_image
+    for name, values in everything.items():
         chosen = getattr(options, name)
         what += map(str, chosen) if chosen != values else []
     kind = f"angles-{'_'.join(what)}"

@@ -11,6 +11,7 @@ from report_files import with_deviation
 
 ANGLES = run("angles.py --draws 3", "torch")
 DILATED_ANGLES = run("angles.py --draws 3 --dilation 2", "torch")
+WHOLE_IMAGE_ANGLES = run("angles.py --draws 3 --whole-image", "torch")
 OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "jax")
 TRAINED_ANGLES = "TORCH_COMPILE_DISABLE=1 " + run(
     "angles.py --trained --sizes 5", "torch"
@@ -70,6 +71,12 @@ def dilated_angles(results: Results) -> str:
     """Largest errors on p8 of layers that see every second pixel."""
     file = results.latest("angles-p8_dilation_2", DILATED_ANGLES)
     return errors_by_images(file, DILATED_ANGLES)
+
+
+def whole_image_angles(results: Results) -> str:
+    """Largest errors on p8 of layers that attend to the whole image."""
+    file = results.latest("angles-p8_whole_image", WHOLE_IMAGE_ANGLES)
+    return errors_by_images(file, WHOLE_IMAGE_ANGLES)
 
 
 def trained_angles(results: Results) -> str:
@@ -232,6 +239,7 @@ TABLES = (
     angle_choices,
     angles,
     dilated_angles,
+    whole_image_angles,
     network_angles,
     other_angles,
     pose_spread,

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
@@ -72,6 +73,45 @@ def test_dilated_filters_are_turned_too(angles):
     )
     assert 2e-3 < near["errors"][1] < far["errors"][1] < 0.1
     assert far["errors"][2] < 1e-5
+
+
+def test_attention_to_the_whole_image_is_turned_too(angles):
+    """With the scale of the paper it is sharper."""
+    sharp, even = (
+        angles.measure(
+            "LiftingSelfAttention2D, whole image", "p8", basis, 17, "smooth", 1
+        )
+        for basis in ("paper", "pixel")
+    )
+    assert 5e-3 < even["errors"][1] < sharp["errors"][1] < 0.2
+    assert max(even["errors"][2], sharp["errors"][2]) < 1e-5
+    assert min(even["pose_spread"], sharp["pose_spread"]) > 0.2
+
+
+@pytest.mark.parametrize("basis", ["pixel", "steerable"])
+def test_large_embeddings_matter(angles, basis):
+    group = groups.get("p8")
+    name = "GroupMultiHeadAttention2D, large embedding"
+    x = angles.images("smooth", 8 * angles.CHANNELS, 0, 17)
+    x = np.moveaxis(x, 0, -1).reshape(1, 17, 17, 8, angles.CHANNELS)
+    layer = angles.new_layer(name, group, basis, 17, 0)
+    usual = layer(x)
+    layer.embedding.assign(np.zeros(layer.embedding.shape))
+    change = keras.ops.norm(layer(x) - usual) / keras.ops.norm(usual)
+    assert 0.05 < change < 0.15
+
+
+def test_layers_of_another_kind_are_named(angles, monkeypatch, capsys):
+    command = ["angles.py", "--layers", "GroupMultiHeadAttention2D"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        angles.main()
+    assert "is measured with --whole-image" in capsys.readouterr().err
+    command = ["angles.py", "--whole-image", "--layers", "GroupConv2D"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        angles.main()
+    assert "does not attend to the whole image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -183,7 +223,11 @@ def test_pooling_is_not_trained(angles, monkeypatch, tmp_path, capsys):
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("angles-p8_trained_3_smooth-")
     layers = {row["layer"] for row in json.loads(path.read_text())["rows"]}
-    assert layers == {name for name in angles.LAYERS if "Pooling" not in name}
+    assert layers == {
+        name
+        for name, kind in angles.LAYERS.items()
+        if "Pooling" not in name and not kind.whole_image
+    }
     pooling = "SpatialPooling2D, max"
     monkeypatch.setattr(sys, "argv", [*command, "--layers", pooling])
     with pytest.raises(SystemExit):
