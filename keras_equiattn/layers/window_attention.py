@@ -264,10 +264,11 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         permuted. For groups that do not act on the grid (p8, p12, p16) this
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
-        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
-        0.014 of their largest output or less, on average over three draws of
-        the weights, and by 0.075 with pixel filters and square windows. The
-        sharper attention becomes in training, the larger the error.
+        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off,
+        without dilation, by 0.014 of their largest output or less, on average
+        over three draws of the weights, and by 0.075 with pixel filters and
+        square windows. The sharper attention becomes in training, the larger
+        the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -460,11 +461,11 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         permuted. For groups that do not act on the grid (p8, p12, p16) this
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
-        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
-        0.025 of their largest output or less, on average over three draws of
-        the weights, and by 0.437 with pixel filters, square windows and the
-        initial weights of the paper. The sharper attention becomes in training,
-        the larger the error.
+        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off,
+        without dilation, by 0.025 of their largest output or less, on average
+        over three draws of the weights, and by 0.437 with pixel filters, square
+        windows and the initial weights of the paper. The sharper attention
+        becomes in training, the larger the error.
 
     Variables:
         `input_kernel (order, channels, filters)`, `input_bias (filters,)`;
@@ -588,11 +589,11 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         permuted. For groups that do not act on the grid (p8, p12, p16) this
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
-        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off by
-        0.076 of their largest output or less, on average over three draws of
-        the weights, and by 0.983 with pixel filters, square windows and the
-        initial weights of the paper. The sharper attention becomes in training,
-        the larger the error.
+        degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off,
+        without dilation, by 0.076 of their largest output or less, on average
+        over three draws of the weights, and by 0.983 with pixel filters, square
+        windows and the initial weights of the paper. The sharper attention
+        becomes in training, the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
