@@ -41,9 +41,9 @@ image. Their images are smaller, and `--sizes` are the sizes of the images.
 Writes `benchmarks/results/angles-<groups>-<date>.json` after each measurement,
 for trained layers `angles-<groups>_trained-<date>.json`, for dilated ones
 `angles-<groups>_dilation_<rate>-<date>.json`, and for attention to the whole
-image `angles-<groups>_whole_image-<date>.json`. If not all layers, sizes or
-images are measured, the name lists those that are. With `--resume` it goes on
-from the newest such file.
+image `angles-<groups>_whole_image-<date>.json`. If there are several draws, or
+not all layers, sizes or images are measured, the name says so too. With
+`--resume` it goes on from the newest such file.
 """
 
 import argparse
@@ -305,8 +305,8 @@ LAYERS = {
 
 
 def window(size: int) -> np.ndarray:
-    """`(size, size)`: one in the middle, and zero in the corners."""
-    radius = np.hypot(*(np.indices((size, size)) - size // 2))
+    """`(size, size)`: about one in the middle, and zero in the corners."""
+    radius = np.hypot(*(np.indices((size, size)) - (size - 1) / 2))
     return np.exp(-((radius * SIZE / size / 16) ** 6))
 
 
@@ -548,6 +548,7 @@ def main() -> None:
     what = [*options.groups, *["trained"] * options.trained]
     what += [f"dilation_{options.dilation}"] * dilated
     what += ["whole_image"] * options.whole_image
+    what += [f"draws_{options.draws}"] * (options.draws > 1)
     for name, values in everything.items():
         chosen = getattr(options, name)
         what += map(str, chosen) if chosen != values else []
@@ -566,7 +567,12 @@ def main() -> None:
     for case in cases:
         if case in measured:
             continue
-        row = measure(*case, options.draws, options.trained, options.dilation)
+        row = measure(
+            *case,
+            draws=options.draws,
+            trained=options.trained,
+            dilation=options.dilation,
+        )
         rows.append(row)
         print(
             f"{' '.join(map(str, case))}: {max(row['errors']):.3f}, "

@@ -14,8 +14,8 @@ after each of the last epochs alone (`--tested`).
 
 Writes
 `benchmarks/results/protocol-<network>-<rate>-<epochs>-seed<seed>-<date>.json`,
-where the rate is "constant" or "falling", with "-dropout_after_attention" after
-the rate if that was asked for.
+where the rate is "constant", or "falling" with the milestones, such as
+"falling_80". "-dropout_after_attention" follows it if that was asked for.
 """
 
 import argparse
@@ -113,8 +113,14 @@ def main() -> None:
             "input attention, such as rotmnist_p4cnn_input. Received: "
             f"{options.network}"
         )
+    if recipes.get_recipe(options.network).dataset != DATASET:
+        parser.error(
+            f"The network must be one for {DATASET}. "
+            f"Received: {options.network}"
+        )
     errors = train(**vars(options))
-    how = "falling" if options.milestones else "constant"
+    falling = "_".join(map(str, ["falling", *options.milestones]))
+    how = falling if options.milestones else "constant"
     how += "-dropout_after_attention" * options.dropout_after_attention
     report_files.write(
         f"protocol-{options.network}-{how}-{options.epochs}-seed{options.seed}",

@@ -2,15 +2,15 @@
 
     KERAS_BACKEND=tensorflow python benchmarks/recipe_changes.py
 
-Trains `rotmnist_p4cnn_input` on 10,000 digits as the networks of
-`docs/results.md` were trained, but for 30 epochs: by the recipe, with a
-learning rate that falls to a tenth for the last fifth of the epochs. Then it
-trains with one change at a time:
+Trains `rotmnist_p4cnn_input` on 10,000 digits for 30 epochs: by the recipe of
+the package without its kernel factors, with a learning rate that falls to a
+tenth for the last fifth of the epochs. Then it trains with one change at a
+time:
 
 - "constant rate": the rate stays constant, as it does in the authors' code.
-- "former start": two kernels start in another range, as they did when the
-  networks of `docs/results.md` were trained. That of attention on the image is
-  pi / 2 times as wide, that of the last convolution 2 / pi times.
+- "former start": two kernels start in another range, as by the former recipe
+  of `docs/results.md`. That of attention on the image is pi / 2 times as wide,
+  that of the last convolution 2 / pi times.
 - "factor outside": attention on the group and the last convolution learn as in
   the authors' code, where the kernel that is learnt is multiplied by pi / 2.
   Steps of the product are pi / 2 times as long, and its decay (pi / 2)^2 times

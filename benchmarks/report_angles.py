@@ -64,18 +64,18 @@ def angle_rows(
 
 def angles(results: Results) -> str:
     """Largest errors on p8 of layers with their initial weights."""
-    return errors_by_images(results.latest("angles-p8", ANGLES), ANGLES)
+    return errors_by_images(results.latest("angles-p8_draws_3", ANGLES), ANGLES)
 
 
 def dilated_angles(results: Results) -> str:
     """Largest errors on p8 of layers that see every second pixel."""
-    file = results.latest("angles-p8_dilation_2", DILATED_ANGLES)
+    file = results.latest("angles-p8_dilation_2_draws_3", DILATED_ANGLES)
     return errors_by_images(file, DILATED_ANGLES)
 
 
 def whole_image_angles(results: Results) -> str:
     """Largest errors on p8 of layers that attend to the whole image."""
-    file = results.latest("angles-p8_whole_image", WHOLE_IMAGE_ANGLES)
+    file = results.latest("angles-p8_whole_image_draws_3", WHOLE_IMAGE_ANGLES)
     return errors_by_images(file, WHOLE_IMAGE_ANGLES)
 
 
@@ -118,7 +118,7 @@ def other_angles(results: Results) -> str:
 
 def pose_spread(results: Results) -> str:
     """Errors on p8 of self-attention, beside how far its poses lie apart."""
-    file = results.latest("angles-p8", ANGLES)
+    file = results.latest("angles-p8_draws_3", ANGLES)
     columns = [[("p8", basis, "smooth")] for basis in FORMS]
     names = ("LiftingSelfAttention2D", "GroupSelfAttention2D")
     rows = angle_rows(file, columns, names, spread=True)
@@ -168,23 +168,23 @@ def network_angles(results: Results) -> str:
     rows = []
     for key, of_seeds in networks.items():
         changes, there_and_back = (
-            with_deviation([run[name] for run in of_seeds], ".3f")
+            with_deviation([of_seed[name] for of_seed in of_seeds], ".3f")
             for name in ("change", "there_and_back")
         )
         accuracy, same = (
-            with_deviation([100 * run[name] for run in of_seeds], ".1f")
+            with_deviation([100 * of_seed[name] for of_seed in of_seeds], ".1f")
             for name in ("accuracy", "same")
         )
         rows.append(
             [
                 *key,
                 count(of_seeds[0]["parameters"]),
-                ", ".join(str(run["seed"]) for run in of_seeds),
+                ", ".join(str(of_seed["seed"]) for of_seed in of_seeds),
                 accuracy,
                 changes,
                 there_and_back,
                 same,
-                f"{max(run['exact'] for run in of_seeds):.0e}",
+                f"{max(of_seed['exact'] for of_seed in of_seeds):.0e}",
             ]
         )
     header = (
@@ -215,9 +215,9 @@ def shipped_angles(results: Results) -> str:
                 network["network"],
                 count(network["parameters"]),
                 f"{100 * network['accuracy']:.1f}",
-                *(f"{row['change']:.3f}" for row in between),
-                f"{max(row['there_and_back'] for row in between):.3f}",
-                f"{100 * min(row['same'] for row in between):.1f}",
+                *(f"{turn['change']:.3f}" for turn in between),
+                f"{max(turn['there_and_back'] for turn in between):.3f}",
+                f"{100 * min(turn['same'] for turn in between):.1f}",
                 f"{change_under_quarters(found):.0e}",
             ]
         )

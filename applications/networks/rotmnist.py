@@ -157,7 +157,8 @@ def RotMNISTCNN(
             appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
             the path of a weights file.
-        name: name of the model.
+        name: name of the model. By default it has the group, the attention and
+            the downsampling.
         kernel_size: rows and columns of the six hidden kernels, an odd number
             from 3 on. Maps keep the sizes of the paper's network: layers `pad1`
             to `pad6` add one pixel of zeros on each side for kernels of 5 x 5,

@@ -265,10 +265,10 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off,
-        without dilation, by 0.014 of their largest output or less, on average
-        over three draws of the weights, and by 0.075 with pixel filters and
-        square windows. The sharper attention becomes in training, the larger
-        the error.
+        without dilation, by 0.015 of their largest output or less, on average
+        over three draws of the weights, and by up to 0.076 with pixel filters
+        and square windows. The sharper attention becomes in training, the
+        larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -282,6 +282,7 @@ class StandAloneSelfAttention2D(BaseWindowAttention2D):
         ValueError: for bad arguments, in `__init__`, such as filters that are
             not divisible as above; for shapes that do not fit, in `build` and
             in the call.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = StandAloneSelfAttention2D(16, 3, num_heads=4)
@@ -462,10 +463,10 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off,
-        without dilation, by 0.025 of their largest output or less, on average
-        over three draws of the weights, and by 0.437 with pixel filters, square
-        windows and the initial weights of the paper. The sharper attention
-        becomes in training, the larger the error.
+        without dilation, by 0.026 of their largest output or less, on average
+        over three draws of the weights, and by up to 0.437 with pixel filters,
+        square windows and the initial weights of the paper. The sharper
+        attention becomes in training, the larger the error.
 
     Variables:
         `input_kernel (order, channels, filters)`, `input_bias (filters,)`;
@@ -478,6 +479,7 @@ class SimpleAffineSelfConv2D(BaseAffineSelfConv2D):
         ValueError: for bad arguments, in `__init__`, such as filters that are
             not divisible by `num_heads`; for shapes that do not fit, in `build`
             and in the call.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = SimpleAffineSelfConv2D(8, 3, num_heads=4, group="p4")
@@ -590,10 +592,10 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         holds for the turns by 90 degrees and the mirrors that go with them;
         turns in between are approximate. On smooth feature maps, turned by 45
         degrees, new layers on p8 with windows of 3, 5 and 7 pixels were off,
-        without dilation, by 0.076 of their largest output or less, on average
-        over three draws of the weights, and by 0.983 with pixel filters, square
-        windows and the initial weights of the paper. The sharper attention
-        becomes in training, the larger the error.
+        without dilation, by 0.077 of their largest output or less, on average
+        over three draws of the weights, and by up to 0.983 with pixel filters,
+        square windows and the initial weights of the paper. The sharper
+        attention becomes in training, the larger the error.
 
     Variables:
         `query_kernel`, `key_kernel`, `value_kernel (order, channels,
@@ -609,6 +611,7 @@ class AffineSelfConv2D(BaseAffineSelfConv2D):
         ValueError: for bad arguments, in `__init__`, such as filters that are
             not divisible by `num_heads`; for shapes that do not fit, in `build`
             and in the call.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> layer = AffineSelfConv2D(8, 3, num_heads=4, group="p4m")

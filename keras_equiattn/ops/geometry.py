@@ -25,7 +25,8 @@ WINDOW_SHAPES = ("square", "disc")
 # The width of the edge of a disc, in pixels, at most half of the window. With a
 # width of one the errors of `AffineSelfConv2D` in turns by 45 degrees grow for
 # windows of 3 x 3 and 5 x 5 pixels. A wider edge makes them smaller for windows
-# of 7 x 7, but leaves fewer neighbours: see `benchmarks/angle_choices.py`.
+# of 5 x 5 and 7 x 7, but leaves fewer neighbours: see
+# `benchmarks/angle_choices.py`.
 DISC_EDGE = 2.0
 
 
@@ -210,6 +211,15 @@ class Window:
     and images are smooth. The effective number of neighbours in a disc, the
     square of the sum of its weights over the sum of their squares, is about 3,
     11 and 25 for 3, 5 and 7 rows.
+
+    Raises:
+        ValueError: for sizes that are not odd, strides or dilation rates that
+            are not positive, an unknown border or shape, and a disc that has
+            not as many rows as columns, or has two dilation rates.
+
+    Example:
+        >>> Window((5, 5), shape="disc").offsets.shape
+        (25, 2)
     """
 
     size: tuple[int, int]
@@ -234,7 +244,7 @@ class Window:
         if self.shape == "disc" and unequal:
             raise ValueError(
                 "A disc has as many rows as columns, and one dilation rate. "
-                f"Received: size={self.size}, "
+                f"Received: shape='disc', size={self.size}, "
                 f"dilation_rate={self.dilation_rate}"
             )
 

@@ -101,17 +101,57 @@ def test_large_embeddings_matter(angles, basis):
     assert 0.05 < change < 0.15
 
 
-def test_layers_of_another_kind_are_named(angles, monkeypatch, capsys):
-    command = ["angles.py", "--layers", "GroupMultiHeadAttention2D"]
-    monkeypatch.setattr(sys, "argv", command)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "GroupMultiHeadAttention2D"], "with --whole-image"),
+        (
+            ["--whole-image", "--layers", "GroupConv2D"],
+            "does not attend to the whole image",
+        ),
+        (["--dilation", "2", "--layers", "InputAttention"], "no dilation rate"),
+        (["--trained", "--whole-image"], "do not go together"),
+    ],
+)
+def test_what_does_not_go_together(
+    angles, monkeypatch, capsys, options, message
+):
+    monkeypatch.setattr(sys, "argv", ["angles.py", *options])
     with pytest.raises(SystemExit):
         angles.main()
-    assert "is measured with --whole-image" in capsys.readouterr().err
-    command = ["angles.py", "--whole-image", "--layers", "GroupConv2D"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit):
-        angles.main()
-    assert "does not attend to the whole image" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "arguments"),
+    [
+        ([], "angles-p8-", (1, False, 1)),
+        (
+            ["--dilation", "2", "--draws", "3"],
+            "angles-p8_dilation_2_draws_3-",
+            (3, False, 2),
+        ),
+        (["--whole-image"], "angles-p8_whole_image-", (1, False, 1)),
+        (["--trained"], "angles-p8_trained-", (1, True, 1)),
+    ],
+)
+def test_names_of_files(
+    angles, monkeypatch, tmp_path, options, name, arguments
+):
+    asked = set()
+
+    def measure(*case, draws, trained, dilation):
+        asked.add((draws, trained, dilation))
+        row = dict(zip(angles.CASE, case, strict=True))
+        return {**row, "errors": [0.0, 0.5], "identity": 0.0}
+
+    monkeypatch.setattr(angles, "measure", measure)
+    monkeypatch.setattr(angles.report_files, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["angles.py", *options])
+    angles.main()
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith(name)
+    assert asked == {arguments}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +222,7 @@ def test_other_choices(angles, monkeypatch, module, constant, worse, layer):
 def test_an_interrupted_run_goes_on(angles, monkeypatch, tmp_path):
     measured = []
 
-    def measure(*case_draws_and_trained):
-        case = case_draws_and_trained[:5]
+    def measure(*case, **options):
         measured.append(case)
         if len(measured) == 2:
             raise KeyboardInterrupt
@@ -211,8 +250,8 @@ def test_an_interrupted_run_goes_on(angles, monkeypatch, tmp_path):
 
 
 def test_pooling_is_not_trained(angles, monkeypatch, tmp_path, capsys):
-    def measure(*case_draws_and_trained):
-        row = dict(zip(angles.CASE, case_draws_and_trained[:5], strict=True))
+    def measure(*case, **options):
+        row = dict(zip(angles.CASE, case, strict=True))
         return {**row, "errors": [0.0, 0.5], "identity": 0.0}
 
     monkeypatch.setattr(angles, "measure", measure)

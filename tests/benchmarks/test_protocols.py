@@ -110,3 +110,10 @@ def test_networks_that_are_refused(
     with pytest.raises(SystemExit):
         benchmark.main()
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_networks_for_other_images_are_refused(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["protocols.py", "allcnnc_p4"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "must be one for rot_mnist" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from keras_equiattn.ops.group.bases import steering_matrix
 NAMES = ["z2m", "p4", "p8", "p12m", "p16"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("multiplied", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_element_turns_the_same_filters(name, multiplied, size):
@@ -56,6 +56,7 @@ def test_numbers_of_filters():
         3: (6, 4),
         4: (8, 4),
         5: (13, 9),
+        6: (15, 9),
         7: (22, 16),
     }
     for size, counts in sizes.items():

@@ -25,7 +25,8 @@ class FilterLayer(GroupLayer):
     With "steerable" it is `(count, ...)`, the coefficients of the filters of
     `ops.steerable_basis`. They start as the projections of a weight of pixels,
     times the factor that gives the filters the variance of the pixels, unless
-    `keeps_variance` is False. Other axes may come first.
+    `add_filters` gets `keeps_variance=False`. Axes before rows and columns stay
+    before `count`.
 
     Args:
         filter_basis: "pixel", "steerable" or None, which is "pixel" for groups

@@ -284,8 +284,8 @@ def _reduce_by_parts(
 ) -> list[Shaped[Tensor, "..."]]:
     """`_reduce`, of no more than `SHORT` terms at a time.
 
-    Parts are of equal size if the size of the axis has a divisor up to `SHORT`
-    that is not much smaller. Otherwise, as for a prime size, the last part is
+    Parts are of equal size if the size of the axis has a divisor from a quarter
+    of `SHORT` to `SHORT`. Otherwise, as for a prime size, the last part is
     shorter.
 
     Args:

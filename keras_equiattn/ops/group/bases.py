@@ -20,6 +20,7 @@ FILTER_BASES = ("pixel", "steerable")
 # The standard deviation of a ring, in pixels. Wider rings leave the square of
 # the filter, and narrower ones fall between the pixels. Both make the errors of
 # filters of 5 x 5 and 7 x 7 pixels larger, see `benchmarks/angle_choices.py`.
+# For filters of 3 x 3 pixels narrower rings would be better.
 RING_WIDTH = 0.45
 
 
@@ -50,7 +51,7 @@ def steerable_basis(
     `pi r` alias. The highest frequency is below that on every ring but the
     centre. Attention multiplies functions of the offset with each other before
     it adds up neighbours. A product of two has the sum of their frequencies. On
-    the first ring twice `r + 1` aliases and twice `r` does not, so the factors
+    the first ring `2 (r + 1)` is above `pi r` and `2 r` is not, so the factors
     have frequencies up to `r` alone. A third factor is the exponential of the
     scores: its frequencies have no bound, but are low where scores are smooth.
     Filters of 3 x 3 pixels with frequencies up to `r` alone detect slopes, but
@@ -72,7 +73,9 @@ def steerable_basis(
         The array is read-only, since it is kept.
 
     Raises:
-        ValueError: for bad arguments.
+        ValueError: for a `size` that is not a positive integer, a `multiplied`
+            that is not a boolean, or the name of an unknown group.
+        TypeError: for a `group` that is neither a name nor a `Group`.
 
     Example:
         >>> steerable_basis("p8", 5).shape
@@ -127,7 +130,9 @@ def _largest_frequency(ring: float, multiplied: bool) -> int:
         multiplied: whether another filter is multiplied with this one, so that
             their frequencies add up.
     """
-    return int(ring + (not multiplied)) if ring else 0
+    if ring == 0:
+        return 0
+    return int(ring if multiplied else ring + 1)
 
 
 def _harmonics(offsets: np.ndarray, size: int, multiplied: bool) -> np.ndarray:

@@ -62,10 +62,11 @@ def kernel_orbit(
         The copies, stacked along a new first axis.
 
     Raises:
-        ValueError: for a kernel that is not square although the group holds
-            quarter turns or the basis is steerable, or whose group axis is
-            missing or has another size; for integers, unless they are moved by
-            a table alone; for an unknown basis or mask.
+        ValueError: for a kernel with too few axes; for one that is not square
+            although the group holds quarter turns or the basis is steerable, or
+            whose group axis is missing or has another size; for integers,
+            unless they are moved by a table alone; for an unknown basis or
+            mask.
     """
     group = groups.get(group)
     kernel = ops.convert_to_tensor(kernel)
@@ -138,7 +139,9 @@ def _index_table(
     place = source[..., 0] * columns + source[..., 1]
     relative = _relative(group, group_axis)
     table = place[:, :, None] * relative.shape[1] + relative[:, None]
-    return table.astype(np.int32)
+    table = table.astype(np.int32)
+    table.flags.writeable = False
+    return table
 
 
 @functools.lru_cache(maxsize=256)
@@ -161,6 +164,7 @@ def _interpolation_matrix(
         offset = positions(rows, columns) - (np.array([rows, columns]) - 1) / 2
         inside = np.hypot(*offset.T) <= rows / 2
         matrix = matrix * inside[:, None] * inside
+    matrix.flags.writeable = False
     return matrix
 
 
