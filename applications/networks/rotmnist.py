@@ -61,7 +61,13 @@ SHIPPED: dict[int, pretrained.Shipped] = {
 @register(
     {  # not in the papers; the authors' code has no steerable filters
         "rotmnist_p8cnn": {"group": "p8"},
+        "rotmnist_p8cnn_small5": {"group": "p8", "filters": 5},
         "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10},
+        "rotmnist_p8cnn_full_small2": {
+            "group": "p8",
+            "attention": "full",
+            "filters": 2,
+        },
         "rotmnist_p8cnn_input": {"group": "p8", "attention": "input"},
         "rotmnist_p8cnn_input_late_dropout": {
             "group": "p8",
@@ -70,6 +76,11 @@ SHIPPED: dict[int, pretrained.Shipped] = {
         },
         "rotmnist_p16cnn": {"group": "p16"},
         "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
+        "rotmnist_p16cnn_input_small5": {
+            "group": "p16",
+            "attention": "input",
+            "filters": 5,
+        },
         "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
         "rotmnist_p16cnn_5x5_big20": {
             "group": "p16",
