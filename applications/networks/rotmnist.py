@@ -58,9 +58,14 @@ SHIPPED: dict[int, pretrained.Shipped] = {
 }
 
 
+# Smooth operators alone, so that less is lost between the quarter turns.
+SMOOTH = {"downsampling": "antialiased", "activation": "silu"}
+
+
 @register(
     {  # not in the papers; the authors' code has no steerable filters
         "rotmnist_p8cnn": {"group": "p8"},
+        "rotmnist_p8cnn_smooth": {"group": "p8", **SMOOTH},
         "rotmnist_p8cnn_small5": {"group": "p8", "filters": 5},
         "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10},
         "rotmnist_p8cnn_full_small2": {
@@ -75,6 +80,7 @@ SHIPPED: dict[int, pretrained.Shipped] = {
             "dropout_after_attention": True,
         },
         "rotmnist_p16cnn": {"group": "p16"},
+        "rotmnist_p16cnn_smooth": {"group": "p16", **SMOOTH},
         "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
         "rotmnist_p16cnn_input_small5": {
             "group": "p16",
@@ -82,6 +88,11 @@ SHIPPED: dict[int, pretrained.Shipped] = {
             "filters": 5,
         },
         "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
+        "rotmnist_p16cnn_5x5_smooth": {
+            "group": "p16",
+            "kernel_size": 5,
+            **SMOOTH,
+        },
         "rotmnist_p16cnn_5x5_big20": {
             "group": "p16",
             "kernel_size": 5,

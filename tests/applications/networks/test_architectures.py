@@ -136,15 +136,18 @@ PARAMETERS = {
     "rotmnist_p4mcnn": 26_747,  # not in the papers
     # Not in the papers, with steerable filters.
     "rotmnist_p8cnn": 25_362,
+    "rotmnist_p8cnn_smooth": 25_362,
     "rotmnist_p8cnn_small5": 9_290,
     "rotmnist_p8cnn_big10": 30_580,
     "rotmnist_p8cnn_full_small2": 10_048,
     "rotmnist_p8cnn_input": 30_976,
     "rotmnist_p8cnn_input_late_dropout": 30_976,
     "rotmnist_p16cnn": 25_068,
+    "rotmnist_p16cnn_smooth": 25_068,
     "rotmnist_p16cnn_big8": 41_104,
     "rotmnist_p16cnn_input_small5": 24_680,
     "rotmnist_p16cnn_5x5": 45_270,
+    "rotmnist_p16cnn_5x5_smooth": 45_270,
     "rotmnist_p16cnn_5x5_big20": 442_100,
     "unet_z2": 537_586,  # ours
     "unet_p4": 536_570,
