@@ -4,6 +4,7 @@
     KERAS_BACKEND=jax python benchmarks/angles.py --groups p12 p16 p8m
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3 --dilation 2
     KERAS_BACKEND=torch python benchmarks/angles.py --draws 3 --whole-image
+    KERAS_BACKEND=torch python benchmarks/angles.py --draws 3 --even
     TORCH_COMPILE_DISABLE=1 KERAS_BACKEND=torch \\
         python benchmarks/angles.py --trained --sizes 5
 
@@ -36,14 +37,18 @@ weights and is left out.
 
 With `--dilation` the layers that have a `dilation_rate` are measured with that
 one. With `--whole-image` layers are measured whose pixels attend to the whole
-image. Their images are smaller, and `--sizes` are the sizes of the images.
+image. Their images are smaller, and `--sizes` are the sizes of the images. With
+`--even` pooling is measured on an image with an even number of rows, as most
+networks have it: over windows of 2 x 2 pixels, or of 4 x 4 after padding by a
+mirrored pixel.
 
 Writes `benchmarks/results/angles-<groups>-<date>.json` after each measurement,
 for trained layers `angles-<groups>_trained-<date>.json`, for dilated ones
-`angles-<groups>_dilation_<rate>-<date>.json`, and for attention to the whole
-image `angles-<groups>_whole_image-<date>.json`. If there are several draws, or
-not all layers, sizes or images are measured, the name says so too. With
-`--resume` it goes on from the newest such file.
+`angles-<groups>_dilation_<rate>-<date>.json`, for attention to the whole image
+`angles-<groups>_whole_image-<date>.json`, and for even windows
+`angles-<groups>_even-<date>.json`. If there are several draws, or not all
+layers, sizes or images are measured, the name says so too. With `--resume` it
+goes on from the newest such file.
 """
 
 import argparse
@@ -69,6 +74,9 @@ SIZE = 49
 DISC = 14
 # Sizes of the images that layers attend to as a whole.
 WHOLE_IMAGES = (17, 25)
+# The size of images that windows of these sizes halve.
+EVEN_SIZE = 48
+EVEN_WINDOWS = (2, 4)
 CHANNELS = 4
 IMAGES = ("smooth", "CIFAR-10", "tissue")
 DATASETS = {"CIFAR-10": "cifar10", "tissue": "pcam"}
@@ -97,6 +105,7 @@ class Kind(NamedTuple):
         dilates: whether the layer has a dilation rate.
         whole_image: whether a pixel attends to the whole image, the size of
             which is then the size of the layer.
+        even: whether the window and the image have an even number of rows.
     """
 
     make: Callable[..., keras.layers.Layer]
@@ -105,6 +114,7 @@ class Kind(NamedTuple):
     has_weights: bool = True
     dilates: bool = False
     whole_image: bool = False
+    even: bool = False
 
 
 def filters_of(basis: str) -> dict[str, Any]:
@@ -144,6 +154,21 @@ def pooling(mode):
     def make(basis, size, group):
         del basis  # there are no filters
         return layers.SpatialPooling2D(size, 2, mode, group=group)
+
+    return make
+
+
+def halving(mode):
+    """Makes pooling that halves an even size, after mirrored padding."""
+
+    def make(basis, size, group):
+        pool = pooling(mode)(basis, size, group)
+        if size == 2:
+            return pool
+        order = groups.get(group).order
+        image = keras.Input((EVEN_SIZE, EVEN_SIZE, order, CHANNELS))
+        pad = layers.SpatialPadding2D(size // 2 - 1, "reflect", group=group)
+        return keras.Sequential([image, pad, pool])
 
     return make
 
@@ -301,6 +326,12 @@ LAYERS = {
     "SpatialPooling2D, binomial": Kind(
         pooling("binomial"), bases=("steerable",), has_weights=False
     ),
+    **{
+        f"SpatialPooling2D, {mode}, even": Kind(
+            halving(mode), bases=("steerable",), has_weights=False, even=True
+        )
+        for mode in ("max", "mean", "binomial")
+    },
 }
 
 
@@ -444,7 +475,9 @@ def input_axes(name, group) -> tuple[int, ...]:
 
 def image_size(name, size) -> int:
     """Rows and columns of the images that a layer is measured on."""
-    return size if LAYERS[name].whole_image else SIZE
+    if LAYERS[name].whole_image:
+        return size
+    return EVEN_SIZE if LAYERS[name].even else SIZE
 
 
 # At least as many as draws: all kinds of images share the layers.
@@ -515,12 +548,19 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--dilation", type=int, default=1)
     parser.add_argument("--whole-image", action="store_true")
+    parser.add_argument("--even", action="store_true")
     parser.add_argument("--trained", action="store_true")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
-    if options.trained and options.whole_image:
-        parser.error("--trained and --whole-image do not go together.")
     dilated = options.dilation > 1
+    if options.whole_image + (options.trained or dilated) + options.even > 1:
+        parser.error(
+            "--whole-image and --even go neither together nor with --trained "
+            "or --dilation."
+        )
+    sizes = [3, 5, 7]
+    if options.whole_image or options.even:
+        sizes = list(EVEN_WINDOWS if options.even else WHOLE_IMAGES)
     everything = {
         "layers": [
             name
@@ -528,8 +568,9 @@ def main() -> None:
             if (kind.has_weights or not options.trained)
             and (kind.dilates or not dilated)
             and kind.whole_image == options.whole_image
+            and kind.even == options.even
         ],
-        "sizes": list(WHOLE_IMAGES) if options.whole_image else [3, 5, 7],
+        "sizes": sizes,
         "images": list(IMAGES),
     }
     options.layers = options.layers or everything["layers"]
@@ -543,11 +584,15 @@ def main() -> None:
             parser.error(f"{name} is measured with --whole-image.")
         if options.whole_image and not LAYERS[name].whole_image:
             parser.error(f"{name} does not attend to the whole image.")
+        if LAYERS[name].even != options.even:
+            only = "only" if LAYERS[name].even else "not"
+            parser.error(f"{name} is {only} measured with --even.")
     for group in options.groups:
         check_direction(groups.get(group))
     what = [*options.groups, *["trained"] * options.trained]
     what += [f"dilation_{options.dilation}"] * dilated
     what += ["whole_image"] * options.whole_image
+    what += ["even"] * options.even
     what += [f"draws_{options.draws}"] * (options.draws > 1)
     for name, values in everything.items():
         chosen = getattr(options, name)

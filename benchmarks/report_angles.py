@@ -12,6 +12,7 @@ from report_files import with_deviation
 ANGLES = run("angles.py --draws 3", "torch")
 DILATED_ANGLES = run("angles.py --draws 3 --dilation 2", "torch")
 WHOLE_IMAGE_ANGLES = run("angles.py --draws 3 --whole-image", "torch")
+EVEN_ANGLES = run("angles.py --draws 3 --even", "torch")
 OTHER_ANGLES = run("angles.py --groups p12 p16 p8m", "jax")
 TRAINED_ANGLES = "TORCH_COMPILE_DISABLE=1 " + run(
     "angles.py --trained --sizes 5", "torch"
@@ -77,6 +78,12 @@ def whole_image_angles(results: Results) -> str:
     """Largest errors on p8 of layers that attend to the whole image."""
     file = results.latest("angles-p8_whole_image_draws_3", WHOLE_IMAGE_ANGLES)
     return errors_by_images(file, WHOLE_IMAGE_ANGLES)
+
+
+def even_angles(results: Results) -> str:
+    """Errors on p8 of pooling that halves the size of its input."""
+    file = results.latest("angles-p8_even_draws_3", EVEN_ANGLES)
+    return errors_by_images(file, EVEN_ANGLES)
 
 
 def trained_angles(results: Results) -> str:
@@ -239,6 +246,7 @@ TABLES = (
     angle_choices,
     angles,
     dilated_angles,
+    even_angles,
     whole_image_angles,
     network_angles,
     other_angles,

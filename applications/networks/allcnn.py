@@ -40,7 +40,7 @@ def AllCNNC(
     classes: int = 10,
     classifier_activation: str | None = None,
     normalization: ends.Statistics | None = None,
-    downsampling: str = "exact",
+    downsampling: str | None = None,
     weights: str | Path | None = None,
     name: str | None = None,
 ) -> keras.Model:
@@ -86,13 +86,15 @@ def AllCNNC(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        downsampling: "exact" pools after the third and the sixth convolution.
-            "antialiased" pads one mirrored pixel (a layer `<name of the
-            pooling>_pad`) and takes binomial means of 4 x 4 pixels instead: for
-            groups with turns between the quarter turns (p8, p12, p16).
-            "strided" gives these convolutions strides of 2, as All-CNN-C was
-            published: on 32 x 32 pixels this is the approximate network of the
-            paper's appendix C, and on sizes such as 33 x 33 it is exact again.
+        downsampling: None is "antialiased" for groups with turns between the
+            quarter turns (p8, p12, p16 and their mirrored forms), and "exact"
+            for all others. "exact" pools after the third and the sixth
+            convolution. "antialiased" pads one mirrored pixel (a layer `<name
+            of the pooling>_pad`) and takes binomial means of 4 x 4 pixels
+            instead. "strided" gives these convolutions strides of 2, as
+            All-CNN-C was published: on 32 x 32 pixels this is the approximate
+            network of the paper's appendix C, and on sizes such as 33 x 33 it
+            is exact again.
         weights: None (random) or the path of a weights file.
         name: name of the model.
 

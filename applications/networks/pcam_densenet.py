@@ -37,7 +37,7 @@ def PCamDenseNet(
     classes: int = 2,
     classifier_activation: str | None = None,
     normalization: ends.Statistics | None = None,
-    downsampling: str = "exact",
+    downsampling: str | None = None,
     weights: str | Path | None = None,
     name: str | None = None,
 ) -> keras.Model:
@@ -84,10 +84,11 @@ def PCamDenseNet(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        downsampling: "exact" pools in the transitions. "antialiased" pads one
-            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
-            binomial means of 4 x 4 pixels instead: for groups with turns
-            between the quarter turns (p8, p12, p16). "strided" gives the
+        downsampling: None is "antialiased" for groups with turns between the
+            quarter turns (p8, p12, p16 and their mirrored forms), and "exact"
+            for all others. "exact" pools in the transitions. "antialiased"
+            pads one mirrored pixel (a layer `<name of the pooling>_pad`) and
+            takes binomial means of 4 x 4 pixels instead. "strided" gives the
             convolutions of the transitions strides of 2; this form is ours, and
             only approximately equivariant.
         weights: None (random) or the path of a weights file.

@@ -62,7 +62,7 @@ def ResNet29(
     classes: int = 10,
     classifier_activation: str | None = None,
     normalization: ends.Statistics | None = None,
-    downsampling: str = "exact",
+    downsampling: str | None = None,
     weights: str | Path | None = None,
     name: str | None = None,
     num_heads: int | None = None,
@@ -127,14 +127,15 @@ def ResNet29(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel; the network first computes `(x - mean) / std`. None is the
             identity.
-        downsampling: "exact" halves by 2 x 2 mean pooling, after the mixer and
-            before the convolution of the shortcut. "antialiased" pads one
-            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
-            binomial means of 4 x 4 pixels instead: for groups with turns
-            between the quarter turns (p8, p12, p16). "strided" is the paper's:
-            strides of 2 in the 3 x 3 convolution and in the shortcut, and mean
-            pooling after attention. On 32 x 32 pixels it is only approximately
-            equivariant.
+        downsampling: None is "antialiased" for groups with turns between the
+            quarter turns (p8, p12, p16 and their mirrored forms), and "exact"
+            for all others. "exact" halves by 2 x 2 mean pooling, after the
+            mixer and before the convolution of the shortcut. "antialiased"
+            pads one mirrored pixel (a layer `<name of the pooling>_pad`) and
+            takes binomial means of 4 x 4 pixels instead. "strided" is the
+            paper's: strides of 2 in the 3 x 3 convolution and in the shortcut,
+            and mean pooling after attention. On 32 x 32 pixels it is only
+            approximately equivariant.
         weights: None (random) or the path of a weights file.
         name: name of the model.
         num_heads: the heads of the attention; None is 8, with "acmix" 4.
@@ -188,7 +189,7 @@ def ResNet83(
     classes: int = 10,
     classifier_activation: str | None = None,
     normalization: ends.Statistics | None = None,
-    downsampling: str = "exact",
+    downsampling: str | None = None,
     weights: str | Path | None = None,
     name: str | None = None,
     num_heads: int | None = None,

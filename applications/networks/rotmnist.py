@@ -58,45 +58,49 @@ SHIPPED: dict[int, pretrained.Shipped] = {
 }
 
 
-# Smooth operators alone, so that less is lost between the quarter turns.
-SMOOTH = {"downsampling": "antialiased", "activation": "silu"}
+# As in the papers, and by default in neither p8 nor p16.
+PAPER = {"downsampling": "exact", "activation": "relu"}
 
 
 @register(
     {  # not in the papers; the authors' code has no steerable filters
-        "rotmnist_p8cnn": {"group": "p8"},
-        "rotmnist_p8cnn_smooth": {"group": "p8", **SMOOTH},
-        "rotmnist_p8cnn_small5": {"group": "p8", "filters": 5},
-        "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10},
+        "rotmnist_p8cnn_smooth": {"group": "p8"},
+        "rotmnist_p16cnn_smooth": {"group": "p16"},
+        "rotmnist_p16cnn_5x5_smooth": {"group": "p16", "kernel_size": 5},
+        "rotmnist_p8cnn": {"group": "p8", **PAPER},
+        "rotmnist_p8cnn_small5": {"group": "p8", "filters": 5, **PAPER},
+        "rotmnist_p8cnn_big10": {"group": "p8", "filters": 10, **PAPER},
         "rotmnist_p8cnn_full_small2": {
             "group": "p8",
             "attention": "full",
             "filters": 2,
+            **PAPER,
         },
-        "rotmnist_p8cnn_input": {"group": "p8", "attention": "input"},
+        "rotmnist_p8cnn_input": {
+            "group": "p8",
+            "attention": "input",
+            **PAPER,
+        },
         "rotmnist_p8cnn_input_late_dropout": {
             "group": "p8",
             "attention": "input",
             "dropout_after_attention": True,
+            **PAPER,
         },
-        "rotmnist_p16cnn": {"group": "p16"},
-        "rotmnist_p16cnn_smooth": {"group": "p16", **SMOOTH},
-        "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8},
+        "rotmnist_p16cnn": {"group": "p16", **PAPER},
+        "rotmnist_p16cnn_big8": {"group": "p16", "filters": 8, **PAPER},
         "rotmnist_p16cnn_input_small5": {
             "group": "p16",
             "attention": "input",
             "filters": 5,
+            **PAPER,
         },
-        "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5},
-        "rotmnist_p16cnn_5x5_smooth": {
-            "group": "p16",
-            "kernel_size": 5,
-            **SMOOTH,
-        },
+        "rotmnist_p16cnn_5x5": {"group": "p16", "kernel_size": 5, **PAPER},
         "rotmnist_p16cnn_5x5_big20": {
             "group": "p16",
             "kernel_size": 5,
             "filters": 20,
+            **PAPER,
         },
     },
 )
@@ -126,11 +130,11 @@ def RotMNISTCNN(
     classes: int = 10,
     classifier_activation: str | None = None,
     normalization: ends.Statistics | None = None,
-    downsampling: str = "exact",
+    downsampling: str | None = None,
     weights: str | Path | None = None,
     name: str | None = None,
     kernel_size: int = 3,
-    activation: str = "relu",
+    activation: str | None = None,
     dropout_after_attention: bool = False,
 ) -> keras.Model:
     """The seven-layer network for rotated MNIST, for any group.
@@ -171,14 +175,16 @@ def RotMNISTCNN(
         normalization: `(mean, std)` of images in [0, 1], numbers or one per
             channel; the network first computes `(x - mean) / std`. None is the
             identity, or what shipped weights were trained with.
-        downsampling: "exact" pools in the second layer. "antialiased" pads one
-            mirrored pixel (a layer `<name of the pooling>_pad`) and takes
-            binomial means of 4 x 4 pixels instead: for groups with turns
-            between the quarter turns (p8, p12, p16). "strided" gives the
+        downsampling: None is "antialiased" for groups with turns between the
+            quarter turns (p8, p12, p16 and their mirrored forms), and "exact"
+            for all others. "exact" pools in the second layer. "antialiased"
+            pads one mirrored pixel (a layer `<name of the pooling>_pad`) and
+            takes binomial means of 4 x 4 pixels instead. "strided" gives the
             convolution strides of 2: an approximate network as in the paper's
             appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
-            the path of a weights file.
+            the path of a weights file. Shipped weights are for networks with
+            exact downsampling and ReLU.
         name: name of the model. By default it has the group, the attention and
             the downsampling.
         kernel_size: rows and columns of the six hidden kernels, an odd number
@@ -188,8 +194,10 @@ def RotMNISTCNN(
             Steerable filters of p8, p12 and p16 tell more angles apart with 5 x
             5 pixels than with 3 x 3.
         activation: what follows batch normalisation: "relu" as in the papers,
-            "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". Shipped
-            weights have "relu".
+            "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". None is
+            "silu" for groups with turns between the quarter turns, where the
+            edges that ReLU makes in a map are lost between pixels, and "relu"
+            for all others.
         dropout_after_attention: whether each dropout comes between input
             attention and the convolution, as in `conv2_attention`, `dropout1`,
             `conv2`. Attention then sees all values in training too. False
@@ -223,7 +231,9 @@ def RotMNISTCNN(
     late_dropout = _checks.flag(
         dropout_after_attention, "dropout_after_attention"
     )
-    _checks.choice(activation, "activation", ELEMENTWISE_ACTIVATIONS)
+    _checks.choice(activation, "activation", (None, *ELEMENTWISE_ACTIVATIONS))
+    if activation is None:
+        activation = "relu" if group.acts_on_grid else "silu"
     if _checks.integer(kernel_size, "kernel_size", 3) % 2 == 0:
         raise ValueError(
             f"`kernel_size` must be odd, 3 or more. Received: {kernel_size}"

@@ -110,7 +110,13 @@ def test_large_embeddings_matter(angles, basis):
             "does not attend to the whole image",
         ),
         (["--dilation", "2", "--layers", "InputAttention"], "no dilation rate"),
-        (["--trained", "--whole-image"], "do not go together"),
+        (["--trained", "--whole-image"], "go neither together nor with"),
+        (["--even", "--dilation", "2"], "go neither together nor with"),
+        (["--even", "--layers", "GroupConv2D"], "is not measured with --even"),
+        (
+            ["--layers", "SpatialPooling2D, mean, even"],
+            "is only measured with --even",
+        ),
     ],
 )
 def test_what_does_not_go_together(
@@ -132,6 +138,7 @@ def test_what_does_not_go_together(
             (3, False, 2),
         ),
         (["--whole-image"], "angles-p8_whole_image-", (1, False, 1)),
+        (["--even"], "angles-p8_even-", (1, False, 1)),
         (["--trained"], "angles-p8_trained-", (1, True, 1)),
     ],
 )
@@ -194,6 +201,20 @@ def test_pooling_over_few_pixels_does_not_turn(angles):
         for mode in ("max", "binomial")
     }
     assert error["binomial"] < 0.05 < 0.1 < error["max"]
+
+
+def test_pooling_of_networks(angles):
+    """Padding keeps the size of the output, and adds no error within."""
+    error = {
+        (mode, size): max(
+            angles.measure(
+                f"SpatialPooling2D, {mode}, even",
+                *("p8", "steerable", size, "smooth", 1),
+            )["errors"]
+        )
+        for mode, size in (("max", 2), ("binomial", 4))
+    }
+    assert error["binomial", 4] < 0.01 < 0.05 < error["max", 2]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from keras_equiattn.applications.registry import Variants
 from keras_equiattn.groups import Group
 
 # The values of the argument `downsampling` of a network.
-DOWNSAMPLING = ("exact", "antialiased", "strided")
+DOWNSAMPLING = (None, "exact", "antialiased", "strided")
 
 
 def variants(name: str, settings: str) -> Variants:
@@ -78,7 +78,7 @@ class Network:
         classes: int,
         classifier_activation: str | None,
         normalization: ends.Statistics | None,
-        downsampling: str,
+        downsampling: str | None,
         weights: str | Path | None,
         planar: Callable[[], keras.initializers.Initializer],
         scale: float = 1.0,
@@ -93,9 +93,11 @@ class Network:
         self.classes = _checks.integer(classes, "classes")
         ends.check_activation(classifier_activation)
         self.classifier_activation = classifier_activation
-        self.downsampling = _checks.choice(
-            downsampling, "downsampling", DOWNSAMPLING
-        )
+        _checks.choice(downsampling, "downsampling", DOWNSAMPLING)
+        if downsampling is None:
+            # A maximum over pixels is far off between the quarter turns.
+            downsampling = "exact" if group.acts_on_grid else "antialiased"
+        self.downsampling = downsampling
         self.exact = downsampling != "strided"
         if choices is None:
             choices = f"downsampling='{downsampling}'", "downsampling='strided'"

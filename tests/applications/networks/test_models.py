@@ -225,6 +225,48 @@ def test_antialiased_downsampling(name, size, short_resnet):
     assert_images_matter(antialiased)
 
 
+@pytest.mark.parametrize(
+    ("network", "size"),
+    [(AllCNNC, 8), (ResNet44, 8), (PCamDenseNet, 80)],
+)
+@pytest.mark.parametrize(
+    ("group", "antialiased"), [("p4m", False), ("p8", True)]
+)
+def test_downsampling_follows_the_group(
+    network, size, group, antialiased, short_resnet
+):
+    """Groups with turns between the quarter turns have binomial means."""
+    model = network(group, filters=1, input_shape=(size, size, 1))
+    pools = [x for x in model.layers if isinstance(x, SpatialPooling2D)]
+    modes = {x.mode for x in pools if x.name != "pool_out"}
+    assert modes == {"binomial"} if antialiased else "binomial" not in modes
+
+
+@pytest.mark.parametrize(
+    ("group", "downsampling", "activation"),
+    [("p4", "exact", "relu"), ("p16", "antialiased", "silu")],
+)
+def test_operators_of_rotmnist_follow_the_group(
+    group, downsampling, activation
+):
+    default, chosen = (
+        RotMNISTCNN(group, filters=1, **options)
+        for options in (
+            {},
+            {"downsampling": downsampling, "activation": activation},
+        )
+    )
+    assert default.name == chosen.name
+    names = [layer.name for layer in default.layers]
+    assert names == [layer.name for layer in chosen.layers]
+    assert f"{activation}1" in names
+    assert ("pool2_pad" in names) == (downsampling == "antialiased")
+    for layer, same in zip(default.layers, chosen.layers, strict=True):
+        config, expected = layer.get_config(), same.get_config()
+        for name in ("mode", "pool_size", "activation"):
+            assert config.get(name) == expected.get(name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

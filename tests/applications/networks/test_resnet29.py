@@ -281,6 +281,16 @@ def test_antialiased_downsampling(small):
 
 
 @pytest.mark.parametrize(
+    ("group", "mode"), [("p4", "mean"), ("p8", "binomial")]
+)
+def test_downsampling_follows_the_group(small, group, mode):
+    """Groups with turns between the quarter turns have binomial means."""
+    model = ResNet29(group, input_shape=(8, 8, 1), **SMALL)
+    pools = [x for x in model.layers if isinstance(x, layers.SpatialPooling2D)]
+    assert {x.mode for x in pools} == {mode}
+
+
+@pytest.mark.parametrize(
     ("mixer", "policy"),
     [
         ("asc", "float32"),
