@@ -129,7 +129,8 @@ def save_to_preset(
     config = keras.saving.serialize_keras_object(model)
     # A network that is loaded is not compiled: its loss may be unknown there.
     config.pop("compile_config", None)
-    write_json(folder / CONFIG, config)
+    # Lines for each value would double the size of a package with many.
+    write_json(folder / CONFIG, config, indent=None)
     save_weights(model, folder / WEIGHTS)
     text = _card(model, folder.name) if card is None else card
     (folder / CARD).write_text(text, encoding="utf-8")

@@ -56,6 +56,7 @@ NETWORKS = (
 SHIPPED = (
     "rotmnist_p4cnn",
     "rotmnist_p8cnn_input",
+    "rotmnist_p8cnn_smooth",
     "rotmnist_p16cnn",
     "rotmnist_p16cnn_5x5",
 )

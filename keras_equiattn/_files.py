@@ -17,13 +17,18 @@ def checksum(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, indent: int | None = 2) -> None:
     """Writes a file in JSON, which takes its name once it is complete.
+
+    Args:
+        path: the file.
+        content: what it holds.
+        indent: the spaces of each level; None writes a single line.
 
     Raises:
         ValueError: for numbers that are not finite: JSON has none.
     """
     partial = path.with_name(f"{path.name}.partial")
-    text = json.dumps(content, indent=2, allow_nan=False)
+    text = json.dumps(content, indent=indent, allow_nan=False)
     partial.write_text(f"{text}\n", encoding="utf-8")
     os.replace(partial, path)

@@ -24,11 +24,11 @@ DROPOUT = 0.3
 
 
 def _shipped(
-    networks: dict[tuple[str, str | None, int], str],
+    downsampling: str, networks: dict[tuple[str, str | None, int], str]
 ) -> pretrained.Shipped:
     """The presets of networks, by (group, attention, filters)."""
     return {
-        settings: {
+        (*settings, downsampling): {
             "rot_mnist": pretrained.ShippedWeights(
                 network,
                 normalization=(0.1309, 0.2901),
@@ -40,9 +40,10 @@ def _shipped(
     }
 
 
-# The weights that are shipped for exact networks, by the size of their kernels.
-SHIPPED: dict[int, pretrained.Shipped] = {
-    3: _shipped(
+# The weights that are shipped, by the size of the kernels and the activation.
+SHIPPED: dict[tuple[int, str], pretrained.Shipped] = {
+    (3, "relu"): _shipped(
+        "exact",
         {
             ("p4", None, 10): "rotmnist_p4cnn",
             ("p4", "input", 10): "rotmnist_p4cnn_input",
@@ -52,9 +53,12 @@ SHIPPED: dict[int, pretrained.Shipped] = {
             ("p4", None, 15): "rotmnist_p4cnn_big15",
             ("p8", "input", 9): "rotmnist_p8cnn_input",
             ("p16", None, 6): "rotmnist_p16cnn",
-        }
+        },
     ),
-    5: _shipped({("p16", None, 6): "rotmnist_p16cnn_5x5"}),
+    (5, "relu"): _shipped("exact", {("p16", None, 6): "rotmnist_p16cnn_5x5"}),
+    (3, "silu"): _shipped(
+        "antialiased", {("p8", None, 9): "rotmnist_p8cnn_smooth"}
+    ),
 }
 
 
@@ -183,8 +187,10 @@ def RotMNISTCNN(
             convolution strides of 2: an approximate network as in the paper's
             appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
-            the path of a weights file. Shipped weights are for networks with
-            exact downsampling and ReLU.
+            the path of a weights file. On p8 there are shipped weights for the
+            default arguments. Those for p8 with input attention and for p16
+            need `downsampling="exact", activation="relu"`, which `from_preset`
+            knows.
         name: name of the model. By default it has the group, the attention and
             the downsampling.
         kernel_size: rows and columns of the six hidden kernels, an odd number
@@ -255,9 +261,7 @@ def RotMNISTCNN(
             1.0, "fan_in", "normal"
         ),
         shipped=(
-            SHIPPED.get(kernel_size)
-            if activation == "relu" and not late_dropout
-            else None
+            None if late_dropout else SHIPPED.get((kernel_size, activation))
         ),
     )
     if late_dropout and attention != "input":

@@ -77,6 +77,7 @@ def test_names():
         "rotmnist_p4cnn_input",
         "rotmnist_p4cnn_spatial",
         "rotmnist_p8cnn_input",
+        "rotmnist_p8cnn_smooth",
     ]
 
 

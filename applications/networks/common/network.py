@@ -59,7 +59,7 @@ class Network:
         scale: half-width of the uniform distribution from which all other
             kernels start, times `sqrt(channels) * kernel_size`.
         windows: the windows that feature maps go through, see `sizes.check`.
-        shipped: the weights that are shipped for exact networks.
+        shipped: the weights that are shipped.
         choices: see `sizes.check`; None where the network has the argument
             `downsampling`.
 
@@ -106,9 +106,8 @@ class Network:
         self.planar = planar
         self.scale = scale
         self.weights = weights
-        key = (group.name, attention, self.filters)
-        offered = (shipped or {}) if downsampling == "exact" else {}
-        self.shipped = offered.get(key, {})
+        key = (group.name, attention, self.filters, downsampling)
+        self.shipped = (shipped or {}).get(key, {})
         found = pretrained.check_weights(
             weights, self.shipped, kind, self.input_shape, self.classes
         )

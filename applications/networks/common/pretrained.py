@@ -34,8 +34,10 @@ class ShippedWeights:
         return presets.shipped_weights(self.preset)
 
 
-# Shipped weights by (group, attention, filters), then by name.
-Shipped = Mapping[tuple[str, str | None, int], Mapping[str, ShippedWeights]]
+# Shipped weights by (group, attention, filters, downsampling), then by name.
+Shipped = Mapping[
+    tuple[str, str | None, int, str], Mapping[str, ShippedWeights]
+]
 
 
 def load_weights(
@@ -92,7 +94,8 @@ def check_weights(
         or not Path(weights).is_file()
     ):
         names = ", ".join(map(repr, shipped)) or (
-            "none for these arguments; see `applications.list_presets()`"
+            "none for these arguments; `applications.from_preset` builds the "
+            "networks of `applications.list_presets()` with their weights"
         )
         raise ValueError(
             f"`weights` of {network} must be None, the name of shipped "
