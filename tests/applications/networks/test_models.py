@@ -225,6 +225,7 @@ def test_antialiased_downsampling(name, size, short_resnet):
     assert_images_matter(antialiased)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("network", "size"),
     [(AllCNNC, 8), (ResNet44, 8), (PCamDenseNet, 80)],
@@ -242,6 +243,7 @@ def test_downsampling_follows_the_group(
     assert modes == {"binomial"} if antialiased else "binomial" not in modes
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("group", "downsampling", "activation"),
     [("p4", "exact", "relu"), ("p16", "antialiased", "silu")],

@@ -280,6 +280,7 @@ def test_antialiased_downsampling(small):
     assert invariance_error(model, elements=[1]) < 1e-5
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("group", "mode"), [("p4", "mean"), ("p8", "binomial")]
 )
