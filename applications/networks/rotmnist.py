@@ -62,7 +62,7 @@ SHIPPED: dict[tuple[int, str], pretrained.Shipped] = {
 }
 
 
-# As in the papers, and by default in neither p8 nor p16.
+# The operators of the papers. By default p8 and p16 have others.
 PAPER = {"downsampling": "exact", "activation": "relu"}
 
 
