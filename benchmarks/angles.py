@@ -575,6 +575,8 @@ def main() -> None:
     }
     options.layers = options.layers or everything["layers"]
     options.sizes = options.sizes or everything["sizes"]
+    if options.even and any(size % 2 for size in options.sizes):
+        parser.error(f"--even needs even --sizes. Received: {options.sizes}")
     for name in options.layers:
         if options.trained and not LAYERS[name].has_weights:
             parser.error(f"{name} has no weights, so it cannot be trained.")

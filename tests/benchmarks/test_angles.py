@@ -112,6 +112,7 @@ def test_large_embeddings_matter(angles, basis):
         (["--dilation", "2", "--layers", "InputAttention"], "no dilation rate"),
         (["--trained", "--whole-image"], "go neither together nor with"),
         (["--even", "--dilation", "2"], "go neither together nor with"),
+        (["--even", "--sizes", "3"], "needs even --sizes"),
         (["--even", "--layers", "GroupConv2D"], "is not measured with --even"),
         (
             ["--layers", "SpatialPooling2D, mean, even"],
