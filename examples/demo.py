@@ -37,7 +37,10 @@ from keras_equiattn.visualization import plot_attention_maps
 
 OUT = Path("runs/demo")
 # Registered names, and widths that make both networks about equally large.
-MODELS = {"plain": ("rotmnist_z2cnn", 17), "equivariant": ("rotmnist_p8cnn", 7)}
+MODELS = {
+    "plain": ("rotmnist_z2cnn", 17),
+    "equivariant": ("rotmnist_p8cnn_smooth", 7),
+}
 ATTENTION = "rotmnist_p4cnn_input"
 EPOCHS = 12
 BATCH = 32

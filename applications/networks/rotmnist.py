@@ -144,12 +144,13 @@ def RotMNISTCNN(
     """The seven-layer network for rotated MNIST, for any group.
 
     The network has six 3 x 3 convolutions, each with batch normalisation,
-    `activation` and dropout 0.3 (the second with 2 x 2 max pooling instead of
-    dropout), then a 4 x 4 convolution to the classes and the maximum over the
-    group. There is no bias, and no padding except for some values of
-    `kernel_size` and `downsampling`. The z2 network with its 20 filters has
-    21,620 trainable parameters (`count_params()` adds the moving statistics of
-    the batch normalisation). Those of the p4 network depend on its attention:
+    `activation` and dropout 0.3 (the second with pooling instead of dropout: a
+    maximum over 2 x 2 pixels unless `downsampling` says otherwise), then a 4 x
+    4 convolution to the classes and the maximum over the group. There is no
+    bias, and no padding except for some values of `kernel_size` and
+    `downsampling`. The z2 network with its 20 filters has 21,620 trainable
+    parameters (`count_params()` adds the moving statistics of the batch
+    normalisation). Those of the p4 network depend on its attention:
 
     | None | `"full"` | `"channel"` | `"spatial"` | `"input"` | `"co"` |
     |---|---|---|---|---|---|
@@ -187,12 +188,13 @@ def RotMNISTCNN(
             convolution strides of 2: an approximate network as in the paper's
             appendix C.
         weights: None (random), the name of shipped weights ("rot_mnist") or
-            the path of a weights file. On p8 there are shipped weights for the
-            default arguments. Those for p8 with input attention and for p16
-            need `downsampling="exact", activation="relu"`, which `from_preset`
-            knows.
+            the path of a weights file. Shipped weights for p16, and for p8 with
+            input attention, need `downsampling="exact", activation="relu"`.
+            `from_preset` sets these arguments itself. Other files must come
+            from a network with the same arguments: one with another activation
+            or downsampling loads without an error.
         name: name of the model. By default it has the group, the attention and
-            the downsampling.
+            the downsampling, but not the activation.
         kernel_size: rows and columns of the six hidden kernels, an odd number
             from 3 on. Maps keep the sizes of the paper's network: layers `pad1`
             to `pad6` add one pixel of zeros on each side for kernels of 5 x 5,
@@ -201,9 +203,8 @@ def RotMNISTCNN(
             5 pixels than with 3 x 3.
         activation: what follows batch normalisation: "relu" as in the papers,
             "elu", "gelu", "leaky_relu", "sigmoid", "silu" or "tanh". None is
-            "silu" for groups with turns between the quarter turns, where the
-            edges that ReLU makes in a map are lost between pixels, and "relu"
-            for all others.
+            "silu" for groups with turns between the quarter turns, where it
+            loses less than ReLU, and "relu" for all others.
         dropout_after_attention: whether each dropout comes between input
             attention and the convolution, as in `conv2_attention`, `dropout1`,
             `conv2`. Attention then sees all values in training too. False

@@ -59,7 +59,7 @@ class Network:
         scale: half-width of the uniform distribution from which all other
             kernels start, times `sqrt(channels) * kernel_size`.
         windows: the windows that feature maps go through, see `sizes.check`.
-        shipped: the weights that are shipped.
+        shipped: the weights that are shipped, see `pretrained.Shipped`.
         choices: see `sizes.check`; None where the network has the argument
             `downsampling`.
 
