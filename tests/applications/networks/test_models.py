@@ -246,7 +246,11 @@ def test_downsampling_follows_the_group(
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("group", "downsampling", "activation"),
-    [("p4", "exact", "relu"), ("p16", "antialiased", "silu")],
+    [
+        ("p4", "exact", "relu"),
+        ("p12m", "antialiased", "silu"),
+        ("p16", "antialiased", "silu"),
+    ],
 )
 def test_operators_of_rotmnist_follow_the_group(
     group, downsampling, activation

@@ -73,6 +73,9 @@ def test_shipped_weights_give_the_same_logits_everywhere(name, request):
         ({"kernel_size": 5}, "none for these arguments"),
         ({"kernel_size": 7}, "none for these arguments"),
         ({"activation": "silu"}, "none for these arguments"),
+        ({"group": "p16"}, "`applications.from_preset` builds"),
+        ({"group": "p8", "activation": "relu"}, "none for these arguments"),
+        ({"group": "p8", "downsampling": "exact"}, "none for these arguments"),
         (
             {"attention": "input", "dropout_after_attention": True},
             "none for these arguments",
